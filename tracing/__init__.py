@@ -1,0 +1,1 @@
+"""The scheduler's trace: events, writer and reader. Imports nothing else of this project."""
