@@ -1,0 +1,61 @@
+# `make` lists the targets. Each one sets up .venv by itself when it is missing or out of date.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+MODEL ?=
+BASE_URL ?= http://127.0.0.1:8000
+WORKLOAD ?= ../shared/workloads/miniswe-gemini3-text.jsonl
+ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo serve bench test lint types check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## replay agent jobs under fcfs and under continuum, side by side (about 3 minutes)
+	@$(BIN)/python -m continuum.cli demo $(ARGS)
+
+serve: $(STAMP) ## serve a model: make serve MODEL=FOLDER_OR_NAME [ARGS="--port 8001"]
+	@test -n "$(MODEL)" || { echo "Name a model: make serve MODEL=FOLDER_OR_NAME"; exit 2; }
+	@$(BIN)/python -m continuum.cli serve $(MODEL) $(ARGS)
+
+bench: $(STAMP) ## replay WORKLOAD against the server at BASE_URL [ARGS="--jobs 16"]
+	@$(BIN)/python -m continuum.cli bench --base-url $(BASE_URL) --workload $(WORKLOAD) $(ARGS)
+
+test: $(STAMP) ## run the tests [ARGS="tests/engine -k pins"]
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict over the packages and their tests
+	$(BIN)/mypy
+
+check: lint types test ## all of the above, as CI runs them
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and out/
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# pip's own output would be hundreds of lines; its errors go to the terminal as they are.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." \
+	       "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing into $(VENV) (a few minutes the first time: torch is large) ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' \
+	  | awk '/^Collecting / { print "  " $$2; fflush() } /^Installing / { print "  unpacking"; fflush() }'
+	@touch $@
+	@echo "$(VENV) is ready."

@@ -1,0 +1,1 @@
+"""Workloads, the benchmark client and its reports."""

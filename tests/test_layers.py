@@ -1,0 +1,155 @@
+"""Holds the layers: walks every import of every package and refuses those that point up or sideways."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+MAY_IMPORT = {
+    "tracing": set[str](),
+    "engine": {"tracing"},
+    "estimator": {"tracing"},
+    "continuum": {"engine", "estimator", "tracing"},
+    "eval": {"continuum", "engine", "estimator", "tracing"},
+}
+OURS = MAY_IMPORT.keys() | {"tests"}
+
+COMPOSITION_ROOT = "continuum/cli.py"
+"""The one file of continuum that may import eval, inside the functions of its sub-commands."""
+
+IMPURE = {"torch", "zmq", "socket", "asyncio", "time", "transformers", "tokenizers", "logging"}
+"""What the pure core must not know: devices, processes, clocks, text."""
+
+TORCH_USERS = ("engine/worker/",)
+"""Only the worker computes; everything else must start without loading torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import statement: who imports what, and whether only when a function runs."""
+
+    path: str
+    line: int
+    target: str
+    lazy: bool
+    bare: bool
+
+    @property
+    def root(self) -> str:
+        return self.target.partition(".")[0]
+
+    @property
+    def package(self) -> str:
+        return self.path.partition("/")[0]
+
+
+def imports_of(path: Path, root: Path) -> Iterator[Import]:
+    """All imports of a file, those for type checking and those inside functions too."""
+    name = path.relative_to(root).as_posix()
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=name)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lazy = {id(inner) for function in functions for inner in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bare = alias.asname is None and "." not in alias.name
+                yield Import(name, node.lineno, alias.name, id(node) in lazy, bare)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield Import(name, node.lineno, node.module, id(node) in lazy, bare=False)
+
+
+def fault_of(found: Import) -> str | None:
+    """Why an import must not be, or None."""
+    if found.root == "eval" and found.bare:
+        return "hides the builtin eval: write `from eval.x import y`"
+    if found.root in OURS and found.root != found.package and found.root not in MAY_IMPORT[found.package]:
+        if found.path == COMPOSITION_ROOT and found.root == "eval":
+            return None if found.lazy else "may import eval only inside a function"
+        return f"{found.package} must not know {found.root}"
+    if found.path.startswith("engine/core/") and found.root in IMPURE:
+        return "the core is pure"
+    if found.root == "torch" and not found.path.startswith(TORCH_USERS):
+        return "only the worker may import torch"
+    return None
+
+
+def violations(root: Path) -> list[str]:
+    """Every wrong import below ``root``, as ``file:line imports x: why``."""
+    return [
+        f"{found.path}:{found.line} imports {found.target}: {fault}"
+        for package in MAY_IMPORT
+        for path in sorted((root / package).rglob("*.py"))
+        for found in imports_of(path, root)
+        if (fault := fault_of(found)) is not None
+    ]
+
+
+def test_imports_point_down_only() -> None:
+    """No package imports one above or beside it, and the core stays pure."""
+    assert violations(REPOSITORY) == []
+
+
+def test_the_core_loads_no_heavy_library() -> None:
+    """Importing the scheduler pulls in neither torch nor sockets nor tokenizers, even indirectly."""
+    code = (
+        "import sys, pkgutil, importlib, engine.core as core\n"
+        "names = [module.name for module in pkgutil.iter_modules(core.__path__)]\n"
+        "for name in names: importlib.import_module('engine.core.' + name)\n"
+        "print(*sorted({'torch', 'zmq', 'transformers', 'tokenizers', 'fastapi'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("engine/llm.py", "from continuum.policy import X", "engine must not know continuum"),
+        ("engine/llm.py", "from estimator.cost import X", "engine must not know estimator"),
+        ("estimator/cost.py", "import engine.request", "estimator must not know engine"),
+        ("tracing/writer.py", "from engine.clock import Clock", "tracing must not know engine"),
+        ("continuum/pins.py", "def f():\n    from eval.bench import main", "continuum must not know eval"),
+        ("continuum/cli.py", "from eval.bench import main", "only inside a function"),
+        ("eval/bench.py", "from tests.conftest import x", "eval must not know tests"),
+        ("eval/bench.py", "import eval", "hides the builtin"),
+        ("engine/core/scheduler.py", "import time", "the core is pure"),
+        ("engine/core/scheduler.py", "def f():\n    from logging import info", "the core is pure"),
+        ("engine/api/server.py", "import torch.nn", "only the worker"),
+    ],
+)
+def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    """Each rule, broken in a tree of its own, is reported with file and line."""
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source, encoding="utf-8")
+    (found,) = violations(tmp_path)
+    assert found.startswith(f"{path}:")
+    assert complaint in found
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("continuum/cli.py", "def demo():\n    from eval.demo import main"),
+        ("continuum/policy.py", "from engine.policy import Pin\nfrom estimator.durations import D"),
+        ("engine/worker/sampler.py", "import torch"),
+        ("engine/clock.py", "import time"),
+        ("eval/bench.py", "from continuum.cli import main\nfrom eval.report import table"),
+    ],
+)
+def test_a_proper_import_passes(tmp_path: Path, path: str, source: str) -> None:
+    """What the layers allow is not reported."""
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source, encoding="utf-8")
+    assert violations(tmp_path) == []
