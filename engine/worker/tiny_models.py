@@ -1,0 +1,171 @@
+"""Makes small model folders of real architectures, with random weights and a real tokenizer.
+
+For the demo, benchmarks and tests where no checkpoint is at hand. Must not know how the engine loads them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TOOL_TOKENS = ("<tool_call>", "</tool_call>")
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "stablelm", "phi", "olmo2")
+_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "stablelm", "phi", "olmo2"})
+_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3"})
+
+_CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+_CORPUS_CHARACTERS_PER_TOKEN = 400
+
+
+def make_model_folder(
+    path: str | Path,
+    family: str = "qwen3",
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int | None = None,
+    intermediate_size: int | None = None,
+    vocab_size: int = 512,
+    max_position_embeddings: int = 4096,
+    dtype: str = "float32",
+    seed: int = 0,
+    tie: bool = False,
+    shards: int = 1,
+    extra_config: dict[str, Any] | None = None,
+) -> Path:
+    """Write a complete model folder and return its path; equal arguments give equal folders.
+
+    ``extra_config`` holds further fields of the family's own config (``sliding_window``, ``rope_parameters``, ...).
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE}, got {vocab_size}")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _train_tokenizer(vocab_size)
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "intermediate_size": intermediate_size or 4 * hidden_size,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": tie,
+        "dtype": dtype,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+    }
+    if family in _GROUPED_QUERY:
+        fields["num_key_value_heads"] = num_kv_heads
+    if family in _OWN_HEAD_DIM:
+        fields["head_dim"] = head_dim or hidden_size // num_heads
+    if family == "mistral":
+        fields["sliding_window"] = None
+    config = AutoConfig.for_model(family, **(fields | (extra_config or {})))
+    _write_weights(folder, config, getattr(torch, dtype), seed, shards)
+    _write_tokenizer(folder, tokenizer, max_position_embeddings)
+    _write_generation_config(folder, config)
+    return folder
+
+
+def _write_weights(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, shards: int) -> None:
+    """config.json and the safetensors, in ``shards`` files with an index if more than one."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    embedding = model.get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: _random_tensor(name, parameter.shape, parameter is embedding, generator).to(dtype)
+        for name, parameter in model.named_parameters()
+    }
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    weight_map: dict[str, str] = {}
+    for index in range(shards):
+        file_name = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[index * len(names) // shards : (index + 1) * len(names) // shards]
+        save_file({name: tensors[name] for name in part}, folder / file_name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file_name))
+    total_size = sum(tensor.nbytes for tensor in tensors.values())
+    index_text = json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2)
+    (folder / "model.safetensors.index.json").write_text(index_text, encoding="utf-8")
+
+
+def _random_tensor(
+    name: str, shape: torch.Size, is_embedding: bool, generator: torch.Generator
+) -> torch.Tensor:
+    """Matrices keep the scale of their input; norms and biases differ from their neutral value, so none is idle."""
+    noise = torch.randn(shape, generator=generator)
+    if is_embedding:
+        return noise * 0.3
+    if len(shape) > 1:
+        return noise * shape[-1] ** -0.5
+    return noise * 0.1 if name.endswith("bias") else 1.0 + noise * 0.1
+
+
+def _write_generation_config(folder: Path, config: PreTrainedConfig) -> None:
+    content = {"do_sample": False, "eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
+    (folder / "generation_config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+    fast.chat_template = _CHAT_TEMPLATE.read_text(encoding="utf-8")
+    fast.save_pretrained(folder)
+
+
+def _train_tokenizer(vocab_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in Qwen."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    num_added = len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - num_added,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(vocab_size * _CORPUS_CHARACTERS_PER_TOKEN), trainer)
+    num_missing = vocab_size - num_added - tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in TOOL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(f"<|reserved_{i}|>", special=True) for i in range(num_missing)])
+    return tokenizer
+
+
+def _corpus(num_characters: int) -> list[str]:
+    """The first characters of some standard-library sources: English and code, on every machine."""
+    folder = Path(ast.__file__).parent
+    pieces: list[str] = []
+    for file in [Path(textwrap.__file__), *sorted(folder.glob("*.py"))]:
+        text = file.read_text(encoding="utf-8", errors="ignore")
+        pieces.append(text[:num_characters])
+        num_characters -= len(text)
+        if num_characters <= 0:
+            break
+    return pieces
