@@ -1,7 +1,7 @@
 """The records of a scheduler trace: one tagged union, JSON lines, a schema version in the first line.
 
-``StepSnapshot`` (before) and ``StepDecision`` (after) of one ``schedule()`` carry the same ``step``. Times are
-monotonic seconds; ``TraceHeader.wall_time_s`` ties them to the calendar.
+``StepSnapshot`` (before) and ``StepDecision`` (after) of one ``schedule()`` carry the same ``step``. Times
+are monotonic seconds; ``TraceHeader.wall_time_s`` ties them to the calendar.
 """
 
 from __future__ import annotations

@@ -67,5 +67,5 @@ def _check_header(path: str | Path, line: bytes) -> None:
         raise TraceError(f"{path}, line 1: not the header of a trace: {error}") from error
     if version != SCHEMA_VERSION:
         raise TraceError(
-            f"{path}, line 1: the trace has schema version {version}, this program reads version {SCHEMA_VERSION}"
+            f"{path}, line 1: schema version {version}, but this program reads version {SCHEMA_VERSION}"
         )
