@@ -1,0 +1,25 @@
+"""Readers of tool calls in generated text: text goes in, content and calls come out. No engine, no HTTP."""
+
+from __future__ import annotations
+
+from engine.tool_parsers.base import (
+    ContentDelta,
+    ParsedDelta,
+    ParsedReply,
+    ToolCallDelta,
+    ToolParser,
+    read_reply,
+)
+from engine.tool_parsers.fenced import read_fenced_command
+from engine.tool_parsers.hermes import HermesToolParser
+
+__all__ = [
+    "ContentDelta",
+    "HermesToolParser",
+    "ParsedDelta",
+    "ParsedReply",
+    "ToolCallDelta",
+    "ToolParser",
+    "read_fenced_command",
+    "read_reply",
+]

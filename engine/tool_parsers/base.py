@@ -1,0 +1,89 @@
+"""What a tool parser is: fed a reply's text in pieces of any size, it yields content and tool calls.
+
+It must not know where the text comes from nor how the calls are sent on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import uuid4
+
+from engine.messages import ToolCall
+
+
+@dataclass(slots=True)
+class ContentDelta:
+    """Text meant for the reader, not part of any call."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """A piece of the call number ``index``: the first carries id and name, later ones argument text only."""
+
+    index: int
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+ParsedDelta = ContentDelta | ToolCallDelta
+
+
+class ToolParser(Protocol):
+    """Reads one reply. What it yields in sum must not depend on how the text was cut."""
+
+    def feed(self, text: str) -> list[ParsedDelta]:
+        """Take the next piece of the reply; give what has become certain."""
+
+    def finish(self) -> list[ParsedDelta]:
+        """The reply has ended: give what was held back."""
+
+
+@dataclass(slots=True)
+class ReadCall:
+    """One whole tool call of a reply."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class ParsedReply:
+    """A reply so far: the sum of its deltas."""
+
+    content: str = ""
+    calls: list[ReadCall] = field(default_factory=list)
+
+    def add(self, deltas: Iterable[ParsedDelta]) -> None:
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                self.content += delta.text
+            elif delta.name is not None:
+                assert delta.call_id is not None
+                assert delta.index == len(self.calls)
+                self.calls.append(ReadCall(delta.call_id, delta.name, delta.arguments))
+            else:
+                self.calls[delta.index].arguments += delta.arguments
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls as the engine wants to hear of them."""
+        return [ToolCall(call.name, call.arguments) for call in self.calls]
+
+
+def read_reply(parser: ToolParser, text: str) -> ParsedReply:
+    """Parse a whole reply at once: the same path as a stream, so the same result."""
+    reply = ParsedReply()
+    reply.add(parser.feed(text))
+    reply.add(parser.finish())
+    return reply
+
+
+def new_call_id() -> str:
+    """An id in the form that OpenAI's clients know."""
+    return f"call_{uuid4().hex[:24]}"
