@@ -1,0 +1,1 @@
+"""The agent policy (jobs, pins, order) and the command line that joins all parts."""

@@ -1,0 +1,118 @@
+"""What the engine is told at start-up: frozen records, one per component, loud on bad values.
+
+Names and defaults are V1's where V1 has the option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def _at_least(name: str, value: float, limit: float) -> None:
+    if value < limit:
+        raise ConfigError(f"{name} must be at least {limit}, got {value}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model to serve and how to load it."""
+
+    model: str
+    """A Hugging Face model folder, or a hub name."""
+    tokenizer: str | None = None
+    """Tokenizer folder or name; the model's own by default."""
+    dtype: str = "auto"
+    """Weights and KV type; ``auto`` takes the checkpoint's (float32 becomes float32)."""
+    device: str = "auto"
+    """``auto`` takes cuda where there is one."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; the model's own limit by default."""
+    seed: int = 0
+    trust_remote_code: bool = False
+    generation_config: str = "auto"
+    """``auto`` reads default sampling parameters from the folder; ``vllm`` ignores the folder's."""
+    load_format: str = "auto"
+    """``auto`` | ``safetensors`` | ``dummy`` (random weights, seeded)."""
+    model_impl: str = "auto"
+    """``auto`` | ``native`` (our decoder) | ``transformers``."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}.")
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    """Tokens per KV block."""
+    num_gpu_blocks_override: int | None = None
+    """Exact number of blocks, null block included; overrides the two memory options."""
+    kv_cache_memory_bytes: int | None = None
+    """Exact size of the pool in bytes."""
+    gpu_memory_utilization: float = 0.92
+    """Share of the accelerator's memory for weights, activations and KV (CPU: see ``worker``)."""
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        if self.num_gpu_blocks_override is not None:
+            _at_least("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
+        if self.kv_cache_memory_bytes is not None:
+            _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step. The policy itself is given to the scheduler as an object."""
+
+    max_num_seqs: int = 128
+    """Most requests running at once."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step, prefill and decode together."""
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most prefill tokens of one request per step; 0 means no limit."""
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only if its whole current sequence fits in the free blocks."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All an engine core process needs to start."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    trace_path: str | None = None
+    """Write the scheduler trace there (JSON lines); off by default."""
+    log_stats: bool = True
+
+
+def replace_known(record: Any, options: dict[str, Any]) -> Any:
+    """A copy of a config record with ``options`` set; an unknown option is an error, never ignored."""
+    import dataclasses
+
+    known = {f.name for f in dataclasses.fields(record)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"Unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}.")
+    return dataclasses.replace(record, **options)

@@ -1,0 +1,228 @@
+"""The pool of KV blocks: who holds each block, which are free, and which free ones still hold a findable
+prefix.
+
+A block is free when nobody refers to it; a free block keeps its hash and can be found until it is reused.
+Blocks without a hash are reused first, then hashed ones, least recently used first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.block_hash import BlockHash
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class KVCacheBlock:
+    """Bookkeeping of one block; the free list runs through its own links."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: BlockHash | None = None
+    prev_free: KVCacheBlock | None = field(default=None)
+    next_free: KVCacheBlock | None = field(default=None)
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
+
+
+class FreeKVCacheBlockQueue:
+    """Doubly linked list of free blocks: O(1) removal from the middle; two sentinels spare the edge cases."""
+
+    __slots__ = ("_head", "_tail", "num_free_blocks")
+
+    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
+        self._head = KVCacheBlock(-1)
+        self._tail = KVCacheBlock(-2)
+        self._head.next_free = self._tail
+        self._tail.prev_free = self._head
+        self.num_free_blocks = 0
+        self.extend(blocks)
+
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        """The first ``count`` blocks; the caller made sure that there are as many."""
+        assert count <= self.num_free_blocks, "more blocks asked for than are free"
+        self.num_free_blocks -= count
+        taken: list[KVCacheBlock] = []
+        block = self._head.next_free
+        for _ in range(count):
+            assert block is not None
+            taken.append(block)
+            following = block.next_free
+            block.prev_free = block.next_free = None
+            block = following
+        assert block is not None
+        self._head.next_free = block
+        block.prev_free = self._head
+        return taken
+
+    def remove(self, block: KVCacheBlock) -> None:
+        before, after = block.prev_free, block.next_free
+        assert before is not None, "the block is not in the free list"
+        assert after is not None
+        before.next_free = after
+        after.prev_free = before
+        block.prev_free = block.next_free = None
+        self.num_free_blocks -= 1
+
+    def extend(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Append at the tail: reused last."""
+        last = self._tail.prev_free
+        assert last is not None
+        self._link(last, blocks, self._tail)
+
+    def extend_left(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Insert at the head: reused first."""
+        first = self._head.next_free
+        assert first is not None
+        self._link(self._head, blocks, first)
+
+    def _link(self, before: KVCacheBlock, blocks: Iterable[KVCacheBlock], after: KVCacheBlock) -> None:
+        for block in blocks:
+            before.next_free = block
+            block.prev_free = before
+            before = block
+            self.num_free_blocks += 1
+        before.next_free = after
+        after.prev_free = before
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        block = self._head.next_free
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next_free
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPoolStatistics:
+    """Counts of usable blocks (the null block is in none of them)."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Blocks with a findable hash, in use or free."""
+
+
+class BlockPool:
+    """All blocks of the KV cache. Block 0 is the null block: never handed out, never freed."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """``num_blocks`` counts the null block."""
+        assert num_blocks >= 2, "a pool needs the null block and one more"
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self._free = FreeKVCacheBlockQueue(self.blocks[1:])
+        # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
+        self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return len(self.blocks) - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._free.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self._by_hash)
+
+    def get_cached_block(self, block_hash: BlockHash) -> KVCacheBlock | None:
+        found = self._by_hash.get(block_hash)
+        if type(found) is dict:
+            return next(iter(found.values()))
+        return found  # type: ignore[return-value]
+
+    def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
+        """``count`` blocks for one holder; what they cached before is forgotten."""
+        blocks = self._free.popleft_n(count)
+        for block in blocks:
+            if block.block_hash is not None:
+                self.forget(block)
+            block.ref_cnt = 1
+        return blocks
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One more holder for each of these blocks."""
+        for block in blocks:
+            if block.ref_cnt == 0:
+                self._free.remove(block)
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
+        """One holder less; returns how many became free. Those first in order are reused first."""
+        hashed: list[KVCacheBlock] = []
+        unhashed: list[KVCacheBlock] = []
+        for block in ordered_blocks:
+            assert block.ref_cnt > 0, "block freed twice"
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                (unhashed if block.block_hash is None else hashed).append(block)
+        if unhashed:
+            self._free.extend_left(unhashed)
+        if hashed:
+            self._free.extend(hashed)
+        return len(hashed) + len(unhashed)
+
+    def cache_full_blocks(
+        self, blocks: Sequence[KVCacheBlock], hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        """Make ``blocks[start:end]``, which are full, findable under ``hashes[start:end]``."""
+        by_hash = self._by_hash
+        for index in range(start, end):
+            block, block_hash = blocks[index], hashes[index]
+            block.block_hash = block_hash
+            known = by_hash.get(block_hash)
+            if known is None:
+                by_hash[block_hash] = block
+            elif type(known) is dict:
+                known[block.block_id] = block
+            else:
+                assert isinstance(known, KVCacheBlock)
+                by_hash[block_hash] = {known.block_id: known, block.block_id: block}
+
+    def forget(self, block: KVCacheBlock) -> None:
+        """Make a block unfindable: it is about to hold something else."""
+        block_hash = block.block_hash
+        assert block_hash is not None
+        block.block_hash = None
+        known = self._by_hash.pop(block_hash)
+        if type(known) is dict:
+            del known[block.block_id]
+            if known:
+                self._by_hash[block_hash] = known
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; refused (False) while anybody holds a block."""
+        if self.num_free_blocks != self.num_usable_blocks:
+            return False
+        self._by_hash.clear()
+        for block in self.blocks:
+            block.block_hash = None
+        return True
+
+    def statistics(self) -> BlockPoolStatistics:
+        return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)
+
+    def check_invariants(self, references: dict[int, int]) -> None:
+        """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
+        free = [block.block_id for block in self._free]
+        assert len(free) == len(set(free)) == self.num_free_blocks, "free list is inconsistent"
+        in_free_list = set(free)
+        for block in self.blocks[1:]:
+            expected = references.get(block.block_id, 0)
+            assert block.ref_cnt == expected, f"{block} should have {expected} holders"
+            assert (block.ref_cnt == 0) == (block.block_id in in_free_list), f"{block} is in the wrong list"
+        assert self.null_block.ref_cnt == 0
+        assert 0 not in in_free_list
+        assert 0 not in references
+        self._check_hashes()
+
+    def _check_hashes(self) -> None:
+        findable: dict[int, BlockHash] = {}
+        for block_hash, known in self._by_hash.items():
+            for block in known.values() if type(known) is dict else [known]:
+                findable[block.block_id] = block_hash  # type: ignore[union-attr]
+        hashed = {block.block_id: block.block_hash for block in self.blocks if block.block_hash is not None}
+        assert findable == hashed, "hash map and blocks disagree"

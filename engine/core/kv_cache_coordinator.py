@@ -1,0 +1,107 @@
+"""Which blocks belong to which request, behind one interface for all attention types.
+
+A model whose layers all attend to everything has one group of layers and one block table per request: the
+unitary coordinator. Models that mix attention types get another coordinator behind the same interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.core.block_hash import BlockHash
+from engine.core.block_pool import BlockPool, KVCacheBlock
+
+
+class KVCacheCoordinator(Protocol):
+    """What the KVCacheManager needs to know about the blocks of each request."""
+
+    block_size: int
+
+    def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
+        """The request's block table, first to last; empty if it has none."""
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens."""
+
+    def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
+        """Free blocks it takes to give the request room for ``num_tokens``; a hit that is free counts."""
+
+    def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
+        """Give a request that has no blocks yet the cached ones it hit."""
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
+        """New blocks until there is room for ``num_tokens``."""
+
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
+        """Make the full blocks of the first ``num_tokens`` tokens findable."""
+
+    def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
+        """Take back what ``cache_blocks`` promised beyond the first ``num_tokens`` tokens."""
+
+    def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
+        """Remove a request: its blocks, still held, and how many of them are findable."""
+
+
+class UnitaryKVCacheCoordinator:
+    """One group of full-attention layers: block i of a request holds its tokens [i*size, (i+1)*size)."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self.block_size = block_size
+        self._pool = pool
+        self._blocks: dict[str, list[KVCacheBlock]] = {}
+        self._num_cached: dict[str, int] = {}
+
+    def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
+        return self._blocks.get(request_id, [])
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_tokens: int
+    ) -> list[KVCacheBlock]:
+        hit: list[KVCacheBlock] = []
+        get = self._pool.get_cached_block
+        # Hashes are chained: the first miss is the last word.
+        for block_hash in block_hashes[: max_tokens // self.block_size]:
+            block = get(block_hash)
+            if block is None:
+                break
+            hit.append(block)
+        return hit
+
+    def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
+        num_needed = -(-num_tokens // self.block_size) - len(self._blocks.get(request_id, ())) - len(hit)
+        # A hit that nobody holds leaves the free list too.
+        return max(num_needed, 0) + sum(1 for block in hit if block.ref_cnt == 0)
+
+    def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
+        assert request_id not in self._blocks, "only a request without blocks can hit the cache"
+        self._pool.touch(hit)
+        self._blocks[request_id] = list(hit)
+        self._num_cached[request_id] = len(hit)
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
+        table = self._blocks[request_id]
+        num_new = -(-num_tokens // self.block_size) - len(table)
+        if num_new <= 0:
+            return []
+        blocks = self._pool.get_new_blocks(num_new)
+        table.extend(blocks)
+        return blocks
+
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
+        start = self._num_cached[request_id]
+        end = num_tokens // self.block_size
+        if end > start:
+            self._pool.cache_full_blocks(self._blocks[request_id], block_hashes, start, end)
+            self._num_cached[request_id] = end
+
+    def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
+        start = num_tokens // self.block_size
+        for block in self._blocks[request_id][start : self._num_cached[request_id]]:
+            self._pool.forget(block)
+        self._num_cached[request_id] = min(start, self._num_cached[request_id])
+
+    def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
+        return self._blocks.pop(request_id, []), self._num_cached.pop(request_id, 0)

@@ -1,0 +1,194 @@
+"""KV blocks of requests and of pins: what the scheduler asks for memory.
+
+A pin is a second kind of holder: it keeps the full blocks of a turn that ended. It holds references like a
+request does, so everything the pool promises (no reuse while held) is true of pins without a special case.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache_coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
+from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStatistics:
+    """Who holds the pool's usable blocks. Blocks held by a request and a pin count as running."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_pinned_blocks: int
+    """Blocks in pins; a block in two pins counts twice."""
+    num_pins: int
+
+
+NO_BLOCKS: list[KVCacheBlock] = []
+
+
+class KVCacheManager:
+    """Finds, allocates and frees the blocks of requests; holds the blocks of pins."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_model_len: int, enable_caching: bool = True
+    ) -> None:
+        """``num_blocks`` counts the null block."""
+        self.block_size = block_size
+        self.enable_caching = enable_caching
+        self.pool = BlockPool(num_blocks)
+        self._max_model_len = max_model_len
+        self._coordinator: KVCacheCoordinator = UnitaryKVCacheCoordinator(self.pool, block_size)
+        self._requests: set[str] = set()
+        self._pins: dict[int, list[KVCacheBlock]] = {}
+        self._num_pinned_blocks = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.pool.num_free_blocks
+
+    # ---- requests ----
+
+    def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
+        """Cached blocks of the request's prefix, and the tokens in them.
+
+        The last token is never among them: it has to be computed to have logits to sample from.
+        """
+        if not self.enable_caching:
+            return NO_BLOCKS, 0
+        hit = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return hit, len(hit) * self.block_size
+
+    def num_blocks_short(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
+    ) -> int:
+        """Blocks missing to give the request room for ``num_tokens`` in all; 0 or less if it fits."""
+        needed = self._coordinator.num_blocks_to_allocate(
+            request.request_id, min(num_tokens, self._max_model_len), hit
+        )
+        return needed - self.pool.num_free_blocks
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
+    ) -> list[KVCacheBlock] | None:
+        """Room for ``num_new_tokens`` more after what is computed and hit; None, and no change, if it is not
+        there.
+
+        Full blocks become findable at once: whoever reads them in this very step runs in the same batch,
+        behind the write.
+        """
+        request_id = request.request_id
+        num_computed = request.num_computed_tokens + len(hit) * self.block_size
+        num_tokens = min(num_computed + num_new_tokens, self._max_model_len)
+        coordinator = self._coordinator
+        if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > self.pool.num_free_blocks:
+            return None
+        if request_id not in self._requests:
+            self._requests.add(request_id)
+            coordinator.add_hit(request_id, hit)
+        blocks = coordinator.allocate_new_blocks(request_id, num_tokens)
+        if self.enable_caching:
+            coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
+        return blocks
+
+    def block_ids(self, request_id: str) -> list[int]:
+        return [block.block_id for block in self._coordinator.blocks_of(request_id)]
+
+    def num_blocks_of(self, request_id: str) -> int:
+        return len(self._coordinator.blocks_of(request_id))
+
+    def free(self, request: Request, num_computed_tokens: int | None = None) -> None:
+        """Let go of a request's blocks, tail first: the head of a prefix is worth the most.
+
+        ``num_computed_tokens``: only so many tokens were really computed (it was scheduled in this step and
+        withdrawn); blocks beyond must not be found by anybody.
+        """
+        request_id = request.request_id
+        if request_id not in self._requests:
+            return
+        if num_computed_tokens is not None and self.enable_caching:
+            self._coordinator.uncache_blocks(request_id, num_computed_tokens)
+        self._requests.discard(request_id)
+        blocks, _ = self._coordinator.take(request_id)
+        self.pool.free_blocks(reversed(blocks))
+
+    # ---- pins ----
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return self._num_pinned_blocks
+
+    @property
+    def num_pins(self) -> int:
+        return len(self._pins)
+
+    def pin(self, request: Request, pin_id: int, num_blocks: int) -> None:
+        """The request ends; its first ``num_blocks`` full blocks stay held by the pin, the rest is freed."""
+        assert pin_id not in self._pins
+        self._requests.discard(request.request_id)
+        blocks, num_cached = self._coordinator.take(request.request_id)
+        assert num_blocks <= num_cached, "only full, findable blocks are worth holding"
+        self._pins[pin_id] = blocks[:num_blocks]
+        self._num_pinned_blocks += num_blocks
+        self.pool.free_blocks(reversed(blocks[num_blocks:]))
+
+    def unpin(self, pin_id: int) -> None:
+        """The pin ends; blocks nobody else holds become ordinary cached blocks."""
+        blocks = self._pins.pop(pin_id)
+        self._num_pinned_blocks -= len(blocks)
+        self.pool.free_blocks(reversed(blocks))
+
+    def shrink_pin(self, pin_id: int, num_blocks: int) -> None:
+        """The pin loses its last ``num_blocks`` blocks."""
+        blocks = self._pins[pin_id]
+        assert 0 < num_blocks < len(blocks)
+        lost = blocks[-num_blocks:]
+        del blocks[-num_blocks:]
+        self._num_pinned_blocks -= num_blocks
+        self.pool.free_blocks(reversed(lost))
+
+    def num_tail_blocks_to_free(self, pin_id: int, wanted: int) -> tuple[int, int]:
+        """How many blocks to cut off a pin's tail to free ``wanted``, and how many that really frees.
+
+        Blocks that a request or another pin also holds do not become free.
+        """
+        freed = 0
+        blocks = self._pins[pin_id]
+        for count, block in enumerate(reversed(blocks), start=1):
+            freed += block.ref_cnt == 1
+            if freed == wanted:
+                return count, freed
+        return len(blocks), freed
+
+    def num_exclusive_blocks(self, pin_id: int) -> int:
+        """Blocks that only this pin holds."""
+        return sum(1 for block in self._pins[pin_id] if block.ref_cnt == 1)
+
+    # ---- all ----
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prefixes; False, and no change, while a request or a pin holds blocks."""
+        return self.pool.reset_prefix_cache()
+
+    def statistics(self) -> KVCacheStatistics:
+        pool = self.pool.statistics()
+        return KVCacheStatistics(
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_pinned_blocks=self._num_pinned_blocks,
+            num_pins=len(self._pins),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every block is held by exactly the requests and pins that list it."""
+        references: Counter[int] = Counter()
+        for request_id in self._requests:
+            references.update(self.block_ids(request_id))
+        for blocks in self._pins.values():
+            references.update(block.block_id for block in blocks)
+        assert self._num_pinned_blocks == sum(map(len, self._pins.values()))
+        self.pool.check_invariants(dict(references))

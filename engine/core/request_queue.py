@@ -1,0 +1,113 @@
+"""Waiting requests in the policy's order: a heap whose keys may change, ties in order of arrival."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from engine.policy import WaitingKey
+from engine.request import Request
+
+
+class _Entry:
+    """A place in the heap; ``request`` is None once it has left."""
+
+    __slots__ = ("key", "request", "sequence")
+
+    def __init__(self, key: WaitingKey, sequence: int, request: Request) -> None:
+        self.key = key
+        self.sequence = sequence
+        self.request: Request | None = request
+
+    def __lt__(self, other: _Entry) -> bool:
+        if self.key == other.key:
+            return self.sequence < other.sequence
+        return self.key < other.key
+
+
+class RequestQueue:
+    """Add, prepend, pop, remove and re-key in O(log n); removed entries are dropped when they surface."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+        self._entries: dict[str, _Entry] = {}
+        self._next_back = 0
+        self._next_front = -1
+
+    def add(self, request: Request, key: WaitingKey) -> None:
+        """Behind all with the same key."""
+        self._push(_Entry(key, self._next_back, request))
+        self._next_back += 1
+
+    def prepend(self, request: Request, key: WaitingKey) -> None:
+        """Before all with the same key."""
+        self._push(_Entry(key, self._next_front, request))
+        self._next_front -= 1
+
+    def rekey(self, request: Request, key: WaitingKey) -> None:
+        """Move a queued request to its new place among its peers; order of arrival still breaks ties."""
+        entry = self._entries.get(request.request_id)
+        if entry is not None and entry.key != key:
+            entry.request = None
+            self._push(_Entry(key, entry.sequence, request))
+
+    def peek(self) -> Request | None:
+        heap = self._heap
+        while heap:
+            request = heap[0].request
+            if request is not None:
+                return request
+            heapq.heappop(heap)
+        return None
+
+    def pop(self) -> Request:
+        request = self.peek()
+        assert request is not None, "the queue is empty"
+        heapq.heappop(self._heap)
+        del self._entries[request.request_id]
+        return request
+
+    def set_aside(self) -> _Entry:
+        """Pop the head, to be put back where it was with ``put_back``."""
+        request = self.peek()
+        assert request is not None, "the queue is empty"
+        del self._entries[request.request_id]
+        return heapq.heappop(self._heap)
+
+    def put_back(self, entry: _Entry) -> None:
+        self._push(entry)
+
+    def remove(self, request: Request) -> None:
+        self._entries.pop(request.request_id).request = None
+
+    def first(self, count: int) -> list[Request]:
+        """About the first ``count`` requests in order (fewer where removed ones stand among them), for a
+        trace.
+
+        Walks only the top of the heap: each place visited adds its two children to the candidates.
+        """
+        heap, found = self._heap, []
+        candidates = [(heap[0], 0)] if heap else []
+        for _ in range(min(count, len(heap))):
+            entry, place = heapq.heappop(candidates)
+            if entry.request is not None:
+                found.append(entry.request)
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heapq.heappush(candidates, (heap[child], child))
+        return found
+
+    def _push(self, entry: _Entry) -> None:
+        assert entry.request is not None
+        self._entries[entry.request.request_id] = entry
+        heapq.heappush(self._heap, entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._entries
+
+    def __iter__(self) -> Iterator[Request]:
+        """All requests, in no particular order."""
+        return (e.request for e in self._entries.values() if e.request is not None)

@@ -1,0 +1,521 @@
+"""The V1 scheduler: every step hands one token budget to running requests first, then to waiting ones.
+
+It owns the mechanism (queues, blocks, budget, pins as held blocks) and asks a SchedulingPolicy for every
+choice. Pure: it is told the time and never looks at a clock, a socket or a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.config import SchedulerConfig
+from engine.core.block_hash import request_block_hasher
+from engine.core.block_pool import KVCacheBlock
+from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
+from engine.core.request_queue import RequestQueue
+from engine.core.step_trace import StepTrace
+from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
+from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine.policy import Pin, PinEnd, SchedulingPolicy
+from engine.request import Request, RequestStatus
+from tracing.writer import TraceWriter
+
+
+class PauseState(Enum):
+    """What the scheduler may still do."""
+
+    UNPAUSED = "unpaused"
+    PAUSED_NEW = "paused_new"
+    """Running requests go on; nothing is admitted."""
+    PAUSED_ALL = "paused_all"
+    """Nothing is scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """State of the scheduler at one moment."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_pinned_blocks: int
+    num_pins: int
+    pause_state: str
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one ``schedule()`` has decided so far."""
+
+    now: float
+    budget: int
+    new: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    num_scheduled: dict[str, int] = field(default_factory=dict)
+    new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Events since the last ``make_stats()``."""
+
+    step_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    pins_ended: dict[str, int] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Plans steps and applies their results. Not thread safe."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        policy: SchedulingPolicy,
+        enable_prefix_caching: bool = True,
+        tracer: TraceWriter | None = None,
+    ) -> None:
+        """``num_blocks`` counts the null block."""
+        self.config = config
+        self.policy = policy
+        self.max_model_len = max_model_len
+        self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
+        self.request_block_hasher = request_block_hasher(block_size) if enable_prefix_caching else None
+        self.requests: dict[str, Request] = {}
+        self.waiting = RequestQueue()
+        self.running: list[Request] = []
+        self.pause_state = PauseState.UNPAUSED
+        self._finished_req_ids: set[str] = set()
+        self._counts = _Counts()
+        self._trace = StepTrace(tracer) if tracer is not None else None
+
+    # ---- what comes in ----
+
+    def add_request(self, request: Request, now: float) -> None:
+        """Queue a request. Its id must be new and its length within ``max_model_len``."""
+        assert request.request_id not in self.requests, "request ids are unique"
+        self.requests[request.request_id] = request
+        self.policy.on_arrival(request, now)
+        self.waiting.add(request, self.policy.waiting_key(request, now))
+
+    def finish_requests(
+        self, request_ids: Iterable[str], status: RequestStatus, now: float
+    ) -> list[EngineCoreOutput]:
+        """End requests from outside, at any moment between steps; unknown ids are those that ended already.
+
+        FINISHED_STOPPED (the front end saw a stop string) ends a turn like EOS does; other states give up
+        what the request held.
+        """
+        assert status.finished
+        outputs = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is RequestStatus.RUNNING:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            request.status = status
+            outputs.append(self._finish(request, [], now))
+        return outputs
+
+    def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        """A tool call or a job changed state; the receipt is the policy's new decision about the turn."""
+        receipt, released = self.policy.on_signal(signal, now)
+        self._end_pins(released, PinEnd.RELEASED, now)
+        return receipt
+
+    def set_pause_state(self, state: PauseState) -> None:
+        self.pause_state = state
+
+    # ---- one step ----
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Decide what runs next. Every scheduled token counts as computed from here on."""
+        self.expire(now)
+        self._requeue_changed(now)
+        paused_all = self.pause_state is PauseState.PAUSED_ALL
+        step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
+        if self._trace is not None:
+            self._trace.snapshot(self, now)
+        self._schedule_running(step)
+        if not step.preempted and self.pause_state is PauseState.UNPAUSED:
+            self._schedule_waiting(step)
+        assert step.budget >= 0
+        assert len(self.running) <= self.config.max_num_seqs
+        assert len(step.num_scheduled) <= len(self.running)
+        plan = self._make_output(step)
+        self._advance(plan)
+        if self._trace is not None:
+            self._trace.decision(
+                step.new, step.resumed, step.running, step.preempted, plan, self.kv.num_free_blocks
+            )
+        return plan
+
+    def _schedule_running(self, step: _Step) -> None:
+        """Let running requests catch up, oldest admission first; preempt where blocks run out."""
+        index = 0
+        running = self.running
+        while index < len(running) and step.budget > 0:
+            request = running[index]
+            num_new = min(
+                self._prefill_limit(request.num_tokens - request.num_computed_tokens),
+                step.budget,
+                self.max_model_len - request.num_computed_tokens,
+            )
+            if num_new <= 0:
+                index += 1
+                continue
+            blocks = self.kv.allocate_slots(request, num_new)
+            while blocks is None:
+                if not self._break_pins_for(
+                    request, request.num_computed_tokens + num_new, NO_BLOCKS, step.now
+                ):
+                    victim = self.policy.victim(running, request, step.now)
+                    index -= self._preempt(victim, step, index)
+                    if victim is request:
+                        return
+                blocks = self.kv.allocate_slots(request, num_new)
+            step.running.append(request)
+            self._commit(request, num_new, blocks, step)
+            index += 1
+
+    def _schedule_waiting(self, step: _Step) -> None:
+        """Admit waiting requests in the policy's order until one does not fit."""
+        set_aside = []
+        while step.budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            if request is None:
+                break
+            if not self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
+                set_aside.append(self.waiting.set_aside())
+                continue
+            if not self._admit(request, step):
+                break
+        for entry in set_aside:
+            self.waiting.put_back(entry)
+
+    def _admit(self, request: Request, step: _Step) -> bool:
+        """Move the head of the queue to running if its blocks can be had."""
+        hit, num_hit_tokens = self.kv.get_computed_blocks(request)
+        num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
+        if num_new > step.budget and not self.config.enable_chunked_prefill:
+            return False
+        num_new = min(num_new, step.budget)
+        num_reserved = (
+            request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
+        )
+        if self.kv.num_blocks_short(request, num_reserved, hit) > 0 and not self._break_pins_for(
+            request, num_reserved, hit, step.now
+        ):
+            return False
+        blocks = self.kv.allocate_slots(request, num_new, hit)
+        assert blocks is not None, "room was checked"
+        self.waiting.pop()
+        self.running.append(request)
+        (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
+        self._note_admission(request, num_hit_tokens, step.now)
+        self._commit(request, num_new, blocks, step)
+        return True
+
+    def _note_admission(self, request: Request, num_hit_tokens: int, now: float) -> None:
+        if self._trace is not None:
+            self._trace.prefix_cache(request, num_hit_tokens, now)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hit_tokens
+            request.first_scheduled_time = now
+            self._counts.prefix_cache_queries += request.num_tokens
+            self._counts.prefix_cache_hits += num_hit_tokens
+        else:
+            request.num_recomputed_tokens -= num_hit_tokens
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_hit_tokens
+        self._end_pins(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
+
+    def _prefill_limit(self, num_tokens: int) -> int:
+        threshold = self.config.long_prefill_token_threshold
+        return min(num_tokens, threshold) if threshold else num_tokens
+
+    def _commit(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: _Step) -> None:
+        step.num_scheduled[request.request_id] = num_new
+        step.new_blocks[request.request_id] = blocks
+        step.budget -= num_new
+
+    def _preempt(self, victim: Request, step: _Step, index: int) -> int:
+        """Give up a running request's blocks; it starts over from the head of the queue.
+
+        Returns 1 if the victim stood before ``index`` in the running list, so that the index moves with it.
+        """
+        position = self.running.index(victim)
+        del self.running[position]
+        num_withdrawn = step.num_scheduled.pop(victim.request_id, None)
+        if num_withdrawn is not None:
+            step.running.remove(victim)
+            del step.new_blocks[victim.request_id]
+            step.budget += num_withdrawn
+        self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_recomputed_tokens += victim.num_computed_tokens
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        step.preempted.append(victim)
+        self._counts.num_preemptions += 1
+        self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
+        return int(position < index)
+
+    def _make_output(self, step: _Step) -> SchedulerOutput:
+        new_blocks = step.new_blocks
+        cached = CachedRequestData()
+        for request in step.running:
+            cached.req_ids.append(request.request_id)
+            cached.new_block_ids.append([block.block_id for block in new_blocks[request.request_id]])
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+        for request in step.resumed:
+            cached.req_ids.append(request.request_id)
+            cached.resumed_req_ids.add(request.request_id)
+            cached.resumed_token_ids[request.request_id] = list(request.all_token_ids)
+            cached.new_block_ids.append(self.kv.block_ids(request.request_id))
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+        plan = SchedulerOutput(
+            scheduled_new_reqs=[
+                NewRequestData(
+                    req_id=request.request_id,
+                    prompt_token_ids=request.all_token_ids[: request.num_prompt_tokens],
+                    sampling_params=request.sampling_params,
+                    block_ids=self.kv.block_ids(request.request_id),
+                    num_computed_tokens=request.num_computed_tokens,
+                )
+                for request in step.new
+            ],
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=step.num_scheduled,
+            total_num_scheduled_tokens=sum(step.num_scheduled.values()),
+            finished_req_ids=self._finished_req_ids,
+            preempted_req_ids={request.request_id for request in step.preempted},
+        )
+        self._finished_req_ids = set()
+        return plan
+
+    def _advance(self, plan: SchedulerOutput) -> None:
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            self.requests[request_id].num_computed_tokens += num_tokens
+        self._counts.step_tokens += plan.total_num_scheduled_tokens
+
+    # ---- what comes back ----
+
+    def update_from_output(
+        self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
+    ) -> list[EngineCoreOutput]:
+        """Append what was sampled, end what is done; the outputs are for the front end."""
+        outputs: list[EngineCoreOutput] = []
+        any_finished = False
+        for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
+            request = self.requests.get(request_id)
+            if request is None or not token_ids:
+                continue
+            num_taken = self._append_tokens(request, token_ids)
+            logprobs = result.logprobs.get(request_id) if result.logprobs else None
+            if request.status is RequestStatus.RUNNING:
+                output = EngineCoreOutput(request_id, token_ids)
+            else:
+                any_finished = True
+                output = self._finish(request, token_ids[:num_taken], now)
+            output.new_logprobs = logprobs[:num_taken] if logprobs else None
+            if request.num_output_tokens == num_taken:
+                self._describe_start(request, output)
+            outputs.append(output)
+        if any_finished:
+            self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        return outputs
+
+    def _append_tokens(self, request: Request, token_ids: Sequence[int]) -> int:
+        """Append tokens up to the one that ends the request; returns how many were taken."""
+        for count, token_id in enumerate(token_ids, start=1):
+            request.append_output_token(token_id)
+            num_output = request.num_output_tokens
+            if num_output >= request.max_tokens or request.num_tokens >= self.max_model_len:
+                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            if num_output >= request.sampling_params.min_tokens and token_id in request.ending_token_ids:
+                request.status = RequestStatus.FINISHED_STOPPED
+                if token_id != request.sampling_params.eos_token_id:
+                    request.stop_reason = token_id
+            if request.status is not RequestStatus.RUNNING:
+                return count
+        return len(token_ids)
+
+    def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
+        """The request has left its queue and its status says how it ended: settle its blocks."""
+        request_id = request.request_id
+        pin = None
+        if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+            pin = self.policy.on_turn_end(request, now)
+        else:
+            self._end_pins(self.policy.on_request_gone(request, now), PinEnd.RELEASED, now)
+        if pin is not None:
+            self.kv.pin(request, pin.pin_id, pin.num_blocks)
+        else:
+            self.kv.free(request)
+        del self.requests[request_id]
+        self._finished_req_ids.add(request_id)
+        output = EngineCoreOutput(
+            request_id,
+            token_ids,
+            finish_reason=request.status.finish_reason,
+            stop_reason=request.stop_reason,
+            receipt=self.policy.receipt(request, pin, now),
+        )
+        self._describe_start(request, output)
+        return output
+
+    def _describe_start(self, request: Request, output: EngineCoreOutput) -> None:
+        output.num_cached_tokens = request.num_cached_tokens or 0
+        output.num_preemptions = request.num_preemptions
+        if request.first_scheduled_time is not None:
+            output.queued_s = request.first_scheduled_time - request.arrival_time
+
+    # ---- pins ----
+
+    def expire(self, now: float) -> None:
+        """End the pins whose deadline has passed."""
+        for pin in self.policy.due(now):
+            self._end_pin(pin, PinEnd.EXPIRED, now)
+
+    def next_due_s(self) -> float | None:
+        """When ``expire`` will next have something to do."""
+        return self.policy.next_due_s()
+
+    def _break_pins_for(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be.
+
+        Nothing is broken in vain, unless it is the last resort: when nothing else runs, pins go one by one
+        until the request fits, for two pins may share the blocks that are missing.
+        """
+        if not self.kv.num_pins:
+            return False
+        last_resort = not self.running or (len(self.running) == 1 and self.running[0] is request)
+        if last_resort:
+            for pin in list(self.policy.breakable(request, now, last_resort=True)):
+                self._shrink_pin(pin, self.kv.num_blocks_short(request, num_tokens, hit), now)
+                if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
+                    return True
+            return False
+        missing = self.kv.num_blocks_short(request, num_tokens, hit)
+        sacrifice: list[tuple[Pin, int]] = []
+        for pin in self.policy.breakable(request, now, last_resort=False):
+            _, num_freed = self.kv.num_tail_blocks_to_free(pin.pin_id, missing)
+            if num_freed:
+                sacrifice.append((pin, num_freed))
+                missing -= num_freed
+            if missing <= 0:
+                break
+        if missing > 0:
+            return False
+        for pin, num_freed in sacrifice:
+            self._shrink_pin(pin, num_freed, now)
+        # Own pinned blocks that were hit count as free once broken, yet are needed: measure, don't assume.
+        return self.kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _shrink_pin(self, pin: Pin, wanted: int, now: float) -> None:
+        """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""
+        num_blocks, _ = self.kv.num_tail_blocks_to_free(pin.pin_id, wanted)
+        if num_blocks >= pin.num_blocks:
+            self._end_pin(pin, PinEnd.BROKEN, now)
+            return
+        self.kv.shrink_pin(pin.pin_id, num_blocks)
+        pin.num_blocks -= num_blocks
+        self.policy.on_pin_shrunk(pin, num_blocks, now)
+
+    def _end_pins(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
+        for pin in pins:
+            self._end_pin(pin, cause, now)
+
+    def _end_pin(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        self.kv.unpin(pin.pin_id)
+        self.policy.on_pin_ended(pin, cause, now)
+        ended = self._counts.pins_ended
+        ended[cause] = ended.get(cause, 0) + 1
+
+    def _requeue_changed(self, now: float) -> None:
+        for request in self.policy.changed_keys():
+            self.waiting.rekey(request, self.policy.waiting_key(request, now))
+
+    # ---- the rest ----
+
+    def reset_prefix_cache(self, now: float) -> bool:
+        """End all pins, then forget all cached prefixes; False while requests hold blocks."""
+        self._end_pins(list(self.policy.pins()), PinEnd.RELEASED, now)
+        return self.kv.reset_prefix_cache()
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def make_stats(self) -> SchedulerStats:
+        """Gauges now and counts since the last call."""
+        counts, self._counts = self._counts, _Counts()
+        pool = self.kv.pool
+        return SchedulerStats(
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.waiting),
+            num_total_blocks=pool.num_usable_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_pinned_blocks=self.kv.num_pinned_blocks,
+            num_pins=self.kv.num_pins,
+            step_tokens=counts.step_tokens,
+            prefix_cache_queries=counts.prefix_cache_queries,
+            prefix_cache_hits=counts.prefix_cache_hits,
+            num_preemptions=counts.num_preemptions,
+            pins_ended=counts.pins_ended,
+        )
+
+    def statistics(self) -> SchedulerStatistics:
+        kv = self.kv.statistics()
+        return SchedulerStatistics(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free_blocks,
+            num_cached_blocks=kv.num_cached_blocks,
+            num_pinned_blocks=kv.num_pinned_blocks,
+            num_pins=kv.num_pins,
+            pause_state=self.pause_state.value,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
+        queued = {r.request_id for r in self.waiting}
+        running = {r.request_id for r in self.running}
+        assert len(running) == len(self.running)
+        assert not queued & running
+        assert queued | running == set(self.requests), "a request is lost or unknown"
+        for request in self.running:
+            assert request.status is RequestStatus.RUNNING
+            assert request.num_computed_tokens <= request.num_tokens
+            assert (
+                self.kv.num_blocks_of(request.request_id) * self.kv.block_size >= request.num_computed_tokens
+            )
+        for request in self.waiting:
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            assert request.num_computed_tokens == 0
+            assert not self.kv.num_blocks_of(request.request_id)
+        pins = list(self.policy.pins())
+        assert len(pins) == self.kv.num_pins
+        assert sum(pin.num_blocks for pin in pins) == self.kv.num_pinned_blocks
+        self.kv.check_invariants()
+
+    def close(self) -> None:
+        self.policy.close()

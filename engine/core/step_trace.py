@@ -1,0 +1,82 @@
+"""Turns a scheduler's steps into trace events; exists only while a trace is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.outputs import SchedulerOutput
+from engine.request import Request, RequestStatus
+from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
+from tracing.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from engine.core.scheduler import Scheduler
+
+WAITING_HEAD = 8
+"""Waiting requests named in a snapshot."""
+
+
+class StepTrace:
+    """Numbers the steps; a step's snapshot, cache events and decision share the number."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._writer = writer
+        self._step = -1
+        self._now = 0.0
+
+    def snapshot(self, scheduler: Scheduler, now: float) -> None:
+        self._step += 1
+        self._now = now
+        pool = scheduler.kv.pool
+        self._writer.emit(
+            StepSnapshot(
+                step=self._step,
+                now=now,
+                running=[r.request_id for r in scheduler.running],
+                num_waiting=len(scheduler.waiting),
+                waiting_head=[r.request_id for r in scheduler.waiting.first(WAITING_HEAD)],
+                free_blocks=pool.num_free_blocks,
+                cached_blocks=pool.num_cached_blocks,
+                pinned_blocks=scheduler.kv.num_pinned_blocks,
+                num_pins=scheduler.kv.num_pins,
+                total_blocks=pool.num_usable_blocks,
+                token_budget=scheduler.config.max_num_batched_tokens,
+            )
+        )
+
+    def prefix_cache(self, request: Request, num_hit_tokens: int, now: float) -> None:
+        self._writer.emit(
+            PrefixCacheEvent(
+                step=self._step,
+                now=now,
+                req_id=request.request_id,
+                job_id=request.job.job_id if request.job else None,
+                hit_tokens=num_hit_tokens,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_tokens=request.num_tokens,
+                resumed=request.status is RequestStatus.PREEMPTED,
+            )
+        )
+
+    def decision(
+        self,
+        new: list[Request],
+        resumed: list[Request],
+        running: list[Request],
+        preempted: list[Request],
+        plan: SchedulerOutput,
+        num_free_blocks: int,
+    ) -> None:
+        self._writer.emit(
+            StepDecision(
+                step=self._step,
+                now=self._now,
+                new=[r.request_id for r in new],
+                resumed=[r.request_id for r in resumed],
+                running=[r.request_id for r in running],
+                preempted=[r.request_id for r in preempted],
+                tokens=dict(plan.num_scheduled_tokens),
+                total_tokens=plan.total_num_scheduled_tokens,
+                free_blocks=num_free_blocks,
+            )
+        )

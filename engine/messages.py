@@ -1,0 +1,221 @@
+"""All that crosses a process boundary, as msgspec structs (positional, defaults omitted).
+
+Front end to core: EngineCoreRequest, AbortRequest, Signal, UtilityRequest.
+Core to front end: EngineCoreOutputs. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+
+class EngineCoreRequestType(Enum):
+    """First frame of a message to the core; one byte. The values are V1's where V1 has the type."""
+
+    ADD = b"\x00"
+    ABORT = b"\x01"
+    UTILITY = b"\x03"
+    SIGNAL = b"\x06"
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; every request ends with exactly one."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
+    """A picture or sound in the prompt: its content hash makes the blocks it covers its own."""
+
+    content_hash: str
+    offset: int
+    length: int
+
+
+class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """Which job a turn belongs to, as the client said (or as was inferred)."""
+
+    job_id: str
+    is_last_step: bool = False
+    tenant: str | None = None
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One request as the core sees it: tokens, never text."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    media: list[MediaSpan] = []
+    job: JobRef | None = None
+    client_index: int = 0
+    external_req_id: str | None = None
+
+
+class AbortRequest(msgspec.Struct, array_like=True, omit_defaults=True):
+    """End requests early. ``stopped`` tells a stop string (a turn that ended) from a client that left."""
+
+    request_ids: list[str]
+    stopped: bool = False
+
+
+class ToolCall(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """A tool call as the model wrote it. ``arguments`` is its JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolGapStarted(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    """A turn of a job ended and these tool calls run now (none: it ended with an answer)."""
+
+    job_id: str
+    request_id: str
+    calls: list[ToolCall] = []
+
+
+class JobFinished(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    """The client says that no turn of this job will come any more."""
+
+    job_id: str
+
+
+Signal = ToolGapStarted | JobFinished
+
+
+class UtilityRequest(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A method of the core to call by name; the answer comes back as UtilityOutput."""
+
+    call_id: int
+    method: str
+    args: list[Any] = []
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True):
+    """The answer to a UtilityRequest; ``failure`` holds the error's text if it failed."""
+
+    call_id: int
+    result: Any = None
+    failure: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """One position: the chosen token first, then the alternatives, most probable first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the chosen token among all, 1 = most probable."""
+
+
+class TurnReceipt(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What the engine did about a job's KV in this turn, for the client. Token counts are of the prompt."""
+
+    request_id: str
+    job_id: str
+    turn: int
+    """1 for the job's first turn."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens an earlier turn of the job had computed and that had to be computed again."""
+    pinned_tokens: int = 0
+    """Tokens held for the next turn."""
+    ttl_s: float = 0.0
+    """How long they are held, from the end of the turn."""
+    reason: str = ""
+    """Why: the rule that decided, in a few words."""
+    expected_tool_s: float | None = None
+    """Median of what the estimator expects the tool to take."""
+    previous_pin: str | None = None
+    """How the pin this turn came back to had ended: handed_over, expired, broken, released."""
+    gap_s: float | None = None
+    """Measured time since the job's previous turn ended."""
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one step brought for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    """Time from arrival to first scheduling; set on the first output."""
+    receipt: TurnReceipt | None = None
+    """With the last output of a job's turn."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Gauges after a step, and counts since the last report."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_total_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    """Free blocks that still hold a reusable prefix."""
+    num_pinned_blocks: int = 0
+    num_pins: int = 0
+    step_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    pins_ended: dict[str, int] = {}
+    """Cause to count."""
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One message per step to the front end."""
+
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    utility_output: UtilityOutput | None = None
+    receipts: list[TurnReceipt] = []
+    """Answers to ToolGapStarted: the decision after the tool calls are known."""
+
+
+class EngineReady(msgspec.Struct, omit_defaults=True):
+    """READY of the start-up handshake: what the front end has to know of the core."""
+
+    num_gpu_blocks: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+    dtype: str
+    wants_signals: bool = False
+    """Whether the policy makes use of signals; if not, none are sent."""
+
+
+class EngineStartFailed(msgspec.Struct, tag=True):
+    """The core could not start: one sentence for the user and the error's class name."""
+
+    error: str
+    message: str
+
+
+ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
+"""Sent instead of EngineCoreOutputs when the core's loop died of an error."""

@@ -1,0 +1,62 @@
+"""The step plan sent to the worker, and what the worker sends back. Plain lists, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.messages import TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class NewRequestData:
+    """A request the worker sees for the first time: everything about it."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    block_ids: list[int]
+    num_computed_tokens: int
+
+
+@dataclass(slots=True)
+class CachedRequestData:
+    """Requests the worker already knows: only what changed, as parallel lists.
+
+    ``new_block_ids`` are appended to the request's block table; for a request in
+    ``resumed_req_ids`` they replace it, and ``resumed_token_ids`` holds all its tokens.
+    """
+
+    req_ids: list[str] = field(default_factory=list)
+    resumed_req_ids: set[str] = field(default_factory=set)
+    resumed_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    new_block_ids: list[list[int]] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """What to run in one step."""
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    """Request id to number of tokens, in scheduling order (running, then resumed and new)."""
+    total_num_scheduled_tokens: int
+    finished_req_ids: set[str]
+    """Requests that ended since the last step: the worker drops its state of them."""
+    preempted_req_ids: set[str]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """What one step sampled. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``; empty for a request
+    whose prompt is not yet fully computed."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Only of requests that asked, one entry per sampled token."""
+
+
+EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

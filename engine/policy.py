@@ -1,0 +1,197 @@
+"""The seam between the scheduler and whoever decides: order, admission, pins, victims.
+
+The scheduler owns the mechanism (queues, blocks, budgets) and asks; a policy owns the reasons and never
+touches a block. FCFS and PRIORITY are policies like any other. Every method is told the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from engine.core.block_hash import BlockHash
+from engine.messages import Signal, TurnReceipt
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from tracing.writer import TraceWriter
+
+WaitingKey = tuple[float | int | str, ...]
+
+
+class PinEnd(StrEnum):
+    """The one way in which a pin ended."""
+
+    HANDED_OVER = "handed_over"
+    EXPIRED = "expired"
+    BROKEN = "broken"
+    RELEASED = "released"
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A frontier whose blocks are held after its turn ended. Compared by identity.
+
+    The policy creates it and may move ``deadline_s``; the scheduler holds the blocks (``num_blocks`` of them,
+    fewer after a partial break) until the pin ends.
+    """
+
+    pin_id: int
+    job_id: str
+    request_id: str
+    block_hashes: list[BlockHash]
+    """Hashes of the frontier's full blocks, first to last."""
+    deadline_s: float
+    num_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_blocks = len(self.block_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy is told about the engine it decides for."""
+
+    block_size: int
+    num_blocks: int
+    """Usable blocks in the pool (the null block not counted)."""
+    tracer: TraceWriter | None = None
+
+
+class SchedulingPolicy(Protocol):
+    """Answers the scheduler's questions; see ``FcfsPolicy`` for the least that works."""
+
+    wants_signals: bool
+    """Whether tool-call signals are of any use to this policy."""
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        """A turn came in: open or continue its job, close the gap."""
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        """Place in the waiting queue, smaller first; ties keep arrival order."""
+
+    def changed_keys(self) -> Iterable[Request]:
+        """Waiting requests whose key changed since the last call; the scheduler queues them anew."""
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        """Whether a waiting request may start now; if not it is set aside and those behind it are tried."""
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        """The request got its blocks: the pins it takes over, which now end."""
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        """A turn ended by itself (stop or length): hold its frontier, or None to let it go."""
+
+    def on_request_gone(self, request: Request, now: float) -> Iterable[Pin]:
+        """A request was aborted or failed: pins to release with it."""
+
+    def on_signal(self, signal: Signal, now: float) -> tuple[TurnReceipt | None, Iterable[Pin]]:
+        """A tool call or a job changed state: the decision for the client, and pins to release now."""
+
+    def receipt(self, request: Request, pin: Pin | None, now: float) -> TurnReceipt | None:
+        """What to tell the client about the turn that just ended."""
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        """Which running request to preempt (it may be the requester)."""
+
+    def due(self, now: float) -> Iterator[Pin]:
+        """Pins past their deadline, to be ended as expired."""
+
+    def next_due_s(self) -> float | None:
+        """When ``due`` will next have something, for an idle loop to wake up."""
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        """The scheduler ended this pin; said exactly once for each."""
+
+    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+        """A partial break took the tail of this pin."""
+
+    def pins(self) -> Iterable[Pin]:
+        """All pins alive, for a reset of the prefix cache and for checks."""
+
+    def close(self) -> None:
+        """The engine stops: persist what must survive."""
+
+
+PolicyFactory = Callable[[PolicyContext], SchedulingPolicy]
+"""How a policy crosses into the core process: picklable, called there once."""
+
+
+class FcfsPolicy:
+    """First come, first served; the youngest running request is preempted. Holds nothing."""
+
+    wants_signals = False
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        pass
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return ()
+
+    def changed_keys(self) -> Iterable[Request]:
+        return ()
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        return True
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        return ()
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        return None
+
+    def on_request_gone(self, request: Request, now: float) -> Iterable[Pin]:
+        return ()
+
+    def on_signal(self, signal: Signal, now: float) -> tuple[TurnReceipt | None, Iterable[Pin]]:
+        return None, ()
+
+    def receipt(self, request: Request, pin: Pin | None, now: float) -> TurnReceipt | None:
+        return None
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        return iter(())
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        return running[-1]
+
+    def due(self, now: float) -> Iterator[Pin]:
+        return iter(())
+
+    def next_due_s(self) -> float | None:
+        return None
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        raise AssertionError("this policy holds no pins")
+
+    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+        raise AssertionError("this policy holds no pins")
+
+    def pins(self) -> Iterable[Pin]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+class PriorityPolicy(FcfsPolicy):
+    """Lower ``priority`` first, ties by arrival; the worst running request is preempted."""
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return (request.priority, request.arrival_time)
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        return max(running, key=lambda r: (r.priority, r.arrival_time))
+
+
+def fcfs(context: PolicyContext) -> SchedulingPolicy:
+    return FcfsPolicy()
+
+
+def priority(context: PolicyContext) -> SchedulingPolicy:
+    return PriorityPolicy()

@@ -1,0 +1,157 @@
+"""One request inside the core: its tokens, its progress, its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from engine.core.block_hash import BlockHash
+from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
+from engine.sampling_params import SamplingParams
+
+BlockHasher = Callable[["Request"], list[BlockHash]]
+
+
+class RequestStatus(IntEnum):
+    """Life of a request; everything after PREEMPTED is finished."""
+
+    WAITING = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
+    FINISHED_ERROR = 7
+
+    @property
+    def finished(self) -> bool:
+        return self > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """A request as the scheduler sees it.
+
+    There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with
+    ``num_tokens`` (prompt plus output so far).
+    """
+
+    __slots__ = (
+        "_block_hasher",
+        "adapter",
+        "all_token_ids",
+        "arrival_time",
+        "block_hashes",
+        "cache_salt",
+        "client_index",
+        "ending_token_ids",
+        "first_scheduled_time",
+        "job",
+        "max_tokens",
+        "media",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_recomputed_tokens",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        arrival_time: float,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        media: list[MediaSpan] | None = None,
+        job: JobRef | None = None,
+        client_index: int = 0,
+        block_hasher: BlockHasher | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.media = media or []
+        self.job = job
+        self.client_index = client_index
+
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        assert sampling_params.max_tokens is not None, "the InputProcessor fills in max_tokens"
+        self.max_tokens = sampling_params.max_tokens
+        self.ending_token_ids = sampling_params.ending_token_ids
+
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | str | None = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        """Prefix-cache hit when first scheduled; None before."""
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        """Tokens computed again after preemptions."""
+        self.first_scheduled_time: float | None = None
+
+        self._block_hasher = block_hasher
+        self.block_hashes: list[BlockHash] = block_hasher(self) if block_hasher else []
+
+    @classmethod
+    def from_core_request(cls, message: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
+        return cls(
+            message.request_id,
+            message.prompt_token_ids,
+            message.sampling_params,
+            message.arrival_time,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            adapter=message.adapter,
+            media=message.media,
+            job=message.job,
+            client_index=message.client_index,
+            block_hasher=block_hasher,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    def append_output_token(self, token_id: int) -> None:
+        self.all_token_ids.append(token_id)
+        if self._block_hasher is not None:
+            self.block_hashes.extend(self._block_hasher(self))
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens})"

@@ -1,0 +1,143 @@
+"""How one request's tokens are chosen. V1's names and defaults; crosses the process boundary as msgpack."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import msgspec
+
+from engine.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_N = 128
+
+
+class RequestOutputKind(IntEnum):
+    """What an output carries: all text so far, only what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Sampling parameters of a request. ``verify()`` raises RequestError naming field and limit."""
+
+    n: int = 1
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 and -1 mean all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    bad_words: list[str] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None means up to the context length."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """Number of alternatives to return per token; None returns none, 0 the chosen token's only."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    replay_token_ids: list[int] | None = None
+    """Emit exactly these tokens (the forward pass is real): for deterministic benchmarks."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    # Filled in by the InputProcessor, which knows the tokenizer.
+    eos_token_id: int | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def ending_token_ids(self) -> set[int]:
+        """Tokens that end the request, EOS included unless it is ignored."""
+        ids = set(self.stop_token_ids)
+        if self.eos_token_id is not None and not self.ignore_eos:
+            ids.add(self.eos_token_id)
+        return ids
+
+    def verify(self) -> None:
+        """Raise RequestError for the first parameter out of its range."""
+        self._verify_numbers()
+        self._verify_lists()
+
+    def _verify_numbers(self) -> None:
+        for name, low, high in (
+            ("n", 1, MAX_N),
+            ("temperature", 0.0, 100.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("min_tokens", 0, math.inf),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise RequestError(f"{name} must be in [{low}, {high}], got {value}.", name)
+        if not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", "top_p")
+        if self.top_k < -1:
+            raise RequestError(f"top_k must be -1, 0 or positive, got {self.top_k}.", "top_k")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise RequestError(
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}.",
+                "repetition_penalty",
+            )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}.", "max_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}.",
+                "min_tokens",
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise RequestError(f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}.", "logprobs")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise RequestError("seed must fit in 64 bits.", "seed")
+        if self.n > 1 and self.greedy:
+            raise RequestError(f"n must be 1 with greedy decoding (temperature 0), got {self.n}.", "n")
+
+    def _verify_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop holds at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", "stop"
+            )
+        if any(not text for text in self.stop):
+            raise RequestError("stop must not hold an empty string.", "stop")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs detokenize, which is off.", "stop")
+        if any(not text for text in self.bad_words):
+            raise RequestError("bad_words must not hold an empty string.", "bad_words")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must not be empty.", "allowed_token_ids")
+        if self.replay_token_ids is not None and not self.replay_token_ids:
+            raise RequestError("replay_token_ids must not be empty.", "replay_token_ids")
+
+    def verify_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id outside ``[0, vocab_size)``."""
+        named = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": list(self.logit_bias or ()),
+            "allowed_token_ids": self.allowed_token_ids or [],
+            "replay_token_ids": self.replay_token_ids or [],
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(
+                        f"{name} holds {token}, outside the vocabulary [0, {vocab_size}).", name
+                    )
