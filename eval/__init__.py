@@ -1,1 +1,4 @@
-"""Workloads, the benchmark client and its reports."""
+"""Workloads, the load generator, the demo and their reports.
+
+Never write a bare ``import eval``: it would hide the builtin. Write ``from eval.bench import main``.
+"""

@@ -1,0 +1,73 @@
+"""What a replay leaves behind, turn by turn and job by job. Times are seconds since the replay began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.messages import TurnReceipt
+
+
+class TurnRecord(msgspec.Struct, kw_only=True):
+    """One request, answered or failed. Token counts are the server's own (``usage``)."""
+
+    job_id: str
+    turn: int
+    """1 for the job's first turn."""
+    start_s: float
+    latency_s: float = 0.0
+    ttft_s: float | None = None
+    """None if the request failed."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str | None = None
+    as_recorded: bool = False
+    """Whether the answer was the recorded text."""
+    tool: str | None = None
+    command: str | None = None
+    gap_s: float | None = None
+    """Waited after this turn; None after the last."""
+    receipt: TurnReceipt | None = None
+    """The server's word on what it did about the job's KV, if it has one."""
+    error: str | None = None
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """One job from its first request to its last answer."""
+
+    job_id: str
+    start_s: float
+    end_s: float
+    num_turns: int
+    """Turns that were answered."""
+    num_planned_turns: int
+    num_recorded_turns: int
+    """More than planned if the job was cut."""
+    error: str | None = None
+
+    @property
+    def completion_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def recomputed_tokens(previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int) -> int:
+    """Prompt tokens that the job's previous turn had computed and that the cache did not give back.
+
+    The previous turn's prompt and output are taken to be shared in full. A cache keeps whole blocks, and the
+    last token of an answer is never computed, so up to one block per turn counts whatever the server does.
+    """
+    if previous is None:
+        return 0
+    shared = min(previous.prompt_tokens + previous.output_tokens, prompt_tokens)
+    return max(0, shared - cached_tokens)
+
+
+def write_records(path: Path, turns: list[TurnRecord]) -> None:
+    """One JSON object per line and per turn, in order of start."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoder = msgspec.json.Encoder()
+    ordered = sorted(turns, key=lambda turn: turn.start_s)
+    path.write_bytes(b"".join(encoder.encode(turn) + b"\n" for turn in ordered))
