@@ -98,6 +98,13 @@ class JobFinished(msgspec.Struct, array_like=True, omit_defaults=True, tag=True)
 Signal = ToolGapStarted | JobFinished
 
 
+class SignalRequest(msgspec.Struct, array_like=True):
+    """A signal to the core; the receipt (or None) comes back as UtilityOutput of the same call."""
+
+    call_id: int
+    signal: Signal
+
+
 class UtilityRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     """A method of the core to call by name; the answer comes back as UtilityOutput."""
 

@@ -1,0 +1,268 @@
+"""The engine for an asyncio server: one task hands the core's outputs to the streams that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.clock import Clock, MonotonicClock
+from engine.config import EngineConfig
+from engine.core_client import AsyncMPClient
+from engine.errors import EngineDeadError, EngineGenerateError
+from engine.executor import ExecutorFactory
+from engine.input_processor import GenerationDefaults, InputProcessor
+from engine.core.scheduler import SchedulerStatistics
+from engine.messages import (
+    EngineCoreOutputs,
+    EngineReady,
+    FinishReason,
+    JobFinished,
+    JobRef,
+    Signal,
+    ToolCall,
+    ToolGapStarted,
+    TurnReceipt,
+)
+from engine.output_processor import OutputProcessor, RequestOutputCollector
+from engine.policy import PolicyFactory
+from engine.request_output import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.stats import StatsListener
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SIGNAL_TIMEOUT_S = 1.0
+"""A receipt is worth little later than this: the response waits for it."""
+MAX_REMEMBERED_TURNS = 65536
+"""Finished turns whose internal id is kept for a signal about them."""
+INLINE_TOKENIZE_CHARS = 4096
+"""A longer text is tokenised on another thread, so that the other streams go on."""
+
+
+class AsyncLLM:
+    """Generates for many callers at once; owns the core process. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor_factory: ExecutorFactory,
+        policy_factory: PolicyFactory,
+        *,
+        log_stats: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        """Starts the core and waits until the model is loaded; ModelLoadError or ConfigError if it cannot be."""
+        self.config = config
+        self._clock = clock or MonotonicClock()
+        self.tokenizer = Tokenizer.load(config.model)
+        self.generation_defaults = GenerationDefaults.load(config.model)
+        self._client = AsyncMPClient(config, executor_factory, policy_factory)
+        self.ready: EngineReady = self._client.ready
+        self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
+        self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)
+        self._listeners: list[StatsListener] = []
+        self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._handler: asyncio.Task[None] | None = None
+        self._dead = asyncio.Event()
+
+    # ---- generating ----
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        job: JobRef | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request as they come, in the form ``sampling_params.output_kind`` asks for.
+
+        A consumer that lags gets several steps merged into one output. Leaving the loop early, or
+        cancelling it, aborts the request. Raises RequestError (before the first output),
+        EngineGenerateError if this request failed, EngineDeadError if the core died.
+        """
+        self.start()
+        arrival_time = self._clock.now()
+        prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
+        request = self._inputs.process(
+            request_id,
+            prompt_token_ids,
+            sampling_params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            job=job,
+        )
+        collector = RequestOutputCollector(sampling_params.output_kind)
+        core_requests = self._outputs.add_request(
+            request, prompt if isinstance(prompt, str) else None, collector
+        )
+        finished = False
+        try:
+            for core_request in core_requests:
+                self._client.add_request(core_request)
+            while not finished:
+                output = collector.get_nowait() or await collector.get()
+                finished = output.finished
+                if finished and job is not None:
+                    self._remember_turn(job.job_id, request_id, core_requests[0].request_id)
+                _raise_if_failed(output)
+                yield output
+        finally:
+            if not finished:
+                self._send_aborts(self._outputs.abort(request.request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """End all requests of this id now; their streams get a last output with finish reason ``abort``."""
+        self._send_aborts(self._outputs.abort_external(request_id))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; RequestError if the model has no template or the template refuses.
+
+        Takes milliseconds per thousand tokens: call it with ``asyncio.to_thread`` for long conversations.
+        """
+        return self.tokenizer.render_chat(
+            messages, tools, chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
+
+    # ---- jobs ----
+
+    async def tool_gap_started(
+        self, job_id: str, request_id: str, calls: Sequence[ToolCall]
+    ) -> TurnReceipt | None:
+        """Tell the core which tools run after this finished turn; its decision, or None if it has none to give.
+
+        ``request_id`` is the id the turn was generated under. None at once where the policy uses no signals.
+        """
+        if not self.ready.wants_signals:
+            return None
+        internal_id = self._turns.pop((job_id, request_id), None)
+        if internal_id is None:
+            return None
+        receipt = await self._signal(ToolGapStarted(job_id, internal_id, list(calls)))
+        return None if receipt is None else msgspec.structs.replace(receipt, request_id=request_id)
+
+    async def finish_job(self, job_id: str) -> None:
+        """No turn of this job will come any more: what is held for it is let go."""
+        if self.ready.wants_signals:
+            await self._signal(JobFinished(job_id))
+
+    async def _signal(self, signal: Signal) -> TurnReceipt | None:
+        self.start()
+        try:
+            return await asyncio.wait_for(self._client.signal(signal), SIGNAL_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("The engine core did not answer a signal within %s s.", SIGNAL_TIMEOUT_S)
+            return None
+
+    def _remember_turn(self, job_id: str, request_id: str, internal_id: str) -> None:
+        if self.ready.wants_signals:
+            self._turns[job_id, request_id] = internal_id
+            if len(self._turns) > MAX_REMEMBERED_TURNS:
+                self._turns.popitem(last=False)
+
+    # ---- the engine as a whole ----
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core is gone, and with it all that could be generated."""
+        return self._client.dead
+
+    @property
+    def dead(self) -> asyncio.Event:
+        """Set when the core has died (never by ``shutdown``)."""
+        self.start()
+        return self._dead
+
+    async def check_health(self) -> None:
+        """EngineDeadError if the core is gone."""
+        if self.errored:
+            raise EngineDeadError
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop pins and forget cached prefixes; False while requests hold blocks."""
+        return await self._utility("reset_prefix_cache", bool)
+
+    async def statistics(self) -> SchedulerStatistics:
+        return await self._utility("statistics", SchedulerStatistics)
+
+    async def pause(self, *, running_too: bool = False) -> None:
+        """Admit nothing more; with ``running_too`` nothing is scheduled at all."""
+        await self._utility("pause", type(None), running_too)
+
+    async def resume(self) -> None:
+        await self._utility("resume", type(None))
+
+    async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
+        self.start()
+        return msgspec.convert(await self._client.call_utility(method, *args), result_type)
+
+    def add_stats_listener(self, listener: StatsListener) -> None:
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin to read the core's outputs on the running loop; done by whatever needs it, harmless if repeated."""
+        if self._handler is None:
+            self._client.attach(asyncio.get_running_loop())
+            self._handler = asyncio.create_task(self._handle_outputs(), name="engine-outputs")
+
+    def shutdown(self) -> None:
+        """Stop the core and wait until it is gone; open streams end with EngineDeadError."""
+        if self._handler is not None:
+            self._handler.cancel()
+        self._outputs.fail_all(EngineDeadError("The engine was shut down."))
+        self._client.close()
+
+    # ---- inside ----
+
+    async def _tokenize(self, text: str) -> list[int]:
+        if len(text) <= INLINE_TOKENIZE_CHARS:
+            return self.tokenizer.encode(text)
+        return await asyncio.to_thread(self.tokenizer.encode, text)
+
+    def _send_aborts(self, request_ids: list[str]) -> None:
+        if request_ids and not self.errored:
+            self._client.abort_requests(request_ids)
+
+    async def _handle_outputs(self) -> None:
+        try:
+            while True:
+                self._handle(await self._client.get_output())
+        except EngineDeadError as error:
+            self._outputs.fail_all(error)
+        except Exception as error:
+            logger.exception("The output handler failed.")
+            self._client.close()
+            self._outputs.fail_all(EngineDeadError(f"The output handler failed: {error!r}."))
+        self._dead.set()
+
+    def _handle(self, message: EngineCoreOutputs) -> None:
+        processed = self._outputs.process_outputs(message.outputs, message.timestamp)
+        if processed.stopped_ids:
+            self._client.abort_requests(processed.stopped_ids, stopped=True)
+        for listener in self._listeners:
+            listener(message.scheduler_stats, processed.iteration_stats)
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if completion.finish_reason == str(FinishReason.ERROR):
+            raise EngineGenerateError(str(completion.stop_reason or "The request failed inside the engine."))

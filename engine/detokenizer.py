@@ -1,0 +1,209 @@
+"""Tokens to text as they come: whole characters only, and nothing of a stop string ever leaves.
+
+Knows one request's tokens and stop strings; not who asked, nor how the request is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import DecodeStream
+
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are not (yet) a character."""
+MAX_PRIMING_TOKENS = 24
+"""Prompt tokens looked at to find where the text stands, e.g. whether a space is due."""
+
+
+class TokenDecoder:
+    """Decodes one token at a time by decoding a short window anew; works for every tokenizer.
+
+    ``_context`` are the tokens of the last text given out (or the prompt's last), ``_pending`` those since:
+    the new text is what decoding both adds to decoding the first alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = params.skip_special_tokens
+        self._spaces_between_special_tokens = params.spaces_between_special_tokens
+        self._context = self._priming(prompt_token_ids)
+        self._pending: list[int] = []
+
+    def step(self, token_id: int) -> str:
+        """The text this token completes; empty while a character is only half there."""
+        self._pending.append(token_id)
+        text = self._new_text()
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        self._accept()
+        return text
+
+    def flush(self) -> str:
+        """The text of what is left at the end: bytes that never became a character."""
+        text = self._new_text() if self._pending else ""
+        self._accept()
+        return text
+
+    def _accept(self) -> None:
+        if self._pending:
+            self._context, self._pending = self._pending, []
+
+    def _new_text(self) -> str:
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        # A decoder may rewrite earlier text when later bytes arrive; what was given out stays as it is.
+        return text[len(before) :] if text.startswith(before) else self._decode(self._pending)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(
+            token_ids,
+            skip_special_tokens=self._skip_special_tokens,
+            spaces_between_special_tokens=self._spaces_between_special_tokens,
+        )
+
+    def _priming(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """The shortest end of the prompt, of four tokens or more, that is whole characters."""
+        for length in range(4, MAX_PRIMING_TOKENS + 1):
+            suffix = list(prompt_token_ids[-length:])
+            if REPLACEMENT not in self._decode(suffix):
+                return suffix
+            if length >= len(prompt_token_ids):
+                break
+        return []
+
+
+class StreamTokenDecoder(TokenDecoder):
+    """The same over the Rust ``DecodeStream``: several times faster, for tokenizers that have a backend."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        super().__init__(tokenizer, params, prompt_token_ids)
+        self._backend = tokenizer.backend
+        self._stream = self._new_stream()
+
+    def step(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id)
+        except Exception:  # a plain Exception: the decoder has rewritten text that was given out
+            return self._recover()
+        if not text:
+            return ""
+        self._accept()
+        return text
+
+    def _recover(self) -> str:
+        text = self._new_text()
+        if text.endswith(REPLACEMENT):
+            text = ""
+        else:
+            self._accept()
+        self._stream = self._new_stream()
+        for token_id in self._pending:
+            self._stream.step(self._backend, token_id)
+        return text
+
+    def _new_stream(self) -> DecodeStream:
+        from tokenizers.decoders import DecodeStream
+
+        return DecodeStream(ids=self._context, skip_special_tokens=self._skip_special_tokens)
+
+
+class StopChecker:
+    """Finds the stop string that is complete first; of those complete at once, the longest."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._stop = params.stop
+        self._include = params.include_stop_str_in_output
+        self._longest = max(map(len, params.stop), default=0)
+
+    def find(self, text: str, num_checked: int) -> tuple[str, int] | None:
+        """The stop string that ends beyond ``num_checked`` first, and the length at which to cut the text."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stop:
+            start = text.find(stop, max(0, num_checked - len(stop) + 1))
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        if best is None:
+            return None
+        end, start, stop = best
+        return stop, end if self._include else start
+
+    def num_held_back(self, text: str) -> int:
+        """Length of the end of the text that may yet turn out to be the start of a stop string."""
+        if self._include or not self._stop:
+            return 0
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(len(stop) > length and stop.startswith(tail) for stop in self._stop):
+                return length
+        return 0
+
+
+class IncrementalDetokenizer:
+    """The output of one request: its tokens, and its text unless ``detokenize`` is off."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
+    ) -> None:
+        self.token_ids: list[int] = []
+        self._text = ""
+        self._num_given = 0
+        self._num_tokens_given = 0
+        self._stop_checker = StopChecker(params) if params.stop else None
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._decoder: TokenDecoder | None = None
+        if params.detokenize:
+            kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
+            self._decoder = kind(tokenizer, params, prompt_token_ids)
+
+    def update(self, token_ids: list[int], *, finished: bool, stop_token: bool) -> str | None:
+        """Take new tokens; returns the stop string they complete, at which the text then ends.
+
+        ``stop_token``: the last one ended the request, so it is no part of the text.
+        """
+        already = self.token_ids
+        decoder = self._decoder
+        if decoder is None:
+            already.extend(token_ids)
+            return None
+        silent = token_ids[-1:] if stop_token and not self._include_stop else []
+        for token_id in token_ids[: len(token_ids) - len(silent)]:
+            already.append(token_id)
+            text = decoder.step(token_id)
+            if text:
+                stop = self._extend(text)
+                if stop is not None:
+                    return stop
+        already.extend(silent)
+        return self._extend(decoder.flush()) if finished else None
+
+    def next_output(self, *, finished: bool, delta: bool) -> tuple[str, list[int]]:
+        """Text and tokens to give out now: the new ones if ``delta``, else all so far."""
+        end = len(self._text)
+        if not finished and self._stop_checker is not None:
+            end -= self._stop_checker.num_held_back(self._text)
+        if not delta:
+            return self._text[:end], list(self.token_ids)
+        text = self._text[self._num_given : end]
+        self._num_given = max(self._num_given, end)
+        token_ids = self.token_ids[self._num_tokens_given :]
+        self._num_tokens_given = len(self.token_ids)
+        return text, token_ids
+
+    def _extend(self, new_text: str) -> str | None:
+        num_checked = len(self._text)
+        self._text += new_text
+        if self._stop_checker is None or len(self.token_ids) <= self._min_tokens:
+            return None
+        found = self._stop_checker.find(self._text, num_checked)
+        if found is None:
+            return None
+        stop, end = found
+        self._text = self._text[:end]
+        return stop

@@ -1,0 +1,164 @@
+"""From what a caller asks to what the core is sent: checks, defaults, ids. Tokens in, tokens out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError, ContextLengthError, RequestError
+from engine.messages import EngineCoreRequest, EngineReady, JobRef
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the model's ``generation_config.json`` recommends; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    eos_token_ids: list[int] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, config: ModelConfig) -> GenerationDefaults:
+        """``generation_config=vllm`` leaves the sampling defaults out; the EOS tokens always count."""
+        own_source = config.generation_config not in ("auto", "vllm")
+        source = config.generation_config if own_source else config.model
+        found = _read_json(source, "generation_config.json")
+        if found is None and own_source:
+            raise ConfigError(f"generation_config: no generation_config.json in {source!r}.")
+        values = found or {}
+        eos = values.get("eos_token_id")
+        if eos is None:
+            eos = (_read_json(config.model, "config.json") or {}).get("eos_token_id")
+        eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        if config.generation_config == "vllm":
+            return cls(eos_token_ids=eos_token_ids)
+        return cls(
+            temperature=values.get("temperature"),
+            top_p=values.get("top_p"),
+            top_k=values.get("top_k"),
+            min_p=values.get("min_p"),
+            repetition_penalty=values.get("repetition_penalty"),
+            max_tokens=values.get("max_new_tokens"),
+            eos_token_ids=eos_token_ids,
+        )
+
+    def sampling_params(self) -> SamplingParams:
+        """Parameters for a caller who gave none."""
+        named = {
+            name: getattr(self, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+        }
+        return SamplingParams(**{name: value for name, value in named.items() if value is not None})
+
+
+def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:
+    """A JSON object of a model folder or hub snapshot; None if there is no such file."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        folder_or_name,
+        filename,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return None
+    try:
+        content = json.loads(Path(path).read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{filename} of {folder_or_name!r} is not valid JSON: {error}.") from error
+    return content if isinstance(content, dict) else None
+
+
+class InputProcessor:
+    """Checks a request against the model and completes its sampling parameters."""
+
+    def __init__(self, tokenizer: Tokenizer, ready: EngineReady, defaults: GenerationDefaults) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = ready.max_model_len
+        self._vocab_size = ready.vocab_size
+        eos = tokenizer.eos_token_id
+        self._eos_token_id = eos if eos is not None else next(iter(defaults.eos_token_ids), None)
+        self._other_eos_ids = [token for token in defaults.eos_token_ids if token != self._eos_token_id]
+
+    def process(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        job: JobRef | None = None,
+    ) -> EngineCoreRequest:
+        """The core's request, under an id of its own; RequestError if anything is wrong. ``params`` is not changed."""
+        self._check_prompt(prompt_token_ids)
+        params.verify()
+        params.verify_vocabulary(self._vocab_size)
+        return EngineCoreRequest(
+            request_id=f"{request_id}-{uuid4().hex[:8]}",
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=self._complete(params, len(prompt_token_ids)),
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            job=job,
+            external_req_id=request_id,
+        )
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("The prompt must not be empty.", "prompt")
+        if len(token_ids) >= self._max_model_len:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self._max_model_len} tokens, but the prompt has "
+                f"{len(token_ids)} tokens, which leaves no room for output.",
+                "prompt",
+            )
+        for token in (min(token_ids), max(token_ids)):
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"The prompt holds token {token}, outside the vocabulary [0, {self._vocab_size}).", "prompt"
+                )
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        stop_token_ids = params.stop_token_ids
+        if self._other_eos_ids and not params.ignore_eos:
+            stop_token_ids = sorted({*stop_token_ids, *self._other_eos_ids})
+        return msgspec.structs.replace(
+            params,
+            max_tokens=self._max_tokens(params, num_prompt_tokens),
+            stop_token_ids=stop_token_ids,
+            eos_token_id=self._eos_token_id,
+            bad_words_token_ids=(
+                self._tokenizer.bad_word_token_ids(params.bad_words) if params.bad_words else None
+            ),
+        )
+
+    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
+        room = self._max_model_len - num_prompt_tokens
+        if params.max_tokens is None:
+            wanted = len(params.replay_token_ids) if params.replay_token_ids else room
+            return min(wanted, room)
+        if params.max_tokens > room:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self._max_model_len} tokens, but "
+                f"{num_prompt_tokens + params.max_tokens} were requested ({num_prompt_tokens} in the prompt and "
+                f"{params.max_tokens} for the output).",
+                "max_tokens",
+            )
+        return params.max_tokens

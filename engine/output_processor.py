@@ -1,0 +1,312 @@
+"""From the core's tokens to what callers read: text, stop strings, log probabilities, merged answers, times.
+
+Keeps one state per request. A request ends when the core says so: a stop string found here is first told to
+the core, whose answer carries the receipt of the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.clock import Clock
+from engine.detokenizer import IncrementalDetokenizer
+from engine.errors import EngineDeadError
+from engine.logprobs import LogprobsProcessor
+from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnReceipt
+from engine.parallel_sampling import ParentRequest
+from engine.request_output import CompletionOutput, RequestOutput
+from engine.sampling_params import RequestOutputKind
+from engine.stats import IterationStats, RequestStats, finished_request_stats
+from engine.tokenizer import Tokenizer
+
+
+class RequestOutputCollector:
+    """A mailbox of one: outputs that its reader did not fetch in time are merged."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._delta = kind is RequestOutputKind.DELTA
+        self._held: RequestOutput | Exception | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, item: RequestOutput | Exception) -> None:
+        if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
+            self._held.merge(item, delta=self._delta)
+        else:
+            self._held = item
+        self._filled.set()
+
+    async def get(self) -> RequestOutput:
+        """The next output; raises the error that was put instead of one."""
+        while True:
+            held = self.get_nowait()
+            if held is not None:
+                return held
+            await self._filled.wait()
+
+    def get_nowait(self) -> RequestOutput | None:
+        held, self._held = self._held, None
+        self._filled.clear()
+        if isinstance(held, Exception):
+            raise held
+        return held
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What has to be remembered of a request between two messages of the core."""
+
+    request: EngineCoreRequest
+    prompt: str | None
+    detokenizer: IncrementalDetokenizer
+    logprobs: LogprobsProcessor | None
+    stats: RequestStats
+    parent: ParentRequest | None = None
+    index: int = 0
+    collector: RequestOutputCollector | None = None
+    stop_string: str | None = None
+    """Found here; the core has been told and has not yet answered."""
+
+    @property
+    def external_id(self) -> str:
+        return self.request.external_req_id or self.request.request_id
+
+    def make_output(
+        self,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None = None,
+        receipt: TurnReceipt | None = None,
+    ) -> RequestOutput | None:
+        """The next output for the caller; None if nothing is due now."""
+        kind = self.request.sampling_params.output_kind
+        if finish_reason is None and kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        answer = self._completion(finish_reason, stop_reason, delta=kind is RequestOutputKind.DELTA)
+        answers, finished = [answer], answer.finished
+        if self.parent is not None:
+            answers, finished = self.parent.merge(answer)
+            if not answers:
+                return None
+        return RequestOutput(
+            request_id=self.external_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=answers,
+            finished=finished,
+            num_cached_tokens=self.stats.num_cached_tokens,
+            receipt=self._external(receipt),
+            metrics=self.stats,
+        )
+
+    def _completion(
+        self, finish_reason: FinishReason | None, stop_reason: int | str | None, *, delta: bool
+    ) -> CompletionOutput:
+        text, token_ids = self.detokenizer.next_output(finished=finish_reason is not None, delta=delta)
+        positions = None
+        if self.logprobs is not None:
+            positions = list(self.logprobs.positions)
+            if delta:
+                self.logprobs.positions.clear()
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.logprobs.cumulative if self.logprobs is not None else None,
+            logprobs=positions,
+            finish_reason=None if finish_reason is None else str(finish_reason),
+            stop_reason=stop_reason,
+        )
+
+    def _external(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
+        return None if receipt is None else msgspec.structs.replace(receipt, request_id=self.external_id)
+
+
+@dataclass(slots=True)
+class ProcessedOutputs:
+    """What one message of the core came to."""
+
+    iteration_stats: IterationStats
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    """Of requests without a collector."""
+    stopped_ids: list[str] = field(default_factory=list)
+    """Requests that met a stop string: the core must be told."""
+
+
+class OutputProcessor:
+    """All requests of one front end."""
+
+    def __init__(self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._log_stats = log_stats
+        self._states: dict[str, RequestState] = {}
+        self._children: dict[str, list[str]] = {}
+        """Request id as the InputProcessor gave it to the ids of its unfinished core requests."""
+        self._by_external_id: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add_request(
+        self, request: EngineCoreRequest, prompt: str | None, collector: RequestOutputCollector | None = None
+    ) -> list[EngineCoreRequest]:
+        """Expect outputs of this request; returns the requests to send to the core, n of them."""
+        parent = ParentRequest(request) if request.sampling_params.n > 1 else None
+        core_requests = [request] if parent is None else parent.children()
+        for index, core_request in enumerate(core_requests):
+            self._states[core_request.request_id] = self._new_state(
+                core_request, prompt, parent, index, collector
+            )
+        self._children[request.request_id] = [each.request_id for each in core_requests]
+        self._by_external_id[request.external_req_id or request.request_id].append(request.request_id)
+        return core_requests
+
+    def _new_state(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        parent: ParentRequest | None,
+        index: int,
+        collector: RequestOutputCollector | None,
+    ) -> RequestState:
+        params = request.sampling_params
+        return RequestState(
+            request=request,
+            prompt=prompt,
+            detokenizer=IncrementalDetokenizer(self._tokenizer, params, request.prompt_token_ids),
+            logprobs=(
+                None if params.logprobs is None else LogprobsProcessor(self._tokenizer, params.logprobs)
+            ),
+            stats=RequestStats(request.arrival_time, len(request.prompt_token_ids)),
+            parent=parent,
+            index=index,
+            collector=collector,
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests of callers, not of the core."""
+        return len(self._children)
+
+    def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp: float) -> ProcessedOutputs:
+        """Take one message of the core; outputs of requests that were aborted meanwhile are dropped."""
+        processed = ProcessedOutputs(IterationStats(timestamp))
+        for output in outputs:
+            state = self._states.get(output.request_id)
+            if state is not None:
+                self._process(state, output, timestamp, processed)
+        return processed
+
+    def _process(
+        self, state: RequestState, output: EngineCoreOutput, timestamp: float, processed: ProcessedOutputs
+    ) -> None:
+        reason, stop_reason = output.finish_reason, output.stop_reason
+        if state.stop_string is None:
+            self._note_times(state, output, timestamp, processed.iteration_stats)
+            state.stop_string = state.detokenizer.update(
+                output.new_token_ids,
+                finished=reason is not None,
+                stop_token=reason is FinishReason.STOP and bool(output.new_token_ids),
+            )
+            if state.logprobs is not None and output.new_logprobs is not None:
+                state.logprobs.update(output.new_logprobs)
+            if state.stop_string is not None and reason is None:
+                processed.stopped_ids.append(output.request_id)
+        if state.stop_string is not None:
+            if reason is None:
+                return
+            reason, stop_reason = FinishReason.STOP, state.stop_string
+        if reason is not None:
+            self._finish(state, reason, timestamp, processed.iteration_stats)
+        result = state.make_output(reason, stop_reason, output.receipt)
+        if result is not None:
+            self._hand_out(state, result, processed.request_outputs)
+
+    @staticmethod
+    def _hand_out(state: RequestState, result: RequestOutput, request_outputs: list[RequestOutput]) -> None:
+        if state.collector is not None:
+            state.collector.put(result)
+        else:
+            request_outputs.append(result)
+
+    def _note_times(
+        self, state: RequestState, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
+    ) -> None:
+        stats = state.stats
+        num_new = len(output.new_token_ids)
+        stats.num_generation_tokens += num_new
+        if stats.first_token_time is None or output.finished:
+            stats.num_cached_tokens = output.num_cached_tokens
+            stats.queued_s = output.queued_s
+        if output.finished:
+            iteration.num_preempted_reqs += output.num_preemptions > 0
+            stats.num_preemptions = output.num_preemptions
+        if not num_new:
+            return
+        if stats.first_token_time is None:
+            stats.first_token_time = timestamp
+            iteration.num_prompt_tokens += stats.num_prompt_tokens
+            iteration.time_to_first_tokens_s.append(timestamp - stats.arrival_time)
+        elif stats.last_token_time is not None:
+            iteration.inter_token_latencies_s.append(timestamp - stats.last_token_time)
+        stats.last_token_time = timestamp
+        iteration.num_generation_tokens += num_new
+
+    def _finish(
+        self, state: RequestState, reason: FinishReason, timestamp: float, iteration: IterationStats
+    ) -> None:
+        self._forget(state)
+        if self._log_stats:
+            params = state.request.sampling_params
+            iteration.finished_requests.append(
+                finished_request_stats(
+                    state.stats,
+                    now=timestamp,
+                    finish_reason=str(reason),
+                    max_tokens=params.max_tokens,
+                    n=params.n,
+                )
+            )
+
+    def _forget(self, state: RequestState) -> None:
+        request_id = state.request.request_id
+        del self._states[request_id]
+        own_id = request_id if state.parent is None else state.parent.request_id
+        siblings = self._children[own_id]
+        siblings.remove(request_id)
+        if siblings:
+            return
+        del self._children[own_id]
+        same_name = self._by_external_id[state.external_id]
+        same_name.remove(own_id)
+        if not same_name:
+            del self._by_external_id[state.external_id]
+
+    def abort(self, request_id: str) -> list[str]:
+        """Forget a request (by the id the InputProcessor gave it); returns what the core must abort.
+
+        A reader still waiting for it gets a last output with finish reason ``abort``.
+        """
+        aborted = list(self._children.get(request_id, ()))
+        for core_id in aborted:
+            state = self._states[core_id]
+            self._forget(state)
+            result = state.make_output(FinishReason.ABORT)
+            if result is not None and state.collector is not None:
+                state.collector.put(result)
+        return aborted
+
+    def abort_external(self, external_id: str) -> list[str]:
+        """The same for all requests a caller has named so."""
+        request_ids = list(self._by_external_id.get(external_id, ()))
+        return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """Every reader gets the error; nothing is expected any more."""
+        for state in self._states.values():
+            if state.collector is not None:
+                state.collector.put(error)
+        self._states.clear()
+        self._children.clear()
+        self._by_external_id.clear()

@@ -1,0 +1,87 @@
+"""Times and counts of requests as the front end sees them, for metrics. Monotonic seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.messages import SchedulerStats
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """One request (one of its answers if n > 1), updated as its tokens arrive."""
+
+    arrival_time: float
+    num_prompt_tokens: int
+    num_generation_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    queued_s: float = 0.0
+    """From arrival to the first step that worked on it."""
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequestStats:
+    """Where the time of a finished request went."""
+
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int
+    max_tokens: int | None
+    n: int
+    e2e_s: float
+    queued_s: float
+    prefill_s: float
+    """First scheduled to first token."""
+    decode_s: float
+    """First token to last token."""
+    inference_s: float
+    """First scheduled to last token."""
+    mean_time_per_output_token_s: float
+    """Of all but the first; 0 if there was only one."""
+
+
+@dataclass(slots=True)
+class IterationStats:
+    """What one message of the core brought, over all requests."""
+
+    timestamp: float
+    num_prompt_tokens: int = 0
+    """Of requests whose first token came in this iteration."""
+    num_generation_tokens: int = 0
+    num_preempted_reqs: int = 0
+    time_to_first_tokens_s: list[float] = field(default_factory=list)
+    inter_token_latencies_s: list[float] = field(default_factory=list)
+    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+
+
+StatsListener = Callable[[SchedulerStats | None, IterationStats], None]
+"""Called once per message of the core, on the thread that handles outputs; must be quick."""
+
+
+def finished_request_stats(
+    stats: RequestStats, *, now: float, finish_reason: str, max_tokens: int | None, n: int
+) -> FinishedRequestStats:
+    """The summary of a request that has just ended."""
+    scheduled = stats.arrival_time + stats.queued_s
+    first = stats.first_token_time if stats.first_token_time is not None else now
+    last = stats.last_token_time if stats.last_token_time is not None else now
+    num_later = stats.num_generation_tokens - 1
+    return FinishedRequestStats(
+        finish_reason=finish_reason,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_generation_tokens=stats.num_generation_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
+        max_tokens=max_tokens,
+        n=n,
+        e2e_s=now - stats.arrival_time,
+        queued_s=stats.queued_s,
+        prefill_s=first - scheduled,
+        decode_s=last - first,
+        inference_s=last - scheduled,
+        mean_time_per_output_token_s=(last - first) / num_later if num_later > 0 else 0.0,
+    )

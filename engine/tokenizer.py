@@ -1,0 +1,149 @@
+"""Text to tokens: the model's tokenizer and its chat template. Knows nothing of requests or sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.config import ModelConfig
+from engine.errors import ModelLoadError, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
+
+    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+        self.hf = hf
+        # None where the tokenizer is pure Python: then text is decoded the slow way.
+        self.backend = getattr(hf, "backend_tokenizer", None)
+        self._token_texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, config: ModelConfig) -> Tokenizer:
+        """The tokenizer of a model folder; ModelLoadError if there is none."""
+        from transformers import AutoTokenizer
+
+        name = config.tokenizer or config.model
+        try:
+            hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        except Exception as error:  # the library raises half a dozen kinds
+            raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
+        return cls(hf)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        eos: int | None = self.hf.eos_token_id
+        return eos
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        text: str = self.hf.decode(
+            token_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; U+FFFD where it is part of a character."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.decode([token_id])
+        return text
+
+    def bad_word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Token sequences that spell these words, at the start of a text and after a space."""
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = self.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+            sequences.append(bare)
+            # A tokenizer that writes the space as a token of its own needs no second form.
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                sequences.append(spaced)
+        return [sequence for sequence in sequences if sequence]
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; RequestError if there is no template or it refuses the messages."""
+        if not messages:
+            raise RequestError("messages must not be empty.", "messages")
+        if chat_template is None and not self.hf.chat_template:
+            raise RequestError(
+                "This model has no chat template: use completions, or give a chat_template.", "messages"
+            )
+        own: dict[str, Any] = {
+            "tools": list(tools) if tools else None,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tokenize": False,
+        }
+        extra = dict(chat_template_kwargs or {})
+        if clash := sorted(extra.keys() & (own.keys() | {"return_dict", "return_tensors", "conversation"})):
+            raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
+        conversation = [_as_template_expects(message) for message in messages]
+        try:
+            text: str = self.hf.apply_chat_template(conversation, **own, **extra)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
+        return self.encode(text, add_special_tokens=False)
+
+
+def _as_template_expects(message: Message) -> dict[str, Any]:
+    """Text parts joined, and the arguments of tool calls as objects, which is what templates are written for."""
+    expected = dict(message)
+    if isinstance(message.get("content"), list):
+        expected["content"] = "\n".join(_part_text(part) for part in message["content"])
+    elif expected.get("content") is None:
+        expected["content"] = ""
+    if message.get("tool_calls"):
+        expected["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+    return expected
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise RequestError(f"This model takes text only, got a content part of type {kind!r}.", "messages")
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """A malformed call stays as the model wrote it: an agent must be able to send it back and go on."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
