@@ -171,7 +171,7 @@ class ServerClient:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     raise TurnFailedError(_http_error(response.status_code, await response.aread()))
-                return await _read_reply(response.aiter_lines(), started)
+                return await read_reply(response.aiter_lines(), started)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
             raise TurnFailedError(_reason(error)) from error
 
@@ -205,7 +205,7 @@ class ServerClient:
             ) from error
 
 
-async def _read_reply(lines: AsyncIterator[str], started: float) -> Reply:
+async def read_reply(lines: AsyncIterator[str], started: float) -> Reply:
     """Follow a stream of server-sent events to its ``[DONE]``."""
     parts: list[str] = []
     ttft_s: float | None = None

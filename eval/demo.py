@@ -1,0 +1,216 @@
+"""``continuum demo``: the same agent jobs under two policies, on a model made here, with scarce KV memory.
+
+Needs no model, no network and no accelerator. Starts the real server in a process of its own for each policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.errors import EngineError
+from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
+from eval.plan import Limits
+from eval.records import write_records
+from eval.report import render, write_result
+from eval.server_process import ServerProcess
+from eval.workloads.catalog import SYNTHETIC, load_jobs
+from eval.workloads.job import Job
+from eval.workloads.synthetic import SyntheticConfig, make_jobs
+
+BLOCK_SIZE = 16
+MODEL_NAME = "demo"
+TEMPLATE_TOKENS_PER_TURN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """Sizes of a demonstration; the defaults take about two minutes on two cores."""
+
+    out: Path = Path("out/demo")
+    policies: tuple[str, ...] = ("fcfs", "continuum")
+    workload: str = SYNTHETIC
+    num_jobs: int = 10
+    seed: int | None = None
+    max_turns: int | None = None
+    max_context_tokens: int = 4096
+    pool_share: float = 0.5
+    """KV pool as a share of what all jobs hold together at their ends."""
+    hidden_size: int = 256
+    num_layers: int = 6
+    max_num_batched_tokens: int = 1024
+    time_scale: float = 1.0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_turns=self.max_turns, max_context_tokens=self.max_context_tokens, time_scale=self.time_scale
+        )
+
+
+def quick(config: DemoConfig) -> DemoConfig:
+    """A demonstration of half a minute, to see that everything works; its numbers say little."""
+    return replace(config, num_jobs=min(config.num_jobs, 6), max_turns=4, hidden_size=128, num_layers=3)
+
+
+def run_demo(config: DemoConfig) -> list[BenchRun]:
+    """Replay the jobs under each policy; model, traces, records and results are left in ``config.out``."""
+    model = _make_model(config)
+    jobs = _jobs(config)
+    num_blocks = _pool_blocks(config, jobs, model)
+    _say(
+        f"{len(jobs)} jobs at once, a KV pool of {num_blocks} blocks ({num_blocks * BLOCK_SIZE:,} tokens): "
+        f"{config.pool_share:.0%} of what the jobs hold at their ends"
+    )
+    return [_run_policy(config, policy, model, jobs, num_blocks) for policy in config.policies]
+
+
+def _make_model(config: DemoConfig) -> Path:
+    # Loads torch, which nothing else here needs.
+    from engine.worker.tiny_models import make_model_folder
+
+    _say(f"Making a model: {config.num_layers} layers of {config.hidden_size}, random weights")
+    return make_model_folder(
+        config.out / "model",
+        family="qwen3",
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        vocab_size=2048,
+        max_position_embeddings=config.max_context_tokens,
+    )
+
+
+def _jobs(config: DemoConfig) -> list[Job]:
+    if config.workload != SYNTHETIC:
+        return load_jobs(config.workload, config.num_jobs, config.seed)
+    return make_jobs(
+        SyntheticConfig(
+            num_jobs=config.num_jobs,
+            seed=config.seed or 0,
+            min_turns=6,
+            max_turns=9,
+            system_words=100,
+            task_words=200,
+            result_words=70,
+            thought_words=3,
+        )
+    )
+
+
+def _pool_blocks(config: DemoConfig, jobs: list[Job], model: Path) -> int:
+    """Blocks for the given share of all contexts, and in any case for the longest one with some room."""
+    from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    system = count(jobs[0].system_text)
+    own = [_context_tokens(job, config.limits, system, count) - system for job in jobs]
+    wanted = config.pool_share * (system + sum(own))
+    return math.ceil(max(wanted, 1.25 * config.max_context_tokens) / BLOCK_SIZE) + 1
+
+
+def _context_tokens(job: Job, limits: Limits, system: int, count: Callable[[str], int]) -> int:
+    """Tokens in the job's context at its end, as far as it will be replayed."""
+    context = system
+    for turn in job.turns[: limits.max_turns]:
+        longer = context + count(turn.input_text) + count(turn.output_text) + TEMPLATE_TOKENS_PER_TURN
+        if limits.max_context_tokens is not None and longer > limits.max_context_tokens:
+            break
+        context = longer
+    return context
+
+
+def _run_policy(config: DemoConfig, policy: str, model: Path, jobs: list[Job], num_blocks: int) -> BenchRun:
+    folder = config.out / policy
+    folder.mkdir(parents=True, exist_ok=True)
+    _say(f"\n{policy}: starting the server")
+    with ServerProcess(_serve_arguments(config, policy, model, num_blocks), folder / "server.log") as server:
+        options = BenchOptions(base_url=server.base_url, jobs=jobs, name=policy, limits=config.limits)
+        run = asyncio.run(run_bench(options))
+    write_result(folder / "result.json", run.result)
+    write_records(folder / "records.jsonl", run.turns)
+    return run
+
+
+def _serve_arguments(config: DemoConfig, policy: str, model: Path, num_blocks: int) -> list[str]:
+    return [
+        str(model),
+        *("--scheduling-policy", policy),
+        *("--served-model-name", MODEL_NAME),
+        *("--host", "127.0.0.1"),
+        *("--port", "0"),
+        *("--block-size", str(BLOCK_SIZE)),
+        *("--num-gpu-blocks-override", str(num_blocks)),
+        *("--max-model-len", str(config.max_context_tokens)),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--trace", str(config.out / policy / "trace.jsonl")),
+    ]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = DemoConfig()
+    parser = argparse.ArgumentParser(
+        prog="continuum demo",
+        description="Replay agent jobs under fcfs and under continuum with a small KV pool; compare the two.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--jobs", type=int, default=default.num_jobs, metavar="N", help="jobs, all started at once")
+    add("--quick", action="store_true", help="half a minute: fewer jobs and turns, a smaller model")
+    add("--workload", default=SYNTHETIC, metavar="FILE", help="recorded jobs instead of made ones")
+    add("--seed", type=int, help="of the made jobs; with FILE, draw the jobs at random")
+    add("--policies", nargs="+", default=default.policies, metavar="P", help="what to compare")
+    add("--pool-share", type=float, default=default.pool_share, metavar="X", help="KV pool / all contexts")
+    add("--max-turns", type=int, metavar="N", help="first N turns of each job")
+    add("--max-context-tokens", type=int, default=default.max_context_tokens, metavar="N", help="cut there")
+    add("--time-scale", type=float, default=1.0, metavar="X", help="multiply the tool times")
+    add("--hidden-size", type=int, default=default.hidden_size, metavar="N", help="of the model")
+    add("--layers", type=int, default=default.num_layers, metavar="N", help="of the model")
+    add("--out", type=Path, default=default.out, metavar="FOLDER", help="traces, records and results")
+    return parser
+
+
+def _config(arguments: argparse.Namespace) -> DemoConfig:
+    config = DemoConfig(
+        out=arguments.out,
+        policies=tuple(arguments.policies),
+        workload=arguments.workload,
+        num_jobs=arguments.jobs,
+        seed=arguments.seed,
+        max_turns=arguments.max_turns,
+        max_context_tokens=arguments.max_context_tokens,
+        pool_share=arguments.pool_share,
+        hidden_size=arguments.hidden_size,
+        num_layers=arguments.layers,
+        time_scale=arguments.time_scale,
+    )
+    return quick(config) if arguments.quick else config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``continuum demo``. Exit code 1 if anything went wrong on the way."""
+    config = _config(_parser().parse_args(argv))
+    started = time.monotonic()
+    try:
+        runs = run_demo(config)
+    except EngineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{render([run.result for run in runs])}\n")
+    for policy in config.policies:
+        print(f"{policy}: trace, records and log in {config.out / policy}")
+    print(f"{time.monotonic() - started:.0f} s in all")
+    return max(report_errors(run) for run in runs)

@@ -1,0 +1,73 @@
+"""Reading a streamed answer, byte for byte as servers send it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from eval.bench import main
+from eval.client import TurnFailedError, read_reply
+
+ROLE = 'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
+TEXT = 'data: {"choices":[{"index":0,"delta":{"content":"ls "},"finish_reason":null}]}'
+END = 'data: {"choices":[{"index":0,"delta":{"content":"-l"},"finish_reason":"stop"}]}'
+USAGE = (
+    'data: {"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":3,'
+    '"prompt_tokens_details":{"cached_tokens":32}},"receipt":{"request_id":"r","job_id":"j","turn":2,"ttl_s":1.5}}'
+)
+DONE = "data: [DONE]"
+
+
+async def _lines(*lines: str) -> AsyncIterator[str]:
+    for line in lines:
+        yield line
+
+
+async def test_a_streamed_answer_is_read_to_its_end() -> None:
+    """Text, finish reason, the server's token counts and its receipt are all kept; comments are not."""
+    reply = await read_reply(
+        _lines(": keep-alive", ROLE, "", TEXT, "", END, USAGE, DONE), started=time.perf_counter()
+    )
+    assert (reply.text, reply.finish_reason) == ("ls -l", "stop")
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.output_tokens) == (40, 32, 3)
+    assert reply.receipt is not None
+    assert (reply.receipt.turn, reply.receipt.ttl_s) == (2, 1.5)
+    assert 0 <= reply.ttft_s <= reply.latency_s
+
+
+async def test_a_server_that_counts_no_cached_tokens_is_read_too() -> None:
+    """Without usage details the cached tokens are 0 and nothing breaks."""
+    usage = (
+        'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3,"prompt_tokens_details":null}}'
+    )
+    reply = await read_reply(_lines(TEXT, usage, DONE), started=0.0)
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.receipt) == (4, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([ROLE, 'data: {"error":{"message":"the core died"}}', DONE], "the core died"),
+        ([ROLE, TEXT], "ended before"),
+        ([USAGE, DONE], "no choices"),
+    ],
+)
+async def test_a_broken_stream_is_a_failed_turn(lines: list[str], complaint: str) -> None:
+    """HTTP 200 is no success yet: an error, an early end or an empty answer fails the turn."""
+    with pytest.raises(TurnFailedError, match=complaint):
+        await read_reply(_lines(*lines), started=0.0)
+
+
+def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 and the address, not a traceback."""
+    assert main(["--base-url", "http://127.0.0.1:9", "--workload", "synthetic", "--jobs", "1"]) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "preparing" not in x]
+    assert line.startswith("Cannot reach the server at http://127.0.0.1:9: ")
+
+
+def test_a_workload_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is looked at before the server."""
+    assert main(["--workload", "nowhere.jsonl"]) == 1
+    assert "Cannot read the workload nowhere.jsonl" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Workloads: recorded ones are read as they are, made ones are the same for a seed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval.errors import WorkloadError
+from eval.workloads.catalog import load_jobs
+from eval.workloads.job import describe_gaps
+from eval.workloads.miniswe import read_miniswe
+from eval.workloads.synthetic import SyntheticConfig, make_jobs
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
+
+RECORDED = {
+    "job_id": "astropy-1",
+    "source": "miniswe-gemini3-text",
+    "arrival_s": None,
+    "system_text": "You fix bugs.",
+    "turns": [
+        {
+            "input_text": "Fix it.",
+            "output_text": "THOUGHT: look\n\n```bash\nls -R\n```",
+            "gap_kind": "tool",
+            "tool": "bash",
+            "cmd": "ls",
+            "tool_s": None,
+            "tool_s_est": 0.04,
+            "input_tokens": 12,
+        },
+        {
+            "input_text": "a.py",
+            "output_text": "```bash\npytest\n```",
+            "gap_kind": "tool",
+            "tool": "bash",
+            "cmd": "pytest",
+            "tool_s": 7.5,
+        },
+        {"input_text": "ok", "output_text": "Done.", "gap_kind": "end", "tool": "bash", "cmd": "echo"},
+    ],
+}
+
+
+def _written(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines), encoding="utf-8")
+    return path
+
+
+def test_a_recorded_job_keeps_its_texts_and_says_which_times_are_assumed(tmp_path: Path) -> None:
+    """An estimated tool time is used but never passes for a measured one; the last turn has none."""
+    (job,) = read_miniswe(_written(tmp_path / "jobs.jsonl", RECORDED))
+    assert (job.job_id, job.system_text, len(job.turns)) == ("astropy-1", "You fix bugs.", 3)
+    assert [(t.command, t.gap_s, t.gap_measured) for t in job.turns] == [
+        ("ls", 0.04, False),
+        ("pytest", 7.5, True),
+        (None, None, False),
+    ]
+    assert describe_gaps([job]) == "tool times: 1 measured, 1 ASSUMED"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json", "line 2: not a recorded job"),
+        ({"job_id": "x"}, "line 2: not a recorded job: Object missing required field `source`"),
+        (RECORDED | {"turns": [{"input_text": 1}]}, r"\$.turns\[0\].input_text"),
+        (RECORDED | {"turns": []}, "line 2: job astropy-1 has no turns"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: object, complaint: str) -> None:
+    """The error says which line of which file is wrong, and what about it."""
+    path = _written(tmp_path / "jobs.jsonl", RECORDED, line)
+    with pytest.raises(WorkloadError, match=complaint) as caught:
+        list(read_miniswe(path))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_jobs", "complaint"),
+    [
+        ("missing.jsonl", None, "Cannot read the workload .*missing.jsonl: No such file"),
+        ("empty.jsonl", None, "holds no jobs"),
+        ("one.jsonl", 2, "asks for 2 jobs, but .*one.jsonl holds 1"),
+        ("one.jsonl", 0, "at least 1"),
+    ],
+)
+def test_an_unusable_workload_is_one_sentence(
+    tmp_path: Path, name: str, num_jobs: int | None, complaint: str
+) -> None:
+    """A file that is missing, empty or too short is refused in words."""
+    _written(tmp_path / "empty.jsonl")
+    _written(tmp_path / "one.jsonl", RECORDED)
+    with pytest.raises(WorkloadError, match=complaint):
+        load_jobs(str(tmp_path / name), num_jobs, None)
+
+
+def test_a_seed_draws_jobs_and_no_seed_takes_the_first(tmp_path: Path) -> None:
+    """Without a seed the file's order holds; a seed draws without repetition and always the same."""
+    path = str(_written(tmp_path / "jobs.jsonl", *(RECORDED | {"job_id": str(i)} for i in range(20))))
+    assert [job.job_id for job in load_jobs(path, 3, None)] == ["0", "1", "2"]
+    drawn = [job.job_id for job in load_jobs(path, 10, 7)]
+    assert drawn == [job.job_id for job in load_jobs(path, 10, 7)]
+    assert len(set(drawn)) == 10
+    assert drawn != [job.job_id for job in load_jobs(path, 10, 8)]
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workload is not beside the repository")
+def test_the_real_recording_is_read_whole() -> None:
+    """All 37 recorded jobs come through with a text in every turn and no measured tool time."""
+    jobs = load_jobs(str(SHARED), None, None)
+    turns = [turn for job in jobs for turn in job.turns]
+    assert (len(jobs), len(turns)) == (37, 1504)
+    assert all(turn.output_text for turn in turns)
+    assert not any(turn.gap_measured for turn in turns)
+    assert sum(turn.gap_s is not None for turn in turns) == 1465
+
+
+@given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 4), hermes=st.booleans())
+def test_made_jobs_depend_on_their_seed_only(seed: int, num_jobs: int, hermes: bool) -> None:
+    """Equal arguments give equal jobs, and asking for more jobs does not change the first ones."""
+    config = SyntheticConfig(num_jobs=num_jobs, seed=seed, hermes=hermes)
+    jobs = make_jobs(config)
+    assert jobs == make_jobs(config)
+    assert make_jobs(SyntheticConfig(num_jobs=num_jobs + 1, seed=seed, hermes=hermes))[:num_jobs] == jobs
+    assert make_jobs(SyntheticConfig(num_jobs=num_jobs, seed=seed + 1, hermes=hermes)) != jobs
+
+
+@given(seed=st.integers(0, 2**32), hermes=st.booleans())
+def test_made_jobs_look_like_an_agent(seed: int, hermes: bool) -> None:
+    """Every turn but the last calls a tool, in the form asked for, and waits for it a bounded time."""
+    config = SyntheticConfig(num_jobs=2, seed=seed, hermes=hermes)
+    opening = "<tool_call>\n" if hermes else "```bash\n"
+    jobs = make_jobs(config)
+    assert jobs[0].system_text == jobs[1].system_text
+    for job in jobs:
+        assert config.min_turns <= len(job.turns) <= config.max_turns
+        *calling, last = job.turns
+        assert (last.tool, last.gap_s) == (None, None)
+        for turn in calling:
+            assert turn.gap_s is not None
+            assert 0 <= turn.gap_s <= config.max_tool_s
+            assert not turn.gap_measured
+            call = turn.output_text.partition(opening)[2].removesuffix("\n</tool_call>")
+            command = json.loads(call)["arguments"]["command"] if hermes else call
+            assert turn.command is not None
+            assert command.startswith(turn.command + " ")
+
+
+def test_made_tool_times_have_the_published_shape() -> None:
+    """Most tools take a fraction of a second, a few take many: mean near 0.9 s, median far below."""
+    jobs = make_jobs(SyntheticConfig(num_jobs=200, seed=1, system_words=1, task_words=1, result_words=1))
+    gaps = [turn.gap_s for job in jobs for turn in job.turns if turn.gap_s is not None]
+    assert 0.5 < statistics.mean(gaps) < 1.2
+    assert statistics.median(gaps) < 0.2
+    assert statistics.stdev(gaps) > 2 * statistics.mean(gaps)
