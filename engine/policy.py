@@ -84,14 +84,14 @@ class SchedulingPolicy(Protocol):
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         """A turn ended by itself (stop or length): hold its frontier, or None to let it go."""
 
-    def on_request_gone(self, request: Request, now: float) -> Iterable[Pin]:
-        """A request was aborted or failed: pins to release with it."""
+    def on_request_gone(self, request: Request, now: float) -> None:
+        """A request was aborted or failed; its turn is not held."""
 
-    def on_signal(self, signal: Signal, now: float) -> tuple[TurnReceipt | None, Iterable[Pin]]:
-        """A tool call or a job changed state: the decision for the client, and pins to release now."""
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        """A tool call or a job changed state: the new decision about the turn, for the client."""
 
-    def receipt(self, request: Request, pin: Pin | None, now: float) -> TurnReceipt | None:
-        """What to tell the client about the turn that just ended."""
+    def take_receipt(self, request: Request) -> TurnReceipt | None:
+        """What to tell the client about the turn that just ended; asked once, right after ``on_turn_end``."""
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
@@ -99,8 +99,8 @@ class SchedulingPolicy(Protocol):
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         """Which running request to preempt (it may be the requester)."""
 
-    def due(self, now: float) -> Iterator[Pin]:
-        """Pins past their deadline, to be ended as expired."""
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        """Pins that end now, past their deadline or let go, with the cause; asked often, so cheap."""
 
     def next_due_s(self) -> float | None:
         """When ``due`` will next have something, for an idle loop to wake up."""
@@ -145,13 +145,13 @@ class FcfsPolicy:
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         return None
 
-    def on_request_gone(self, request: Request, now: float) -> Iterable[Pin]:
-        return ()
+    def on_request_gone(self, request: Request, now: float) -> None:
+        pass
 
-    def on_signal(self, signal: Signal, now: float) -> tuple[TurnReceipt | None, Iterable[Pin]]:
-        return None, ()
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        return None
 
-    def receipt(self, request: Request, pin: Pin | None, now: float) -> TurnReceipt | None:
+    def take_receipt(self, request: Request) -> TurnReceipt | None:
         return None
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
@@ -160,7 +160,7 @@ class FcfsPolicy:
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         return running[-1]
 
-    def due(self, now: float) -> Iterator[Pin]:
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         return iter(())
 
     def next_due_s(self) -> float | None:

@@ -57,6 +57,7 @@ class Request:
         "client_index",
         "ending_token_ids",
         "first_scheduled_time",
+        "first_token_time",
         "job",
         "max_tokens",
         "media",
@@ -112,6 +113,7 @@ class Request:
         self.num_recomputed_tokens = 0
         """Tokens computed again after preemptions."""
         self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
 
         self._block_hasher = block_hasher
         self.block_hashes: list[BlockHash] = block_hasher(self) if block_hasher else []

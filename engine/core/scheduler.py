@@ -133,8 +133,8 @@ class Scheduler:
 
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         """A tool call or a job changed state; the receipt is the policy's new decision about the turn."""
-        receipt, released = self.policy.on_signal(signal, now)
-        self._end_pins(released, PinEnd.RELEASED, now)
+        receipt = self.policy.on_signal(signal, now)
+        self.expire(now)
         return receipt
 
     def set_pause_state(self, state: PauseState) -> None:
@@ -325,6 +325,9 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None or not token_ids:
                 continue
+            is_first = request.first_token_time is None
+            if is_first:
+                request.first_token_time = now
             num_taken = self._append_tokens(request, token_ids)
             logprobs = result.logprobs.get(request_id) if result.logprobs else None
             if request.status is RequestStatus.RUNNING:
@@ -333,7 +336,7 @@ class Scheduler:
                 any_finished = True
                 output = self._finish(request, token_ids[:num_taken], now)
             output.new_logprobs = logprobs[:num_taken] if logprobs else None
-            if request.num_output_tokens == num_taken:
+            if is_first:
                 self._describe_start(request, output)
             outputs.append(output)
         if any_finished:
@@ -362,7 +365,7 @@ class Scheduler:
         if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             pin = self.policy.on_turn_end(request, now)
         else:
-            self._end_pins(self.policy.on_request_gone(request, now), PinEnd.RELEASED, now)
+            self.policy.on_request_gone(request, now)
         if pin is not None:
             self.kv.pin(request, pin.pin_id, pin.num_blocks)
         else:
@@ -374,9 +377,10 @@ class Scheduler:
             token_ids,
             finish_reason=request.status.finish_reason,
             stop_reason=request.stop_reason,
-            receipt=self.policy.receipt(request, pin, now),
+            receipt=self.policy.take_receipt(request),
         )
         self._describe_start(request, output)
+        self.expire(now)
         return output
 
     def _describe_start(self, request: Request, output: EngineCoreOutput) -> None:
@@ -388,9 +392,9 @@ class Scheduler:
     # ---- pins ----
 
     def expire(self, now: float) -> None:
-        """End the pins whose deadline has passed."""
-        for pin in self.policy.due(now):
-            self._end_pin(pin, PinEnd.EXPIRED, now)
+        """End the pins whose deadline has passed or that the policy let go."""
+        for pin, cause in self.policy.due(now):
+            self._end_pin(pin, cause, now)
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""

@@ -1,0 +1,93 @@
+"""A scheduler with a made-up model: what the core's tests drive by hand."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from engine.clock import ManualClock
+from engine.config import SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.messages import EngineCoreOutput, JobRef
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.policy import FcfsPolicy, SchedulingPolicy
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from tracing.writer import TraceWriter
+
+
+class EngineRoom:
+    """Steps a real scheduler; sampled tokens are a function of request id and position."""
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy | None = None,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 17,
+        max_model_len: int = 64,
+        enable_prefix_caching: bool = True,
+        tracer: TraceWriter | None = None,
+        **limits: int | bool,
+    ) -> None:
+        config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
+        self.clock = ManualClock()
+        self.scheduler = Scheduler(
+            SchedulerConfig(**config),  # type: ignore[arg-type]
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            policy=policy or FcfsPolicy(),
+            enable_prefix_caching=enable_prefix_caching,
+            tracer=tracer,
+        )
+        self.tokens: dict[str, list[int]] = {}
+        """All tokens of every request that was added, prompt and output."""
+        self.finished: dict[str, EngineCoreOutput] = {}
+        self.last_plan: SchedulerOutput | None = None
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        max_tokens: int = 4,
+        priority: int = 0,
+        job_id: str | None = None,
+        is_last_step: bool = False,
+        tenant: str | None = None,
+    ) -> Request:
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            self.clock.now(),
+            priority=priority,
+            job=JobRef(job_id, is_last_step, tenant) if job_id is not None else None,
+            block_hasher=self.scheduler.request_block_hasher,
+        )
+        self.tokens[request_id] = request.all_token_ids
+        self.scheduler.add_request(request, self.clock.now())
+        return request
+
+    def step(self, seconds: float = 0.01) -> SchedulerOutput:
+        """One schedule and its update; the clock moves in between."""
+        plan = self.last_plan = self.scheduler.schedule(self.clock.now())
+        self.clock.advance(seconds)
+        ready = [self.scheduler.requests[i] for i in plan.num_scheduled_tokens]
+        ready = [r for r in ready if r.num_computed_tokens == r.num_tokens]
+        result = ModelRunnerOutput(
+            [r.request_id for r in ready], [[crc32(f"{r.request_id}:{r.num_tokens}".encode())] for r in ready]
+        )
+        for output in self.scheduler.update_from_output(plan, result, self.clock.now()):
+            if output.finished:
+                assert output.request_id not in self.finished, "a request ended twice"
+                self.finished[output.request_id] = output
+        return plan
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Step until nothing is left; an engine that makes no progress fails here."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                return
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.statistics()}")

@@ -1,0 +1,52 @@
+"""The waiting queue keeps its order under adding, re-keying, setting aside and removal."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.request_queue import RequestQueue
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+def request(number: int) -> Request:
+    return Request(f"r{number}", [1], SamplingParams(max_tokens=1), 0.0)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "prepend", "rekey", "remove", "pop", "aside"]), st.integers(0, 2)),
+    max_size=40,
+)
+
+
+@given(OPERATIONS)
+def test_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
+    """Any operations: the queue pops as a list sorted by (key, place) would."""
+    queue = RequestQueue()
+    model: list[tuple[int, int, Request]] = []
+    for number, (operation, key) in enumerate(operations):
+        if operation in ("add", "prepend"):
+            new = request(number)
+            getattr(queue, operation)(new, (key,))
+            model.append((key, number if operation == "add" else -number - 1, new))
+        elif model:
+            model.sort(key=lambda item: item[:2])
+            place, item = model[0][1], model[-1]
+            if operation == "rekey":
+                queue.rekey(item[2], (key,))
+                model[-1] = (key, item[1], item[2])
+            elif operation == "remove":
+                queue.remove(item[2])
+                model.pop()
+            elif operation == "pop":
+                assert queue.pop() is model.pop(0)[2], place
+            else:
+                queue.put_back(queue.set_aside())
+    model.sort(key=lambda item: item[:2])
+    assert set(queue) == {item[2] for item in model}
+    assert len(queue) == len(model)
+    for found, item in zip(queue.first(3), model, strict=False):
+        assert found is item[2] or len(operations) > len(model)
+    assert [queue.pop() for _ in model] == [item[2] for item in model]
+    assert queue.peek() is None

@@ -1,0 +1,209 @@
+"""One promise of the scheduler per test, on a made-up model."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.scheduler import PauseState
+from engine.messages import FinishReason
+from engine.policy import FcfsPolicy, PriorityPolicy
+from engine.request import Request, RequestStatus
+from engine.sampling_params import SamplingParams
+from tests.core.engine_room import EngineRoom
+
+
+def tokens(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_prefill_and_decode_share_one_budget() -> None:
+    """A decoding request takes one token of the budget, a waiting prompt takes what is left of it."""
+    room = EngineRoom(max_num_batched_tokens=10, num_blocks=40)
+    room.add("a", tokens(0, 6), max_tokens=8)
+    room.step()
+    room.add("b", tokens(100, 20))
+    assert room.step().num_scheduled_tokens == {"a": 1, "b": 9}
+    assert room.step().num_scheduled_tokens == {"a": 1, "b": 9}
+    assert room.step().num_scheduled_tokens == {"a": 1, "b": 2}
+
+
+def test_long_prefill_token_threshold_caps_one_request() -> None:
+    """With a threshold of 4 no request gets more than 4 prompt tokens in a step, new or running."""
+    room = EngineRoom(long_prefill_token_threshold=4, num_blocks=40)
+    room.add("a", tokens(0, 10))
+    room.add("b", tokens(100, 3))
+    assert room.step().num_scheduled_tokens == {"a": 4, "b": 3}
+    assert room.step().num_scheduled_tokens == {"a": 4, "b": 1}
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
+    """A prompt longer than what is left of the budget is not cut."""
+    room = EngineRoom(enable_chunked_prefill=False, max_num_batched_tokens=12, num_blocks=40)
+    room.add("a", tokens(0, 8))
+    room.add("b", tokens(100, 8))
+    assert room.step().num_scheduled_tokens == {"a": 8}
+    assert room.step().num_scheduled_tokens == {"a": 1, "b": 8}
+
+
+def test_reserve_full_isl_admits_only_what_fits_whole() -> None:
+    """With the reserve a prompt whose chunk fits but whose whole does not must wait; without it may start."""
+    for reserve in (True, False):
+        room = EngineRoom(num_blocks=9, max_num_batched_tokens=16, scheduler_reserve_full_isl=reserve)
+        room.add("a", tokens(0, 12), max_tokens=3)
+        room.step()
+        room.add("b", tokens(100, 24), max_tokens=1)
+        assert ("b" in room.step().num_scheduled_tokens) is not reserve
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    """A prompt that is cached to the last token still has its last block computed, for the logits."""
+    room = EngineRoom(num_blocks=40)
+    room.add("a", tokens(0, 16))
+    room.run()
+    room.add("b", tokens(0, 16))
+    (new,) = room.step().scheduled_new_reqs
+    assert new.num_computed_tokens == 12
+
+
+def test_another_cache_salt_shares_nothing() -> None:
+    """Equal tokens under another cache salt are another prefix."""
+    room = EngineRoom(num_blocks=40)
+    room.add("a", tokens(0, 16))
+    room.run()
+    request = Request(
+        "b",
+        tokens(0, 16),
+        SamplingParams(max_tokens=4, ignore_eos=True),
+        room.clock.now(),
+        cache_salt="other",
+        block_hasher=room.scheduler.request_block_hasher,
+    )
+    room.tokens["b"] = request.all_token_ids
+    room.scheduler.add_request(request, 0.0)
+    assert room.step().scheduled_new_reqs[0].num_computed_tokens == 0
+
+
+def test_fcfs_preempts_the_youngest_and_resumes_it_first() -> None:
+    """Out of blocks, the tail of running goes; nobody is admitted in that step; it returns before newcomers."""
+    room = EngineRoom(num_blocks=7, max_num_seqs=3)
+    room.add("a", tokens(0, 8), max_tokens=9)
+    room.add("b", tokens(100, 8), max_tokens=9)
+    while not (plan := room.step()).preempted_req_ids:
+        pass
+    assert plan.preempted_req_ids == {"b"}
+    assert set(plan.num_scheduled_tokens) == {"a"}
+    room.add("c", tokens(200, 4), max_tokens=1)
+    while "b" not in plan.num_scheduled_tokens:
+        assert "c" not in plan.num_scheduled_tokens
+        plan = room.step()
+    assert plan.scheduled_cached_reqs.resumed_req_ids == {"b"}
+    resumed = plan.scheduled_cached_reqs.resumed_token_ids["b"]
+    assert len(resumed) > 8
+    assert resumed == room.tokens["b"][: len(resumed)]
+    room.run()
+    assert set(room.finished) == {"a", "b", "c"}
+    assert room.finished["b"].num_preemptions >= 1
+
+
+def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
+    """PRIORITY: the victim's tokens and budget are given back, and what it had not computed is not found later."""
+    room = EngineRoom(PriorityPolicy(), num_blocks=7, max_num_seqs=3, max_num_batched_tokens=16)
+    room.add("worse", tokens(0, 7), max_tokens=9, priority=1)
+    room.add("better", tokens(100, 8), max_tokens=9, priority=0)
+    # The worse one entered first, so it stands first in the running list once both run.
+    plans = [room.step() for _ in range(2)]
+    assert set(plans[-1].num_scheduled_tokens) == {"worse", "better"}
+    while not (plan := room.step()).preempted_req_ids:
+        room.scheduler.check_invariants()
+    assert plan.preempted_req_ids == {"worse"}
+    assert set(plan.num_scheduled_tokens) == {"better"}
+    assert plan.total_num_scheduled_tokens == 1
+    room.scheduler.check_invariants()
+    room.run()
+    assert set(room.finished) == {"worse", "better"}
+
+
+def test_pause_states() -> None:
+    """PAUSED_NEW lets running requests go on, PAUSED_ALL nothing; both keep everything for later."""
+    room = EngineRoom(num_blocks=40)
+    room.add("a", tokens(0, 4))
+    room.step()
+    room.add("b", tokens(100, 4))
+    room.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert set(room.step().num_scheduled_tokens) == {"a"}
+    room.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    assert not room.step().num_scheduled_tokens
+    room.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert set(room.step().num_scheduled_tokens) == {"a", "b"}
+    room.run()
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode", "preempted"])
+def test_an_abort_at_any_moment_gives_everything_back(when: str) -> None:
+    """Aborted while waiting, in prefill, in decode or preempted: blocks are back and the worker is told."""
+    room = EngineRoom(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=6)
+    if when == "preempted":
+        room.add("a", tokens(0, 8), max_tokens=9)
+    victim = room.add("b", tokens(100, 8), max_tokens=9)
+    moments = {
+        "waiting": lambda: victim.status is RequestStatus.WAITING,
+        "prefill": lambda: 0 < victim.num_computed_tokens < 8,
+        "decode": lambda: victim.num_output_tokens > 1,
+        "preempted": lambda: victim.status is RequestStatus.PREEMPTED,
+    }
+    while not moments[when]():
+        room.step()
+    (output,) = room.scheduler.finish_requests(["b"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    assert output.finish_reason is FinishReason.ABORT
+    assert not room.scheduler.finish_requests(["b"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.scheduler.check_invariants()
+    assert "b" in room.step().finished_req_ids
+    room.run()
+    assert room.scheduler.kv.num_free_blocks == 6
+
+
+class RefusesOdd(FcfsPolicy):
+    """May not admit the requests it is told to hold back."""
+
+    held_back = {"b"}
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        return request.request_id not in self.held_back
+
+
+def test_a_request_that_may_not_start_does_not_block_those_behind() -> None:
+    """Set aside in this step, it keeps its place for the next."""
+    policy = RefusesOdd()
+    room = EngineRoom(policy, num_blocks=40, max_num_seqs=2)
+    for request_id in ("a", "b", "c", "d"):
+        room.add(request_id, tokens(ord(request_id), 4), max_tokens=2)
+    assert [r.req_id for r in room.step().scheduled_new_reqs] == ["a", "c"]
+    policy.held_back = set()
+    room.step()
+    assert [r.req_id for r in room.step().scheduled_new_reqs] == ["b", "d"]
+
+
+def test_deltas_carry_only_what_changed() -> None:
+    """A running request gets new block ids when it crosses a block, and nothing else; a new one everything."""
+    room = EngineRoom(num_blocks=40)
+    room.add("a", tokens(0, 7), max_tokens=4)
+    first = room.step()
+    assert len(first.scheduled_new_reqs[0].block_ids) == 2
+    second, third = room.step(), room.step()
+    assert second.scheduled_cached_reqs.new_block_ids == [[]]
+    assert [len(ids) for ids in third.scheduled_cached_reqs.new_block_ids] == [1]
+    assert third.scheduled_cached_reqs.num_computed_tokens == [8]
+    assert not third.scheduled_cached_reqs.resumed_token_ids
+
+
+def test_statistics_add_up() -> None:
+    """Counts of queues and blocks, and counters that start anew with each report."""
+    room = EngineRoom(num_blocks=40)
+    room.add("a", tokens(0, 16))
+    room.add("b", tokens(0, 16))
+    room.step()
+    stats = room.scheduler.make_stats()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.step_tokens) == (2, 0, 20)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (32, 12)
+    assert room.scheduler.make_stats().step_tokens == 0
+    assert room.scheduler.statistics().num_free_blocks == 39 - 5
