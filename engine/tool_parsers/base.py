@@ -49,26 +49,34 @@ class ReadCall:
 
     call_id: str
     name: str
-    arguments: str
+    _pieces: list[str]
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._pieces)
 
 
 @dataclass(slots=True)
 class ParsedReply:
     """A reply so far: the sum of its deltas."""
 
-    content: str = ""
     calls: list[ReadCall] = field(default_factory=list)
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._pieces)
 
     def add(self, deltas: Iterable[ParsedDelta]) -> None:
         for delta in deltas:
             if isinstance(delta, ContentDelta):
-                self.content += delta.text
+                self._pieces.append(delta.text)
             elif delta.name is not None:
                 assert delta.call_id is not None
                 assert delta.index == len(self.calls)
-                self.calls.append(ReadCall(delta.call_id, delta.name, delta.arguments))
+                self.calls.append(ReadCall(delta.call_id, delta.name, [delta.arguments]))
             else:
-                self.calls[delta.index].arguments += delta.arguments
+                self.calls[delta.index]._pieces.append(delta.arguments)
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -1,0 +1,90 @@
+"""A chat's messages as clients send them, made into what chat templates expect. Text only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from engine.errors import RequestError
+
+Message = dict[str, Any]
+"""A message stays the open record of the client's JSON: templates read fields that we do not know."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+
+
+def normalise(messages: list[Message]) -> list[Message]:
+    """Contents become strings, tool call arguments objects; a RequestError names the message at fault."""
+    return [_normalise_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _normalise_one(message: Message, where: str) -> Message:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
+    calls = message.get("tool_calls")
+    content = _text_of(message.get("content"), f"{where}.content")
+    if content is None and role != "assistant":
+        raise RequestError(f"{where}.content must be a string or a list of text parts.", f"{where}.content")
+    normal = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    if calls:
+        normal["tool_calls"] = _normalise_calls(calls, f"{where}.tool_calls")
+    else:
+        normal.pop("tool_calls", None)
+    return normal
+
+
+def _text_of(content: object, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of text parts.", where)
+    return "\n".join(_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _text_of_part(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise RequestError(f"{where} must be an object with a type.", where)
+    if kind not in _TEXT_PARTS:
+        raise RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", where)
+    text = part.get("text" if kind.endswith("text") else kind)
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.text must be a string.", where)
+    return text
+
+
+def _normalise_calls(calls: object, where: str) -> list[Message]:
+    if not isinstance(calls, list):
+        raise RequestError(f"{where} must be a list.", where)
+    return [_normalise_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _normalise_call(call: object, where: str) -> Message:
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(call, dict)
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
+        raise RequestError(f"{where} must have a function with a name.", where)
+    return {**call, "function": {**function, "arguments": _arguments_of(function.get("arguments"), where)}}
+
+
+def _arguments_of(arguments: object, where: str) -> Message | str:
+    """Templates print arguments as JSON themselves, so they get the object. A model's broken JSON stays text:
+    the history of a job must not become unservable by one bad call."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise RequestError(f"{where}.function.arguments must be a JSON string.", where)
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments

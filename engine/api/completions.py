@@ -1,0 +1,171 @@
+"""POST /v1/completions: prompts as text or tokens continued, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from time import time
+
+import msgspec
+from msgspec import UNSET
+
+from engine.api import sse
+from engine.api.logprobs import completion_logprobs
+from engine.api.protocol import CompletionRequest
+from engine.api.responses import Completion, CompletionChoice, Receipt, Usage
+from engine.api.served_model import ServedModel, usage_of
+from engine.api.streams import merge
+from engine.messages import ToolCall
+from engine.request_output import CompletionOutput, RequestOutput
+from engine.sampling_params import RequestOutputKind
+from engine.tool_parsers import read_fenced_command
+
+DEFAULT_MAX_TOKENS = 16
+
+PromptOutput = tuple[int, RequestOutput]
+"""Number of the prompt within the request, and an output for it."""
+
+
+class CompletionTurn:
+    """One completion request on its way from the engine's outputs to the response."""
+
+    def __init__(self, model: ServedModel, body: CompletionRequest, request_id: str) -> None:
+        self._model = model
+        self._body = body
+        self._id = f"cmpl-{request_id}"
+        self._created = int(time())
+        self._job = body.job()
+        self._n = body.n or 1
+        self._prompts = body.prompts()
+        self._echoes: list[str] = []
+        self._latest: dict[int, RequestOutput] = {}
+        """Last output of each prompt: its token counts."""
+        self._num_tokens = 0
+        self._texts: dict[int, list[str]] = {}
+        """Text of each choice, in pieces."""
+        self._offsets: dict[int, int] = {}
+
+    async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
+        body = self._body
+        params = body.sampling_params(self._model.sampling_defaults(), body.logprobs)
+        params = msgspec.structs.replace(params, output_kind=kind)
+        prompts = [await self._encode(prompt) for prompt in self._prompts]
+        if body.echo:
+            self._echoes = [self._echo(*pair) for pair in zip(self._prompts, prompts, strict=True)]
+        streams = [
+            self._model.generate(
+                prompt,
+                msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
+                self._id if len(prompts) == 1 else f"{self._id}-{index}",
+                job=self._job,
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        async with aclosing(merge(streams)) as outputs:
+            async for index, output in outputs:
+                self._latest[index] = output
+                yield index, output
+
+    async def _encode(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        return await self._model.encode(prompt, add_special_tokens=self._body.add_special_tokens is not False)
+
+    def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._model.engine.tokenizer.decode(token_ids)
+
+    def _max_tokens(self, num_prompt_tokens: int) -> int | None:
+        """OpenAI's short default, but never more than there is room for."""
+        if self._body.max_tokens is not None or self._body.replay_token_ids is not None:
+            return self._body.max_tokens
+        return max(1, min(DEFAULT_MAX_TOKENS, self._model.max_model_len - num_prompt_tokens))
+
+    async def complete(self) -> Completion:
+        """The whole response."""
+        choices: list[CompletionChoice] = []
+        receipt: Receipt | None = None
+        async for prompt_index, output in self.outputs(RequestOutputKind.FINAL_ONLY):
+            choices.extend(self._choice(prompt_index, answer) for answer in output.outputs)
+            receipt = await self._close(prompt_index, output)
+        choices.sort(key=lambda choice: choice.index)
+        return self._completion(choices, self._usage(), receipt)
+
+    async def stream(self, outputs: AsyncGenerator[PromptOutput, None]) -> AsyncGenerator[bytes, None]:
+        """Events of the response; the finish of a job's turn waits for its receipt, text never does."""
+        receipt: Receipt | None = None
+        async with aclosing(outputs):
+            async for prompt_index, output in outputs:
+                choices = [self._choice(prompt_index, answer) for answer in output.outputs]
+                for choice in choices:
+                    if choice.finish_reason is None or (output.finished and self._job is not None):
+                        yield self._event(_without_finish(choice), None)
+                    else:
+                        yield self._event(choice, None)
+                if output.finished and self._job is not None:
+                    receipt = await self._close(prompt_index, output)
+                    for choice in choices:
+                        if choice.finish_reason is not None:
+                            yield self._event(_without_text(choice), receipt)
+        if self._body.include_usage:
+            yield sse.event(self._completion([], self._usage(), receipt))
+
+    def _choice(self, prompt_index: int, answer: CompletionOutput) -> CompletionChoice:
+        index = prompt_index * self._n + answer.index
+        self._num_tokens += len(answer.token_ids)
+        pieces = self._texts.setdefault(index, [])
+        first = not pieces
+        pieces.append(answer.text)
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(answer.text)
+        echo = self._echoes[prompt_index] if self._echoes and first else ""
+        with_tokens = bool(self._body.return_token_ids)
+        prompt = self._latest[prompt_index].prompt_token_ids
+        return CompletionChoice(
+            index=index,
+            text=echo + answer.text,
+            logprobs=completion_logprobs(answer.logprobs, self._body.return_tokens_as_token_ids, offset),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if with_tokens else UNSET,
+            prompt_token_ids=prompt if with_tokens and first else UNSET,
+        )
+
+    def _event(self, choice: CompletionChoice, receipt: Receipt | None) -> bytes:
+        usage = self._usage() if self._body.continuous_usage else None
+        return sse.event(self._completion([choice], usage, receipt))
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | None, receipt: Receipt | None
+    ) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model.name,
+            choices=choices,
+            usage=usage or UNSET,
+            receipt=receipt or UNSET,
+        )
+
+    def _usage(self) -> Usage:
+        return usage_of(list(self._latest.values()), self._num_tokens)
+
+    async def _close(self, prompt_index: int, output: RequestOutput) -> Receipt | None:
+        return await self._model.close_turn(self._job, output, self._announced_calls(prompt_index))
+
+    def _announced_calls(self, prompt_index: int) -> list[ToolCall]:
+        """The commands of a text agent that the answers to this prompt hold."""
+        if self._job is None:
+            return []
+        first = prompt_index * self._n
+        texts = ["".join(self._texts.get(first + number, ())) for number in range(self._n)]
+        return [call for call in map(read_fenced_command, texts) if call is not None]
+
+
+def _without_finish(choice: CompletionChoice) -> CompletionChoice:
+    return msgspec.structs.replace(choice, finish_reason=None, stop_reason=None)
+
+
+def _without_text(choice: CompletionChoice) -> CompletionChoice:
+    return msgspec.structs.replace(choice, text="", logprobs=None, token_ids=UNSET, prompt_token_ids=UNSET)

@@ -1,0 +1,59 @@
+"""A client's connection: work that ends when the client leaves, and streams that close their source."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.api import sse
+from engine.api.errors import describe
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The result of ``work``, which is cancelled if the client leaves first. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        leaving.cancel()
+        task.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. However the stream ends, its source is closed; an error becomes an event."""
+
+    media_type = sse.MEDIA_TYPE
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        super().__init__(_guarded(events), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:  # the status line is long gone: the stream itself must say so
+        yield sse.event(describe(error))
+    yield sse.DONE

@@ -1,0 +1,53 @@
+"""Log probabilities in the two shapes that OpenAI's endpoints give them."""
+
+from __future__ import annotations
+
+from engine.api.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from engine.request_output import PositionLogprobs, TokenLogprob
+
+LOWEST = -9999.0
+"""In place of minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(positions: list[PositionLogprobs] | None, as_token_ids: bool | None) -> ChatLogprobs | None:
+    if positions is None:
+        return None
+    return ChatLogprobs([_chat_position(position, bool(as_token_ids)) for position in positions])
+
+
+def _chat_position(position: PositionLogprobs, as_token_ids: bool) -> ChatTokenLogprob:
+    chosen = position.chosen
+    top = [
+        TopLogprob(label(token, as_token_ids), _finite(token.logprob), list(token.token.encode()))
+        for token in position.top
+    ]
+    return ChatTokenLogprob(
+        label(chosen, as_token_ids), _finite(chosen.logprob), list(chosen.token.encode()), top
+    )
+
+
+def completion_logprobs(
+    positions: list[PositionLogprobs] | None, as_token_ids: bool | None, offset: int
+) -> CompletionLogprobs | None:
+    """``offset`` is where in the whole text the first of these tokens begins."""
+    if positions is None:
+        return None
+    result = CompletionLogprobs([], [], [], [])
+    for position in positions:
+        token = label(position.chosen, bool(as_token_ids))
+        result.text_offset.append(offset)
+        result.token_logprobs.append(_finite(position.chosen.logprob))
+        result.tokens.append(token)
+        result.top_logprobs.append(
+            {label(top, bool(as_token_ids)): _finite(top.logprob) for top in (*position.top, position.chosen)}
+        )
+        offset += len(token)
+    return result
+
+
+def label(token: TokenLogprob, as_token_id: bool) -> str:
+    return f"token_id:{token.token_id}" if as_token_id else token.token
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

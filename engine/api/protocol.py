@@ -1,0 +1,274 @@
+"""Request bodies: OpenAI's fields, V1's extra sampling fields, and ours for jobs. Unknown fields are ignored.
+
+Fields that would change the result and are not supported are refused rather than ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self, TypeVar, cast
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from engine.errors import RequestError
+from engine.messages import JobRef
+from engine.sampling_params import SamplingParams
+
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+JobId = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StringList = Annotated[list[str], BeforeValidator(_one_or_many)]
+
+_UNSUPPORTED = {
+    "response_format": "Only response_format of type 'text' is supported; structured output needs a grammar.",
+    "structured_outputs": "structured_outputs is not supported: this server has no grammar backend.",
+    "guided_json": "guided_json is not supported: this server has no grammar backend.",
+    "guided_regex": "guided_regex is not supported: this server has no grammar backend.",
+    "guided_choice": "guided_choice is not supported: this server has no grammar backend.",
+    "guided_grammar": "guided_grammar is not supported: this server has no grammar backend.",
+    "functions": "functions is not supported; use tools.",
+    "use_beam_search": "use_beam_search is not supported.",
+    "best_of": "best_of is not supported; use n.",
+    "prompt_logprobs": "prompt_logprobs is not supported.",
+    "logprob_token_ids": "logprob_token_ids is not supported.",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; send a prompt that fits.",
+    "repetition_detection": "repetition_detection is not supported.",
+    "thinking_token_budget": "thinking_token_budget is not supported.",
+}
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What chat and completion requests have in common."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: Int64 | None = None
+    max_tokens: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: StringList | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int64 | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    bad_words: StringList | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    replay_token_ids: list[TokenId] | None = None
+
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    job_id: JobId | None = None
+    is_last_step: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value and name in _UNSUPPORTED and not _changes_nothing(name, value):
+                raise RequestError(_UNSUPPORTED[name], name)
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream, which is off.", "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def job(self) -> JobRef | None:
+        """The job this turn belongs to; the body's own field goes before V1's place for extra fields."""
+        extra = self.vllm_xargs or {}
+        job_id = self.job_id if self.job_id is not None else extra.get("job_id")
+        if job_id is None:
+            return None
+        if not isinstance(job_id, str | int) or not 0 < len(str(job_id)) <= 512:
+            raise RequestError("vllm_xargs.job_id must be a string of 1 to 512 characters.", "vllm_xargs")
+        last = self.is_last_step if self.is_last_step is not None else extra.get("is_last_step", False)
+        if not isinstance(last, bool | int):
+            raise RequestError("vllm_xargs.is_last_step must be true or false.", "vllm_xargs")
+        return JobRef(str(job_id), bool(last), self.user)
+
+    def sampling_params(self, defaults: SamplingParams, num_logprobs: int | None) -> SamplingParams:
+        """``defaults`` (the model's own) with all that the request sets."""
+        set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        changes = {name: value for name, value in set_here.items() if value is not None}
+        return msgspec.structs.replace(
+            defaults, **changes, max_tokens=self.output_limit(), logprobs=num_logprobs
+        )
+
+    def output_limit(self) -> int | None:
+        """Most tokens to generate; None is the rest of the context."""
+        return self.max_tokens
+
+
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in GenerationRequest.model_fields and name not in ("max_tokens", "logprobs")
+)
+
+
+def _changes_nothing(name: str, value: object) -> bool:
+    """``{"type": "text"}`` and ``best_of: 1`` ask for what happens anyway."""
+    if name == "response_format":
+        return isinstance(value, dict) and value.get("type") == "text"
+    return name == "best_of" and value == 1
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs, which is off.", "top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt cannot both be on.",
+                    "continue_final_message",
+                )
+            self.add_generation_prompt = False
+        self._check_tool_choice()
+        return self
+
+    def _check_tool_choice(self) -> None:
+        choice = self.tool_choice
+        if choice is None or choice in ("none", "auto"):
+            if choice == "auto" and not self.tools:
+                raise RequestError("tool_choice 'auto' needs tools.", "tool_choice")
+            return
+        if choice == "required" or isinstance(choice, dict):
+            raise RequestError(
+                "tool_choice 'required' and named tools are not supported yet (they need a grammar).",
+                "tool_choice",
+            )
+        raise RequestError("tool_choice must be 'none' or 'auto'.", "tool_choice")
+
+    @property
+    def wants_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def template_kwargs(self) -> dict[str, Any] | None:
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        return {"reasoning_effort": self.reasoning_effort, **(self.chat_template_kwargs or {})}
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Int64 | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if self.suffix:
+            raise RequestError("suffix is not supported: the model completes to the right only.", "suffix")
+        if self.echo and self.logprobs is not None:
+            raise RequestError("echo cannot be combined with logprobs.", "echo")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt by itself."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise RequestError("prompt must not be empty.", "prompt")
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return cast(list[str | list[int]], prompt)
+
+
+class TokenizeRequest(BaseModel):
+    """Body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("Give either prompt or messages.", "prompt")
+        return self
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse_body(kind: type[Body], body: bytes) -> Body:
+    """Bytes to a checked request; bad UTF-8, bad or too deeply nested JSON and wrong types are one error."""
+    return kind.model_validate_json(body)

@@ -1,0 +1,156 @@
+"""The engine as the endpoints use it: one model under its public names, the turns of jobs, a way to end all.
+
+It must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from time import time
+from typing import cast
+
+import msgspec
+
+from engine.api.chat_messages import Message, normalise
+from engine.api.config import ServerConfig
+from engine.api.errors import ModelNotFoundError, ServerClosingError
+from engine.api.responses import PromptTokensDetails, Receipt, Usage
+from engine.async_llm import AsyncLLM
+from engine.errors import EngineDeadError
+from engine.messages import JobRef, ToolCall
+from engine.metrics import Metrics
+from engine.request_output import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.tool_parsers import HermesToolParser, ToolParser
+
+INLINE_CHARS = 4096
+"""Longer texts are tokenised on another thread, so that the other streams go on."""
+
+
+class ServedModel:
+    """What a request needs of the engine."""
+
+    def __init__(self, engine: AsyncLLM, config: ServerConfig) -> None:
+        self.engine = engine
+        self.name = config.served_model_names[0]
+        self.names = config.served_model_names
+        self.created = int(time())
+        self.metrics = Metrics(self.name, engine.ready.max_model_len)
+        engine.add_stats_listener(self.metrics.record)
+        self._chat_template = config.chat_template
+        self._reads_hermes = self._wants_hermes(config)
+        self._live: set[str] = set()
+        self._closing = False
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.ready.max_model_len
+
+    @property
+    def num_live(self) -> int:
+        """Requests being generated."""
+        return len(self._live)
+
+    def check_name(self, name: str | None) -> None:
+        """A request without a model's name takes the one there is."""
+        if name is not None and name not in self.names:
+            raise ModelNotFoundError(name)
+
+    def sampling_defaults(self) -> SamplingParams:
+        return self.engine.generation_defaults.sampling_params()
+
+    def tool_parser(self) -> ToolParser | None:
+        """A fresh parser for one reply; None where the model's calls are in no format we read."""
+        return HermesToolParser() if self._reads_hermes else None
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        def encode() -> list[int]:
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
+
+    async def render_chat(
+        self,
+        messages: list[Message],
+        tools: list[Message] | None,
+        chat_template: str | None,
+        chat_template_kwargs: Message | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> list[int]:
+        """The conversation's tokens, by the request's template, else the server's, else the tokenizer's."""
+        return await asyncio.to_thread(
+            self.engine.render_chat,
+            normalise(messages),
+            tools,
+            chat_template or self._chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        job: JobRef | None,
+        priority: int | None,
+        cache_salt: str | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs; ServerClosingError if the request was ended because the server stops."""
+        if self._closing:
+            raise ServerClosingError
+        self._live.add(request_id)
+        try:
+            outputs = self.engine.generate(
+                prompt_token_ids, params, request_id, job=job, priority=priority or 0, cache_salt=cache_salt
+            )
+            async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
+                async for output in outputs:
+                    if any(answer.finish_reason == "abort" for answer in output.outputs):
+                        raise ServerClosingError
+                    yield output
+        finally:
+            self._live.discard(request_id)
+
+    async def close_turn(
+        self, job: JobRef | None, last: RequestOutput, calls: list[ToolCall]
+    ) -> Receipt | None:
+        """A turn has ended: tell the engine which tools run now; what it does about the job's KV."""
+        receipt = last.receipt
+        if job is not None and not job.is_last_step:
+            with suppress(EngineDeadError):  # the answer itself is complete
+                receipt = await self.engine.tool_gap_started(job.job_id, last.request_id, calls) or receipt
+        if receipt is None:
+            return None
+        self.metrics.record_receipt(receipt)
+        return msgspec.structs.asdict(receipt)
+
+    async def end_all(self) -> None:
+        """End every request that is still running with an error, and take no more."""
+        self._closing = True
+        for request_id in list(self._live):
+            await self.engine.abort(request_id)
+
+    def _wants_hermes(self, config: ServerConfig) -> bool:
+        if config.tool_call_parser != "auto":
+            return config.tool_call_parser == "hermes"
+        template = config.chat_template or self.engine.tokenizer.hf.chat_template
+        return "<tool_call>" in str(template)
+
+
+def usage_of(outputs: list[RequestOutput], num_generated: int) -> Usage:
+    """Token counts over the prompts of one request."""
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_cached = sum(output.num_cached_tokens for output in outputs)
+    return Usage(
+        prompt_tokens=num_prompt,
+        completion_tokens=num_generated,
+        total_tokens=num_prompt + num_generated,
+        prompt_tokens_details=PromptTokensDetails(num_cached),
+    )

@@ -1,0 +1,187 @@
+"""Prometheus series of one server: V1's names where V1 has them, ours under ``continuum:``."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from engine.messages import SchedulerStats, TurnReceipt
+from engine.stats import FinishedRequestStats, IterationStats
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+LATENCY_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+ITERATION_BUCKETS = tuple(float(2**power) for power in range(15))
+GAP_BUCKETS_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
+
+_LABELS = ("model_name", "engine")
+
+
+def _token_buckets(limit: int) -> tuple[float, ...]:
+    """1-2-5 steps up to ``limit``."""
+    steps = [float(digit * 10**power) for power in range(len(str(limit))) for digit in (1, 2, 5)]
+    return tuple(step for step in steps if step <= limit)
+
+
+class Metrics:
+    """All series of one server in a registry of their own. ``record`` is called once per engine step."""
+
+    def __init__(self, model_name: str, max_model_len: int, engine_index: str = "0") -> None:
+        self.registry = CollectorRegistry()
+        self._values = (model_name, engine_index)
+        self._make_gauges()
+        self._make_counters()
+        self._make_latencies()
+        self._make_sizes(_token_buckets(max_model_len))
+
+    def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
+        """A listener for AsyncLLM's statistics."""
+        if scheduler is not None:
+            self._record_scheduler(scheduler)
+        self._prompt_tokens.inc(iteration.num_prompt_tokens)
+        self._generation_tokens.inc(iteration.num_generation_tokens)
+        for seconds in iteration.time_to_first_tokens_s:
+            self._ttft.observe(seconds)
+        for seconds in iteration.inter_token_latencies_s:
+            self._itl.observe(seconds)
+        for finished in iteration.finished_requests:
+            self._record_finished(finished)
+
+    def record_receipt(self, receipt: TurnReceipt) -> None:
+        """A turn of a job ended: what was recomputed in it, and how long its tool call had taken."""
+        self._recomputed_tokens.inc(receipt.recomputed_tokens)
+        if receipt.gap_s is not None:
+            self._gap.observe(receipt.gap_s)
+
+    def exposition(self) -> bytes:
+        """The page that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _record_scheduler(self, stats: SchedulerStats) -> None:
+        self._running.set(stats.num_running_reqs)
+        self._waiting.set(stats.num_waiting_reqs)
+        if stats.num_total_blocks:
+            self._kv_usage.set(1 - stats.num_free_blocks / stats.num_total_blocks)
+        self._pins.set(stats.num_pins)
+        self._pinned_blocks.set(stats.num_pinned_blocks)
+        self._cache_queries.inc(stats.prefix_cache_queries)
+        self._cache_hits.inc(stats.prefix_cache_hits)
+        self._preemptions.inc(stats.num_preemptions)
+        if stats.step_tokens:
+            self._iteration_tokens.observe(stats.step_tokens)
+        for cause, count in stats.pins_ended.items():
+            self._pins_ended.labels(*self._values, cause).inc(count)
+
+    def _record_finished(self, stats: FinishedRequestStats) -> None:
+        self._success.labels(*self._values, stats.finish_reason).inc()
+        self._cached_prompt_tokens.inc(stats.num_cached_tokens)
+        self._e2e.observe(stats.e2e_s)
+        self._queue.observe(stats.queued_s)
+        self._prefill.observe(stats.prefill_s)
+        self._decode.observe(stats.decode_s)
+        self._inference.observe(stats.inference_s)
+        if stats.num_generation_tokens > 1:
+            self._time_per_output_token.observe(stats.mean_time_per_output_token_s)
+        self._request_prompt_tokens.observe(stats.num_prompt_tokens)
+        self._request_generation_tokens.observe(stats.num_generation_tokens)
+        self._request_n.observe(stats.n)
+        if stats.max_tokens is not None:
+            self._request_max_tokens.observe(stats.max_tokens)
+
+    def _make_gauges(self) -> None:
+        self._running = self._gauge("vllm:num_requests_running", "Requests in the running batch.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
+        self._pins = self._gauge("continuum:pins", "Frontiers held across a tool call.")
+        self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks held by pins.")
+
+    def _make_counters(self) -> None:
+        self._cache_queries = self._counter(
+            "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
+        )
+        self._cache_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
+        self._cached_prompt_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found cached.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._recomputed_tokens = self._counter(
+            "continuum:recomputed_tokens", "Tokens computed again though an earlier turn of the job had them."
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._pins_ended = Counter(
+            "continuum:pins_ended", "Pins that ended, by cause.", (*_LABELS, "cause"), registry=self.registry
+        )
+
+    def _make_latencies(self) -> None:
+        def latency(name: str, text: str) -> Histogram:
+            return self._histogram(name, text, LATENCY_BUCKETS_S)
+
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS_S
+        )
+        self._itl = self._histogram("vllm:inter_token_latency_seconds", "Time between tokens.", ITL_BUCKETS_S)
+        self._time_per_output_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", ITL_BUCKETS_S
+        )
+        self._e2e = latency("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._queue = latency("vllm:request_queue_time_seconds", "Time in the waiting queue.")
+        self._prefill = latency("vllm:request_prefill_time_seconds", "From scheduling to the first token.")
+        self._decode = latency("vllm:request_decode_time_seconds", "From the first to the last token.")
+        self._inference = latency("vllm:request_inference_time_seconds", "From scheduling to the last token.")
+        self._gap = self._histogram(
+            "continuum:gap_seconds", "From the end of a job's turn to its next turn.", GAP_BUCKETS_S
+        )
+
+    def _make_sizes(self, token_buckets: tuple[float, ...]) -> None:
+        self._iteration_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens per engine step.", ITERATION_BUCKETS
+        )
+        self._request_prompt_tokens = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens per request.", token_buckets
+        )
+        self._request_generation_tokens = self._histogram(
+            "vllm:request_generation_tokens", "Generated tokens per request.", token_buckets
+        )
+        self._request_max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens of requests.", token_buckets
+        )
+        self._request_n = self._histogram("vllm:request_params_n", "n of requests.", (1, 2, 5, 10, 20))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._values)
