@@ -55,7 +55,7 @@ $(STAMP): pyproject.toml constraints.txt
 	       "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV) (a few minutes the first time: torch is large) ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' \
+	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' \
 	  | awk '/^Collecting / { print "  " $$2; fflush() } /^Installing / { print "  unpacking"; fflush() }'
 	@touch $@
 	@echo "$(VENV) is ready."
