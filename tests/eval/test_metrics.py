@@ -124,7 +124,7 @@ def test_a_replay_is_summed_up() -> None:
 
 
 def test_gauges_tell_whether_a_server_is_idle() -> None:
-    """Idle means that nothing runs or waits; a server that tells nothing about itself is taken at its word."""
+    """First and returning turns are apart, failed turns are only errors, counters are differences."""
     assert ServerMetrics.parse(AFTER).idle
     assert ServerMetrics.parse(AFTER).kv_usage == 0.25
     assert ServerMetrics.parse(AFTER).pins == 1
