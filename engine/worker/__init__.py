@@ -1,1 +1,1 @@
-"""Runs step plans on a real model: loading, paged attention, sampling. Knows nothing of queues or policies."""
+"""Runs step plans on a real model: loading, paged attention, sampling. Knows no queue and no policy."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "stablelm", "phi", "olmo2")
-_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "stablelm", "phi", "olmo2"})
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2")
+_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2"})
 _OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3"})
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -48,7 +49,7 @@ def make_model_folder(
 ) -> Path:
     """Write a complete model folder and return its path; equal arguments give equal folders.
 
-    ``extra_config`` holds further fields of the family's own config (``sliding_window``, ``rope_parameters``, ...).
+    ``extra_config`` holds further fields of the family's own config, such as ``sliding_window``.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
@@ -83,10 +84,12 @@ def make_model_folder(
     return folder
 
 
-def _write_weights(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, shards: int) -> None:
+def _write_weights(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, shards: int
+) -> None:
     """config.json and the safetensors, in ``shards`` files with an index if more than one."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     embedding = model.get_input_embeddings().weight
@@ -113,12 +116,12 @@ def _write_weights(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, s
 def _random_tensor(
     name: str, shape: torch.Size, is_embedding: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Matrices keep the scale of their input; norms and biases differ from their neutral value, so none is idle."""
+    """Matrices keep the scale of their input; norms and biases are not neutral, so that none is idle."""
     noise = torch.randn(shape, generator=generator)
     if is_embedding:
         return noise * 0.3
     if len(shape) > 1:
-        return noise * shape[-1] ** -0.5
+        return noise / math.sqrt(shape[-1])
     return noise * 0.1 if name.endswith("bias") else 1.0 + noise * 0.1
 
 
@@ -128,7 +131,7 @@ def _write_generation_config(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",

@@ -1,0 +1,53 @@
+"""The seam between a model and its paged KV: one step's batch, and what a backend does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The sequences of one step, tokens flattened in this order: first the ``num_decodes`` sequences with a
+    single query token, shortest sequence first, then the others."""
+
+    num_decodes: int
+    query_lens: IntArray
+    """[num_seqs] tokens computed in this step."""
+    seq_lens: IntArray
+    """[num_seqs] tokens in the KV once this step is done."""
+    block_tables: IntArray
+    """[num_seqs, max_blocks]; entries past a sequence's end are 0, the null block."""
+    slot_blocks: IntArray
+    """[num_tokens] block each token's K and V go to."""
+    slot_offsets: IntArray
+    """[num_tokens] place in that block."""
+
+
+class AttentionBackend(Protocol):
+    """Owns the way K and V are written to and read from the pool."""
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        """Bring to the device, once, what all layers of this step need."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Store key and value, and return the causal attention of the query over each sequence's KV.
+
+        query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
+        result like query. ``window``: a token sees itself and the ``window - 1`` before it.
+        """

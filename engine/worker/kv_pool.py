@@ -1,0 +1,75 @@
+"""Decides how many KV blocks the pool has, and says in one sentence when they are too few or too many."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.config import CacheConfig, EngineConfig
+from engine.errors import ModelLoadError
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.memory import as_gib, available_bytes
+
+CPU_DEFAULT_BYTES = 4 * 2**30
+CPU_SHARE_OF_FREE_MEMORY = 0.4
+NUM_NULL_BLOCKS = 1
+
+
+def choose_num_blocks(
+    config: EngineConfig, spec: KvCacheSpec, max_model_len: int, device: torch.device, activation_bytes: int
+) -> int:
+    """Blocks of the pool, null block included: what was asked for, else what the device can spare."""
+    num_blocks = _requested_blocks(config.cache, spec)
+    available = available_bytes(device)
+    if num_blocks is None:
+        budget = _default_bytes(config, spec, max_model_len, device, activation_bytes, available)
+        useful = config.scheduler.max_num_seqs * _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
+        num_blocks = min(budget // spec.bytes_per_block, useful)
+    elif num_blocks * spec.bytes_per_block > available:
+        raise ModelLoadError(
+            f"The KV cache of {num_blocks} blocks needs "
+            f"{as_gib(num_blocks * spec.bytes_per_block)} of memory on {device.type}, but only {as_gib(available)} are available."
+        )
+    _check_fits_one_sequence(num_blocks, spec, max_model_len)
+    return num_blocks
+
+
+def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec) -> int | None:
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes // spec.bytes_per_block
+    return None
+
+
+def _default_bytes(
+    config: EngineConfig,
+    spec: KvCacheSpec,
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+    available: int,
+) -> int:
+    """Accelerator: its share less what is in use. Host: a few GiB, or more if one sequence needs it."""
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        in_use = total - available
+        return max(0, int(total * config.cache.gpu_memory_utilization) - in_use - activation_bytes)
+    one_sequence = (_blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS) * spec.bytes_per_block
+    return min(max(CPU_DEFAULT_BYTES, one_sequence), int(available * CPU_SHARE_OF_FREE_MEMORY))
+
+
+def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
+    return -(-num_tokens // spec.block_size)
+
+
+def _check_fits_one_sequence(num_blocks: int, spec: KvCacheSpec, max_model_len: int) -> None:
+    needed = _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
+    if num_blocks >= needed:
+        return
+    fitting = max(0, num_blocks - NUM_NULL_BLOCKS) * spec.block_size
+    raise ModelLoadError(
+        f"The maximum context length of {max_model_len} tokens needs {needed} KV blocks "
+        f"({as_gib(needed * spec.bytes_per_block)}), but the KV cache has {num_blocks} "
+        f"({as_gib(num_blocks * spec.bytes_per_block)}): set max_model_len to at most {fitting} "
+        "or give the KV cache more memory."
+    )

@@ -1,0 +1,61 @@
+"""Runs one step: plan to arrays, arrays to logits, logits to tokens. Decides nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.messages import TokenLogprobs
+from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
+from engine.worker.attention.backend import AttentionBackend, IntArray
+from engine.worker.input_batch import InputBatch, StepInputs
+from engine.worker.models.base import CausalModel
+from engine.worker.sampler import Sampler
+
+
+class ModelRunner:
+    """A model, its paged attention, its sampler, and the rows of the requests it serves."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        attention: AttentionBackend,
+        batch: InputBatch,
+        sampler: Sampler,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._batch = batch
+        self._sampler = sampler
+        self._device = device
+
+    @torch.inference_mode()
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply the plan's deltas, run its tokens, sample the requests that are fully computed."""
+        self._batch.update(plan)
+        if plan.total_num_scheduled_tokens == 0:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        step = self._batch.step_inputs(plan)
+        self._attention.begin_step(step.attention)
+        logits = self._model.forward(
+            self._to_device(step.input_ids),
+            self._to_device(step.positions),
+            self._to_device(step.sample_tokens),
+            self._attention,
+        )
+        return self._sample(logits, step)
+
+    def _sample(self, logits: torch.Tensor, step: StepInputs) -> ModelRunnerOutput:
+        sampled: list[list[int]] = [[] for _ in step.req_ids]
+        logprobs: dict[str, list[TokenLogprobs]] = {}
+        if len(step.sample_seqs):
+            chosen = self._sampler.sample(logits, self._batch.sampling_batch(step.sample_rows))
+            self._batch.append_sampled(step.sample_rows, chosen.token_ids)
+            seqs: list[int] = step.sample_seqs.tolist()
+            for seq, token_id in zip(seqs, chosen.token_ids.tolist(), strict=True):
+                sampled[seq].append(token_id)
+            logprobs = {step.req_ids[seqs[i]]: [entry] for i, entry in chosen.logprobs.items()}
+        return ModelRunnerOutput(step.req_ids, sampled, logprobs)
+
+    def _to_device(self, array: IntArray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Models that run a flattened batch of sequences on a paged KV."""

@@ -1,0 +1,48 @@
+"""What the model runner asks of a model, and what every family's config says in the same way."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedConfig
+
+from engine.errors import ModelLoadError
+from engine.worker.attention.backend import AttentionBackend
+
+
+class CausalModel(Protocol):
+    """A loaded decoder-only model."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_rows: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """Run one step over all its tokens and return the logits of the rows to sample.
+
+        input_ids, positions [num_tokens]; sample_rows [num_samples] -> [num_samples, vocab_size]
+        """
+
+
+def layer_windows(config: PreTrainedConfig) -> list[int | None]:
+    """The attention window of each layer, None for full attention."""
+    num_layers: int = config.num_hidden_layers
+    window: int | None = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    layer_types: list[str] | None = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return [window] * num_layers
+    for kind in layer_types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelLoadError(
+                f"Model type {config.model_type!r} has {kind!r} layers, which this engine cannot serve."
+            )
+    return [window if kind == "sliding_attention" else None for kind in layer_types]

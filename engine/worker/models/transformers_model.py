@@ -1,0 +1,161 @@
+"""Any decoder-only architecture of transformers, run on our paged KV through its attention interface.
+
+All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from engine.errors import ModelLoadError
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.models.base import layer_windows
+
+_numbers = itertools.count()
+_UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "alibi", "head_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerProbe:
+    """What one call of the attention interface revealed."""
+
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+class TransformersModel:
+    """A CausalModel around a transformers model.
+
+    Built without memory: a trial run on the meta device finds the shape of the KV.
+    ``attach`` brings the weights.
+    """
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
+        self._config = config
+        self._windows = layer_windows(config.get_text_config(decoder=True))
+        self._attention: AttentionBackend | None = None
+        self._probes: list[_LayerProbe] = []
+        self._model: PreTrainedModel | None = None
+        # One registration per model: the function must reach this model's backend and no other's.
+        self.attention_name = f"paged_kv_{next(_numbers)}"
+        AttentionInterface.register(self.attention_name, self._attend)
+        self.skeleton = self._build_skeleton(dtype, trust_remote_code)
+        self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
+        self.num_layers, self.num_kv_heads, self.head_dim = self._probe(self.skeleton)
+
+    def attach(self, model: PreTrainedModel) -> None:
+        self._model = model.requires_grad_(False)
+        self._model.train(False)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_rows: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """See CausalModel.forward."""
+        assert self._model is not None, "attach() comes first"
+        self._attention = attention
+        return self._logits(self._model, input_ids, positions, sample_rows)
+
+    def _logits(
+        self, model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        only_rows: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
+        output = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **only_rows)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._takes_rows else logits[rows]
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """What transformers calls: query, key, value [1, heads, tokens, dim] -> [1, tokens, heads, dim]"""
+        layer = getattr(module, "layer_idx", None)
+        assert isinstance(layer, int), "every attention interface of transformers numbers its layers"
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if self._attention is None:
+            return self._record(layer, module, query, key, value, arguments)
+        attended = self._attention.attend(
+            layer,
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            scale=scale,
+            window=self._windows[layer],
+        )
+        return attended[None], None
+
+    def _record(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        arguments: dict[str, Any],
+    ) -> tuple[torch.Tensor, None]:
+        for name in _UNSUPPORTED_ARGUMENTS:
+            if arguments.get(name) is not None:
+                raise self._refusal(f"its attention uses {name}")
+        if getattr(module, "is_causal", True) is False:
+            raise self._refusal("its attention is not causal")
+        self._probes.append(_LayerProbe(layer, key.shape[1], key.shape[-1], value.shape[-1]))
+        heads, tokens, dim = query.shape[1], query.shape[2], value.shape[-1]
+        return query.new_empty((1, tokens, heads, dim)), None
+
+    def _build_skeleton(self, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+        """The model without memory, after the checks that need no run."""
+        if self._config.is_encoder_decoder:
+            raise self._refusal("it is an encoder-decoder")
+        try:
+            with torch.device("meta"):
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    self._config,
+                    dtype=dtype,
+                    attn_implementation=self.attention_name,
+                    trust_remote_code=trust_remote_code,
+                )
+        except ValueError as error:
+            raise self._refusal("transformers has no causal language model for it") from error
+        if not model._supports_attention_backend:
+            raise self._refusal("it does not use transformers' attention interface")
+        return model
+
+    def _probe(self, skeleton: PreTrainedModel) -> tuple[int, int, int]:
+        """(num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
+        tokens = torch.zeros(2, dtype=torch.int64, device="meta")
+        try:
+            with torch.inference_mode():
+                self._logits(skeleton, tokens, tokens, tokens[:1])
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+            raise self._refusal(f"a trial run failed with {type(error).__name__}") from error
+        probes, self._probes = self._probes, []
+        if [probe.layer for probe in probes] != list(range(len(self._windows))):
+            raise self._refusal("not every layer keeps its state in attention")
+        shapes = {(probe.num_kv_heads, probe.head_dim, probe.value_dim) for probe in probes}
+        if len(shapes) > 1:
+            raise self._refusal("its layers differ in the shape of their KV")
+        num_kv_heads, head_dim, value_dim = shapes.pop()
+        if head_dim != value_dim:
+            raise self._refusal("its keys and values differ in size")
+        return len(probes), num_kv_heads, head_dim
+
+    def _refusal(self, reason: str) -> ModelLoadError:
+        architectures = self._config.architectures or [self._config.model_type]
+        return ModelLoadError(f"Architecture {architectures[0]!r} cannot be served: {reason}.")

@@ -1,0 +1,216 @@
+"""Chooses the next token of every request of a step at once. Features that no request uses cost nothing.
+
+The order is V1's: log-probabilities of the raw logits; allowed tokens, bad words, minimum length, bias;
+penalties; greedy; temperature, min-p, top-k, top-p; one uniform draw per request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.messages import TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.worker.attention.backend import IntArray
+from engine.worker.sampling_batch import SamplingBatch
+
+_MASKED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """What one step chose."""
+
+    token_ids: IntArray
+    """[num_samples]"""
+    logprobs: dict[int, TokenLogprobs]
+    """By index; only of requests that asked."""
+
+
+class Sampler:
+    """Stateless but for the draws of requests without a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed % 2**64)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
+        """logits [num_samples, vocab_size]; they may be overwritten."""
+        logits = logits.float()
+        wanted = [(i, params) for i, params in batch.special if params.logprobs is not None]
+        raw_logprobs = logits[[i for i, _ in wanted]].log_softmax(dim=-1) if wanted else None
+        for i, params in batch.special:
+            _constrain(logits[i], params, batch, i)
+        logits = _penalise(logits, batch)
+        token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
+        for i, params in batch.special:
+            _replay(token_ids, params, int(batch.num_output_tokens[i]), i)
+        if raw_logprobs is None:
+            return SamplerOutput(token_ids, {})
+        chosen = token_ids[[i for i, _ in wanted]]
+        return SamplerOutput(token_ids, _logprobs(raw_logprobs, chosen, wanted))
+
+    def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """The greedy choice, or the draw, of each row: [num_samples]"""
+        if batch.greedy.all():
+            return logits.argmax(dim=-1)
+        draws = self._draws(batch)
+        if not batch.greedy.any():
+            return _draw(logits, batch, np.arange(len(draws)), draws)
+        random = np.flatnonzero(~batch.greedy)
+        random_rows = torch.from_numpy(random).to(logits.device)
+        token_ids = logits.argmax(dim=-1)
+        token_ids[random_rows] = _draw(logits[random_rows], batch, random, draws[random])
+        return token_ids
+
+    def _draws(self, batch: SamplingBatch) -> npt.NDArray[np.float64]:
+        """[num_samples] in [0, 1): with a seed, a function of seed and output position alone."""
+        if batch.seeded.all():
+            return uniform(batch.seeds, batch.num_output_tokens)
+        free = self._random.random(len(batch.seeds))
+        if not batch.seeded.any():
+            return free
+        return np.where(batch.seeded, uniform(batch.seeds, batch.num_output_tokens), free)
+
+
+def uniform(seeds: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per (seed, position), by the SplitMix64 mixing function."""
+    mixed = _mix(_mix(seeds.astype(np.uint64)) + positions.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _constrain(logits: torch.Tensor, params: SamplingParams, batch: SamplingBatch, index: int) -> None:
+    """Apply one request's masks and bias to its row [vocab_size], in place."""
+    if params.allowed_token_ids is not None:
+        allowed = logits[params.allowed_token_ids]
+        logits.fill_(_MASKED)
+        logits[params.allowed_token_ids] = allowed
+    if params.bad_words_token_ids:
+        _, output = batch.tokens_of(index)
+        banned = _completed_bad_words(params.bad_words_token_ids, output.tolist())
+        if banned:
+            logits[banned] = _MASKED
+    if batch.num_output_tokens[index] < params.min_tokens:
+        ending = list(params.ending_token_ids)
+        if ending:
+            logits[ending] = _MASKED
+    if params.logit_bias:
+        biases = torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        logits[list(params.logit_bias)] += biases
+
+
+def _completed_bad_words(words: list[list[int]], output: list[int]) -> list[int]:
+    """The tokens that would complete a bad word after this output."""
+    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == word[:-1]]
+
+
+def _penalise(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """Repetition over prompt and output; presence and frequency over the output."""
+    penalised = np.flatnonzero(
+        (batch.repetition_penalty != 1.0) | (batch.presence_penalty != 0.0) | (batch.frequency_penalty != 0.0)
+    )
+    if not len(penalised):
+        return logits
+    rows = torch.from_numpy(penalised).to(logits.device)
+    part = logits[rows]
+    histories = [batch.tokens_of(i) for i in penalised.tolist()]
+    in_output = _count_tokens([output for _, output in histories], part)
+    in_prompt = _count_tokens([prompt for prompt, _ in histories], part)
+
+    repetition = _column(batch.repetition_penalty, penalised, logits)
+    repeated = torch.where(part > 0, part / repetition, part * repetition)
+    part = torch.where(in_output + in_prompt > 0, repeated, part)
+    part -= _column(batch.frequency_penalty, penalised, logits) * in_output
+    part -= _column(batch.presence_penalty, penalised, logits) * (in_output > 0)
+    logits[rows] = part
+    return logits
+
+
+def _count_tokens(sequences: list[IntArray], like: torch.Tensor) -> torch.Tensor:
+    """How often each token occurs in each sequence: [num_sequences, vocab_size]"""
+    vocab_size = like.shape[1]
+    flat = np.concatenate([tokens + row * vocab_size for row, tokens in enumerate(sequences)])
+    index = torch.from_numpy(flat).to(like.device)
+    counts = torch.bincount(index, minlength=len(sequences) * vocab_size)
+    return counts.view(len(sequences), vocab_size).to(like.dtype)
+
+
+def _column(values: npt.NDArray[Any], rows: IntArray, like: torch.Tensor) -> torch.Tensor:
+    """``values`` of the given rows, beside logits: [num_rows, 1]"""
+    return torch.from_numpy(values[rows]).to(like.device)[:, None]
+
+
+def _draw(
+    logits: torch.Tensor, batch: SamplingBatch, rows: IntArray, draws: npt.NDArray[np.float64]
+) -> torch.Tensor:
+    """Invert the distribution function at ``draws``; logits [num_rows, vocab_size] of ``rows``."""
+    logits = logits / _column(batch.temperature, rows, logits)
+    if (batch.min_p[rows] > 0.0).any():
+        # In logits: p < min_p * max(p)  <=>  x < max(x) + log(min_p). log(0) keeps all.
+        floor = logits.amax(dim=-1, keepdim=True) + _column(batch.min_p, rows, logits).log()
+        logits = logits.masked_fill(logits < floor, _MASKED)
+    logits = _keep_top(logits, batch.top_k[rows], batch.top_p[rows])
+    probabilities = logits.softmax(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1)
+    targets = torch.from_numpy(draws).to(logits.device, torch.float32)[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[1] - 1)
+    # A draw rounded up to the very end, or a scan that is not monotone, must not land on a masked token.
+    possible = probabilities.gather(1, index) > 0
+    return torch.where(possible, index, logits.argmax(dim=-1, keepdim=True))[:, 0]
+
+
+def _keep_top(logits: torch.Tensor, top_k: IntArray, top_p: npt.NDArray[np.float32]) -> torch.Tensor:
+    """Mask all but the ``top_k`` best tokens, and of those all beyond a share ``top_p``; ties stay."""
+    vocab_size = logits.shape[1]
+    filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0))
+    if not len(filtered):
+        return logits
+    rows = torch.from_numpy(filtered).to(logits.device)
+    part = logits if len(filtered) == len(logits) else logits[rows]
+    best = part.topk(int(top_k[filtered].max()), dim=-1).values
+    last = _column(top_k, filtered, logits) - 1
+    best = best.masked_fill(best < best.gather(1, last), _MASKED)
+    if (top_p[filtered] < 1.0).any():
+        share = _column(top_p, filtered, logits)
+        probabilities = best.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        kept = ((before < share) | (share >= 1.0)).sum(dim=-1, keepdim=True)
+        last = torch.minimum(last, kept.clamp_(min=1) - 1)
+    masked = part.masked_fill(part < best.gather(1, last), _MASKED)
+    if part is logits:
+        return masked
+    return logits.index_copy(0, rows, masked)
+
+
+def _replay(token_ids: IntArray, params: SamplingParams, position: int, index: int) -> None:
+    """Put the forced token in the place of the chosen one, while there are any."""
+    forced = params.replay_token_ids
+    if forced is not None and position < len(forced):
+        token_ids[index] = forced[position]
+
+
+def _logprobs(
+    raw: torch.Tensor, chosen: IntArray, wanted: list[tuple[int, SamplingParams]]
+) -> dict[int, TokenLogprobs]:
+    """raw [num_wanted, vocab_size], chosen [num_wanted] -> by index, the chosen token, then the best."""
+    counts = [params.logprobs or 0 for _, params in wanted]
+    tokens = torch.from_numpy(chosen).to(raw.device)[:, None]
+    own = raw.gather(1, tokens)
+    ranks: list[int] = (raw >= own).sum(dim=-1).tolist()
+    top = raw.topk(min(max(counts), raw.shape[1]), dim=-1)
+    ids: list[list[int]] = torch.cat((tokens, top.indices), dim=1).tolist()
+    values: list[list[float]] = torch.cat((own, top.values), dim=1).tolist()
+    return {
+        index: TokenLogprobs(ids[i][: counts[i] + 1], values[i][: counts[i] + 1], ranks[i])
+        for i, (index, _) in enumerate(wanted)
+    }
