@@ -155,13 +155,12 @@ class ServerClient:
         return (await self._call("POST", "/detokenize", body, _Text)).prompt
 
     async def metrics(self) -> ServerMetrics:
-        """The server's counters and gauges now."""
+        """The server's counters and gauges now; all unknown if it has none to show, or is gone."""
         try:
             response = await self._http.get("/metrics")
-            response.raise_for_status()
-        except httpx.HTTPError as error:
-            raise ServerError(f"Cannot read {self.base_url}/metrics: {_reason(error)}.") from error
-        return ServerMetrics.parse(response.text)
+        except httpx.HTTPError:
+            return ServerMetrics.parse("")
+        return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
 
     async def chat(self, turn: TurnRequest) -> Reply:
         """Send one turn and read its streamed answer to the end."""

@@ -8,10 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TextIO
 
 from eval.client import ServerClient
-from eval.errors import ServerError
 
 INTERVAL_S = 3.0
 
@@ -46,28 +44,26 @@ class Progress:
 
 
 @asynccontextmanager
-async def shown(progress: Progress, client: ServerClient, out: TextIO = sys.stderr) -> AsyncIterator[None]:
+async def shown(progress: Progress, client: ServerClient) -> AsyncIterator[None]:
     """Print ``progress`` while the body runs, and once more at its end."""
     started = time.monotonic()
-    ticker = asyncio.create_task(_tick(progress, client, started, out))
+    ticker = asyncio.create_task(_tick(progress, client, started))
     try:
         yield
     finally:
         ticker.cancel()
-        _print(progress.line(time.monotonic() - started, None), out, last=True)
+        _print(progress.line(time.monotonic() - started, None), last=True)
 
 
-async def _tick(progress: Progress, client: ServerClient, started: float, out: TextIO) -> None:
+async def _tick(progress: Progress, client: ServerClient, started: float) -> None:
     while True:
         await asyncio.sleep(INTERVAL_S)
-        try:
-            pins = (await client.metrics()).pins
-        except ServerError:
-            pins = None  # The replay itself will say what is wrong.
-        _print(progress.line(time.monotonic() - started, pins), out, last=False)
+        pins = (await client.metrics()).pins
+        _print(progress.line(time.monotonic() - started, pins), last=False)
 
 
-def _print(line: str, out: TextIO, *, last: bool) -> None:
+def _print(line: str, *, last: bool) -> None:
+    out = sys.stderr
     if out.isatty():
         out.write(f"\r{line}\x1b[K" + ("\n" if last else ""))
     else:

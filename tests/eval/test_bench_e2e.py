@@ -1,0 +1,146 @@
+"""The load generator against the real server: a process of its own, a tiny model, real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.worker.tiny_models import make_model_folder
+from eval.bench import main
+from eval.client import ServerClient
+from eval.demo import main as demo
+from eval.metrics import BenchResult
+from eval.plan import Limits, PlannedJob, Planner
+from eval.records import TurnRecord
+from eval.report import read_result
+from eval.server_metrics import ServerMetrics
+from eval.server_process import ServerProcess
+from eval.workloads.synthetic import SyntheticConfig, make_jobs
+
+MAX_MODEL_LEN = 2048
+NUM_BLOCKS = 200
+"""Of 16 tokens: less than the jobs below hold together."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server under the continuum policy."""
+    folder = tmp_path_factory.mktemp("server")
+    model = make_model_folder(folder / "model", vocab_size=1024, max_position_embeddings=MAX_MODEL_LEN)
+    arguments = [
+        *(str(model), "--port", "0", "--host", "127.0.0.1", "--served-model-name", "tiny"),
+        *("--scheduling-policy", "continuum", "--num-gpu-blocks-override", str(NUM_BLOCKS)),
+    ]
+    with ServerProcess(arguments, folder / "server.log") as process:
+        yield process.base_url
+
+
+def _metrics(base_url: str) -> ServerMetrics:
+    async def read() -> ServerMetrics:
+        async with ServerClient(base_url) as client:
+            return await client.metrics()
+
+    return asyncio.run(read())
+
+
+def _plan(base_url: str, limits: Limits) -> list[PlannedJob]:
+    async def plan() -> list[PlannedJob]:
+        async with ServerClient(base_url) as client:
+            await client.connect()
+            return await Planner(client, limits).plan(make_jobs(SyntheticConfig(num_jobs=2)))
+
+    return asyncio.run(plan())
+
+
+def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[BenchResult, list[TurnRecord]]:
+    """Run the command as a user would; what it left on disk."""
+    result, records = folder / "result.json", folder / "records.jsonl"
+    command = ["--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
+    assert main([*command, "--records", str(records), *arguments]) == 0
+    lines = records.read_bytes().splitlines()
+    return read_result(result), [msgspec.json.decode(line, type=TurnRecord) for line in lines]
+
+
+def test_jobs_at_once_are_all_served_and_every_block_comes_back(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No error, every answer as recorded, the pool free and no pin left when the last job has ended."""
+    result, records = _bench(server, tmp_path, "--jobs", "4", "--time-scale", "0.1", "--max-turns", "4")
+    assert (result.num_completed_jobs, result.num_errors, result.num_unlike_recording) == (4, 0, 0)
+    assert len(records) == result.num_turns == 16
+    assert all(record.finish_reason == "stop" for record in records)
+    assert result.cached_tokens > 0
+    assert all(record.receipt is not None for record in records)
+    assert result.num_pinned_turns > 0
+    assert sum(result.pins_ended.values()) > 0
+
+    after = _metrics(server)
+    assert (after.idle, after.kv_usage, after.pins) == (True, 0.0, 0.0)
+    printed = capsys.readouterr()
+    assert "ASSUMED" in printed.out
+    assert "jobs 4/4  turns 16/16" in printed.err
+
+
+def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> None:
+    """Recorded answers are forced and rendered back, so each prompt starts with all of the turn before."""
+    _, records = _bench(
+        server, tmp_path, "--jobs", "1", "--seed", "5", "--time-scale", "0", "--max-turns", "4"
+    )
+    assert [record.turn for record in records] == [1, 2, 3, 4]
+    # The last token of an answer is not computed, and only whole blocks are kept.
+    assert all(record.recomputed_tokens <= 16 for record in records)
+
+
+def test_without_job_ids_nothing_is_pinned(server: str, tmp_path: Path) -> None:
+    """``--no-job-id`` is the agent that knows nothing of us: served all the same, with no receipts."""
+    result, records = _bench(server, tmp_path, "--jobs", "2", "--max-turns", "2", "--no-job-id")
+    assert (result.num_completed_jobs, result.num_pinned_turns, result.pins_ended) == (2, 0, {})
+    assert all(record.receipt is None for record in records)
+    assert "no job ids were sent" in result.notes
+
+
+def test_a_job_is_cut_at_the_last_turn_that_fits(server: str, tmp_path: Path) -> None:
+    """Prompt plus output never passes the limit, and the report says that jobs were cut."""
+    result, records = _bench(server, tmp_path, "--jobs", "2", "--max-context-tokens", "1600")
+    assert (result.num_completed_jobs, result.num_cut_jobs) == (2, 2)
+    contexts = [record.prompt_tokens + record.output_tokens for record in records]
+    assert max(contexts) <= 1600
+    last = max(records, key=lambda record: (record.job_id, record.turn))
+    assert last.gap_s is None
+
+
+def test_a_shortened_output_keeps_its_command(server: str) -> None:
+    """With few tokens left, the reasoning goes first: what the tool parser reads is still there."""
+    jobs = make_jobs(SyntheticConfig(num_jobs=2))
+    limits = Limits(max_output_tokens=45, max_turns=3, max_context_tokens=MAX_MODEL_LEN)
+    for job, plan in zip(jobs, _plan(server, limits), strict=True):
+        assert len(plan.turns) > 1
+        for recorded, planned in zip(job.turns, plan.turns, strict=False):
+            assert (
+                len(planned.replay_token_ids) <= 45 + 3
+            )  # The end of the turn, and a seam that splits anew.
+            assert planned.output_text.endswith(recorded.output_text[recorded.output_text.index("```bash") :])
+
+
+def test_a_model_that_is_not_served_is_one_sentence(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The names that are served are in the complaint."""
+    assert main(["--base-url", server, "--workload", "synthetic", "--model", "gpt-9"]) == 1
+    assert "does not serve 'gpt-9' but tiny." in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_the_policies_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command makes the model, serves it under each policy and leaves traces, records and results."""
+    sizes = ["--hidden-size", "64", "--layers", "2", "--jobs", "3", "--max-turns", "2", "--time-scale", "0.1"]
+    assert demo(["--out", str(tmp_path), *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert "continuum / fcfs" in printed
+    for policy in ("fcfs", "continuum"):
+        assert read_result(tmp_path / policy / "result.json").num_completed_jobs == 3
+        for name in ("trace.jsonl", "records.jsonl", "server.log"):
+            assert (tmp_path / policy / name).stat().st_size > 0
