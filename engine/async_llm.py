@@ -12,11 +12,11 @@ import msgspec
 
 from engine.clock import Clock, MonotonicClock
 from engine.config import EngineConfig
+from engine.core.scheduler import SchedulerStatistics
 from engine.core_client import AsyncMPClient
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.executor import ExecutorFactory
 from engine.input_processor import GenerationDefaults, InputProcessor
-from engine.core.scheduler import SchedulerStatistics
 from engine.messages import (
     EngineCoreOutputs,
     EngineReady,
@@ -59,7 +59,7 @@ class AsyncLLM:
         log_stats: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """Starts the core and waits until the model is loaded; ModelLoadError or ConfigError if it cannot be."""
+        """Starts the core and waits until the model is loaded; raises why it cannot be."""
         self.config = config
         self._clock = clock or MonotonicClock()
         self.tokenizer = Tokenizer.load(config.model)
@@ -140,7 +140,12 @@ class AsyncLLM:
         Takes milliseconds per thousand tokens: call it with ``asyncio.to_thread`` for long conversations.
         """
         return self.tokenizer.render_chat(
-            messages, tools, chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
         )
 
     # ---- jobs ----
@@ -148,7 +153,7 @@ class AsyncLLM:
     async def tool_gap_started(
         self, job_id: str, request_id: str, calls: Sequence[ToolCall]
     ) -> TurnReceipt | None:
-        """Tell the core which tools run after this finished turn; its decision, or None if it has none to give.
+        """Tell the core which tools run after this finished turn; its decision, None if it has none.
 
         ``request_id`` is the id the turn was generated under. None at once where the policy uses no signals.
         """
@@ -219,7 +224,7 @@ class AsyncLLM:
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Begin to read the core's outputs on the running loop; done by whatever needs it, harmless if repeated."""
+        """Read the core's outputs on the running loop from now on. Whatever needs it does it; repeatable."""
         if self._handler is None:
             self._client.attach(asyncio.get_running_loop())
             self._handler = asyncio.create_task(self._handle_outputs(), name="engine-outputs")

@@ -82,6 +82,7 @@ class StreamTokenDecoder(TokenDecoder):
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, params, prompt_token_ids)
+        assert tokenizer.backend is not None
         self._backend = tokenizer.backend
         self._stream = self._new_stream()
 
@@ -147,9 +148,7 @@ class StopChecker:
 class IncrementalDetokenizer:
     """The output of one request: its tokens, and its text unless ``detokenize`` is off."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         self.token_ids: list[int] = []
         self._text = ""
         self._num_given = 0

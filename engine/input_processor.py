@@ -65,7 +65,7 @@ class GenerationDefaults:
 
 def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:
     """A JSON object of a model folder or hub snapshot; None if there is no such file."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     path = cached_file(
         folder_or_name,
@@ -105,7 +105,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         job: JobRef | None = None,
     ) -> EngineCoreRequest:
-        """The core's request, under an id of its own; RequestError if anything is wrong. ``params`` is not changed."""
+        """The core's request, under an id of its own; RequestError if anything is wrong."""
         self._check_prompt(prompt_token_ids)
         params.verify()
         params.verify_vocabulary(self._vocab_size)
@@ -132,7 +132,8 @@ class InputProcessor:
         for token in (min(token_ids), max(token_ids)):
             if not 0 <= token < self._vocab_size:
                 raise RequestError(
-                    f"The prompt holds token {token}, outside the vocabulary [0, {self._vocab_size}).", "prompt"
+                    f"The prompt holds token {token}, outside the vocabulary [0, {self._vocab_size}).",
+                    "prompt",
                 )
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
@@ -157,8 +158,8 @@ class InputProcessor:
         if params.max_tokens > room:
             raise ContextLengthError(
                 f"This model's maximum context length is {self._max_model_len} tokens, but "
-                f"{num_prompt_tokens + params.max_tokens} were requested ({num_prompt_tokens} in the prompt and "
-                f"{params.max_tokens} for the output).",
+                f"{num_prompt_tokens + params.max_tokens} were requested ({num_prompt_tokens} in the prompt "
+                f"and {params.max_tokens} for the output).",
                 "max_tokens",
             )
         return params.max_tokens

@@ -302,6 +302,9 @@ class OutputProcessor:
         request_ids = list(self._by_external_id.get(external_id, ()))
         return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
 
+    def abort_all(self) -> list[str]:
+        return [core_id for request_id in list(self._children) for core_id in self.abort(request_id)]
+
     def fail_all(self, error: EngineDeadError) -> None:
         """Every reader gets the error; nothing is expected any more."""
         for state in self._states.values():

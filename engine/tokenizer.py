@@ -10,6 +10,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as BackendTokenizer
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
@@ -21,7 +22,7 @@ class Tokenizer:
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self.hf = hf
         # None where the tokenizer is pure Python: then text is decoded the slow way.
-        self.backend = getattr(hf, "backend_tokenizer", None)
+        self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
         self._token_texts: dict[int, str] = {}
 
     @classmethod
@@ -52,11 +53,12 @@ class Tokenizer:
         skip_special_tokens: bool = False,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        text: str = self.hf.decode(
-            token_ids,
+        text = self.hf.decode(
+            token_ids if isinstance(token_ids, list) else list(token_ids),
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
         )
+        assert isinstance(text, str)
         return text
 
     def token_text(self, token_id: int) -> str:
@@ -106,14 +108,15 @@ class Tokenizer:
             raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
         conversation = [_as_template_expects(message) for message in messages]
         try:
-            text: str = self.hf.apply_chat_template(conversation, **own, **extra)
+            text = self.hf.apply_chat_template(conversation, **own, **extra)
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
+        assert isinstance(text, str)
         return self.encode(text, add_special_tokens=False)
 
 
 def _as_template_expects(message: Message) -> dict[str, Any]:
-    """Text parts joined, and the arguments of tool calls as objects, which is what templates are written for."""
+    """Text parts joined and the arguments of tool calls as objects: what templates are written for."""
     expected = dict(message)
     if isinstance(message.get("content"), list):
         expected["content"] = "\n".join(_part_text(part) for part in message["content"])

@@ -1,0 +1,341 @@
+"""The engine core as a process: a loop on the main thread, a thread per socket, one that watches the parent.
+
+Started by ``engine.launcher``. It outlives neither its parent nor its standard input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import queue
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import zmq
+
+from engine.clock import MonotonicClock
+from engine.config import EngineConfig
+from engine.engine_core import EngineCore, failed_output
+from engine.errors import ConfigError, EngineDeadError, EngineError
+from engine.executor import ExecutorFactory
+from engine.messages import (
+    ENGINE_CORE_DEAD,
+    AbortRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    EngineStartFailed,
+    SignalRequest,
+    UtilityOutput,
+    UtilityRequest,
+)
+from engine.policy import PolicyFactory
+
+logger = logging.getLogger(__name__)
+
+HELLO, READY, FAILED = b"HELLO", b"READY", b"FAILED"
+"""First frames of the start-up handshake, core to front end."""
+PARENT_POLL_S = 0.5
+"""A copy of the pipe in a forked sibling can hide the end of file: the parent's id is looked at too."""
+STOP_GRACE_S = 1.0
+"""With the parent gone, a running step gets this long before the process ends in the middle of it."""
+LINGER_MS = 1000
+"""Last messages get this long to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStart:
+    """All a core process is told by its parent, over its standard input."""
+
+    folder: str
+    """Private folder of the sockets; removed with the core."""
+    parent_pid: int
+    log_level: int
+    spec: bytes
+    """A pickled CoreSpec, apart so that one that cannot be read is reported over the handshake."""
+
+    def address(self, name: str) -> str:
+        return socket_address(self.folder, name)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSpec:
+    """What the core is built from."""
+
+    config: EngineConfig
+    executor_factory: ExecutorFactory
+    policy_factory: PolicyFactory
+
+
+class CoreAddresses(msgspec.Struct):
+    """Answer to HELLO: where requests come from and outputs go."""
+
+    input_address: str
+    output_address: str
+
+
+def socket_address(folder: str, name: str) -> str:
+    return f"ipc://{folder}/{name}"
+
+
+class EngineCoreProc:
+    """Feeds an EngineCore from a socket and sends its outputs to another."""
+
+    def __init__(
+        self, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]], addresses: CoreAddresses
+    ) -> None:
+        self._core = core
+        self._context = context
+        self._addresses = addresses
+        self._failure: BaseException | None = None
+        self._outputs: queue.SimpleQueue[EngineCoreOutputs | bytes | None] = queue.SimpleQueue()
+        self._add_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+        self._abort_decoder = msgspec.msgpack.Decoder(AbortRequest)
+        self._utility_decoder = msgspec.msgpack.Decoder(UtilityRequest)
+        self._signal_decoder = msgspec.msgpack.Decoder(SignalRequest)
+        self._input_thread = self._start_thread(self._read_inputs, "core-inputs")
+        self._output_thread = self._start_thread(self._write_outputs, "core-outputs")
+
+    def run(self) -> None:
+        """Step until asked to stop. An error ends the core: the front end is told, then it is raised."""
+        try:
+            while self._core.wait_for_work():
+                outputs = self._core.step()
+                if outputs is not None:
+                    self._outputs.put(outputs)
+            if self._failure is not None:
+                raise self._failure
+        except BaseException:
+            self._outputs.put(ENGINE_CORE_DEAD)
+            raise
+        finally:
+            self._outputs.put(None)
+            self._output_thread.join(timeout=LINGER_MS / 1000)
+
+    def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        """A socket thread that fails ends the core: without it no request would ever finish."""
+        try:
+            target()
+        except zmq.ContextTerminated:
+            pass
+        except BaseException as error:
+            self._failure = error
+            self._core.request_stop()
+
+    # ---- input thread ----
+
+    def _read_inputs(self) -> None:
+        handlers = {
+            EngineCoreRequestType.ADD.value: self._add,
+            EngineCoreRequestType.ABORT.value: self._abort,
+            EngineCoreRequestType.UTILITY.value: self._utility,
+            EngineCoreRequestType.SIGNAL.value: self._signal,
+        }
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(self._addresses.input_address)
+            socket.send(b"")  # makes this core known to the front end's ROUTER
+            while True:
+                frames = socket.recv_multipart()
+                handler = handlers.get(frames[0])
+                if handler is None or len(frames) != 2:
+                    logger.error("A message of unknown type %r was dropped.", frames[0][:8])
+                else:
+                    handler(frames[1])
+
+    def _add(self, payload: bytes) -> None:
+        try:
+            request = self._add_decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            request_id = _request_id(payload)
+            logger.error("Request %s cannot be read: %s", request_id or "of unknown id", error)
+            if request_id is not None:
+                self._tell([failed_output(request_id, f"The request cannot be read: {error}.")])
+            return
+        self._tell(self._core.add_request(request))
+
+    def _abort(self, payload: bytes) -> None:
+        try:
+            message = self._abort_decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            logger.error("An abort cannot be read: %s", error)
+            return
+        self._tell(self._core.abort_requests(message))
+
+    def _utility(self, payload: bytes) -> None:
+        try:
+            message = self._utility_decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            logger.error("A utility call cannot be read: %s", error)
+            return
+        self._answer(message.call_id, lambda: self._core.call_utility(message.method, message.args))
+
+    def _signal(self, payload: bytes) -> None:
+        try:
+            message = self._signal_decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            logger.error("A signal cannot be read: %s", error)
+            return
+        self._answer(message.call_id, lambda: self._core.signal(message.signal))
+
+    def _answer(self, call_id: int, call: Callable[[], Any]) -> None:
+        try:
+            # Encoded here, so that a result that cannot be is this call's failure and nobody else's.
+            answer = UtilityOutput(call_id, msgspec.Raw(msgspec.msgpack.encode(call())))
+        except EngineError as error:
+            answer = UtilityOutput(call_id, failure=str(error))
+        except Exception as error:
+            logger.exception("A call to the engine core failed.")
+            answer = UtilityOutput(call_id, failure=repr(error))
+        self._outputs.put(EngineCoreOutputs(utility_output=answer))
+
+    def _tell(self, outputs: list[EngineCoreOutput]) -> None:
+        if outputs:
+            self._outputs.put(EngineCoreOutputs(outputs=outputs, timestamp=self._core.now()))
+
+    # ---- output thread ----
+
+    def _write_outputs(self) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.linger = LINGER_MS
+            socket.sndhwm = 0
+            socket.connect(self._addresses.output_address)
+            while (item := self._outputs.get()) is not None:
+                socket.send(item if isinstance(item, bytes) else encode(item))
+
+
+def _request_id(payload: bytes) -> str | None:
+    """The id of a request that cannot be decoded as a whole, so that at least its caller learns of it."""
+    try:
+        fields = msgspec.msgpack.decode(payload)
+    except msgspec.DecodeError:
+        return None
+    return fields[0] if isinstance(fields, list) and fields and isinstance(fields[0], str) else None
+
+
+class ParentWatch:
+    """Ends the core when its parent has gone or has closed the pipe: cleanly if a step ends in time."""
+
+    def __init__(self, start: CoreStart) -> None:
+        self._start = start
+        self._core: EngineCore | None = None
+        threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
+
+    def attach(self, core: EngineCore) -> None:
+        self._core = core
+
+    def _run(self) -> None:
+        while not self._parent_has_gone():
+            pass
+        if self._core is not None:
+            self._core.request_stop()
+            # The main thread ends the process meanwhile, unless it is in a long step.
+            time.sleep(STOP_GRACE_S)
+            self._core.persist()
+        _leave(self._start, 0)
+
+    def _parent_has_gone(self) -> bool:
+        """Waits for up to half a second."""
+        readable, _, _ = select.select([0], [], [], PARENT_POLL_S)
+        return bool(readable and not os.read(0, 1)) or os.getppid() != self._start.parent_pid
+
+
+def main() -> None:
+    """Entry point of the process; ends it, with exit code 0 only if it was asked to stop."""
+    start: CoreStart = pickle.load(sys.stdin.buffer)
+    logging.basicConfig(
+        level=start.log_level, format=f"%(levelname)s %(name)s (core {os.getpid()}): %(message)s"
+    )
+    watch = ParentWatch(start)
+    _leave(start, _run(start, watch))
+
+
+def _leave(start: CoreStart, exit_code: int) -> NoReturn:
+    """Not sys.exit: native libraries with threads of their own may hang in the interpreter's farewell."""
+    shutil.rmtree(start.folder, ignore_errors=True)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _run(start: CoreStart, watch: ParentWatch) -> int:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    exit_code = _start_and_serve(start, watch, context)
+    context.term()  # waits until the last messages have left, for as long as they may linger
+    return exit_code
+
+
+def _start_and_serve(start: CoreStart, watch: ParentWatch, context: zmq.Context[zmq.Socket[bytes]]) -> int:
+    with context.socket(zmq.DEALER) as handshake:
+        handshake.linger = LINGER_MS
+        handshake.connect(start.address("handshake"))
+        handshake.send(HELLO)
+        addresses = msgspec.msgpack.decode(handshake.recv(), type=CoreAddresses)
+        core = _build(start, handshake)
+        if core is None:
+            return 1
+        watch.attach(core)
+        signal.signal(signal.SIGTERM, lambda *_: core.request_stop())
+        process = EngineCoreProc(core, context, addresses)
+        handshake.send_multipart([READY, msgspec.msgpack.encode(core.ready)])
+    return _serve(process, core)
+
+
+def _build(start: CoreStart, handshake: zmq.Socket[bytes]) -> EngineCore | None:
+    """The core; None if it cannot start, which has then been reported."""
+    try:
+        spec = _unpickled(start.spec)
+        return EngineCore(spec.config, spec.executor_factory, spec.policy_factory, MonotonicClock())
+    except EngineError as error:
+        failure = EngineStartFailed(type(error).__name__, str(error))
+    except Exception as error:
+        logger.exception("The engine core could not start.")
+        failure = EngineStartFailed(
+            EngineDeadError.__name__, f"The engine core could not start: {error!r}; see its log."
+        )
+    handshake.send_multipart([FAILED, msgspec.msgpack.encode(failure)])
+    return None
+
+
+def _unpickled(spec: bytes) -> CoreSpec:
+    try:
+        loaded = pickle.loads(spec)
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(
+            f"The engine core cannot import its executor or policy factory ({error}); define it in a module "
+            "that can be imported, not in the script that is being run."
+        ) from error
+    assert isinstance(loaded, CoreSpec)
+    return loaded
+
+
+def _serve(process: EngineCoreProc, core: EngineCore) -> int:
+    exit_code = 0
+    try:
+        process.run()
+    except BaseException:
+        logger.exception("The engine core died.")
+        exit_code = 1
+    try:
+        core.close()
+    except Exception:
+        logger.exception("The engine core could not stop cleanly.")
+        exit_code = 1
+    return exit_code

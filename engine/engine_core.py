@@ -1,0 +1,265 @@
+"""The engine core: scheduler, policy and executor joined into steps. No text, no sockets.
+
+Its methods may be called from any thread. One lock guards the scheduler and is *not* held while the model
+executes: requests, aborts and signals are taken in during a step (a receipt must not wait for the model), and
+the scheduler sees them between ``schedule`` and ``update_from_output``, which it allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.clock import Clock
+from engine.config import EngineConfig
+from engine.core.scheduler import PauseState, Scheduler, SchedulerStatistics
+from engine.errors import ConfigError, RequestError
+from engine.executor import Executor, ExecutorFactory
+from engine.messages import (
+    AbortRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    Signal,
+    TurnReceipt,
+)
+from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
+from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy
+from engine.request import Request, RequestStatus
+from tracing.events import TraceHeader
+from tracing.writer import TraceWriter
+
+logger = logging.getLogger(__name__)
+
+STALLED_RETRY_S = 0.05
+"""Requests wait but none could be scheduled (paused, or held back by the policy): look again after this."""
+
+
+class EngineCore:
+    """Runs requests; see ``EngineCoreProc`` for the process around it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor_factory: ExecutorFactory,
+        policy_factory: PolicyFactory,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._log_stats = config.log_stats
+        # Reentrant: a signal handler may call ``request_stop`` on the thread that holds it.
+        self._changed = threading.Condition(threading.RLock())
+        self._stopping = False
+        self._stalled = False
+        self._closed = False
+        self._tracer = _open_trace(config.trace_path)
+        self._executor: Executor = executor_factory(config)
+        info = self._executor.info
+        self.policy: SchedulingPolicy = policy_factory(
+            PolicyContext(config.cache.block_size, info.num_gpu_blocks - 1, self._tracer)
+        )
+        self.scheduler = Scheduler(
+            config.scheduler,
+            block_size=config.cache.block_size,
+            num_blocks=info.num_gpu_blocks,
+            max_model_len=info.max_model_len,
+            policy=self.policy,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            tracer=self._tracer,
+        )
+        self.ready = EngineReady(
+            num_gpu_blocks=info.num_gpu_blocks,
+            max_model_len=info.max_model_len,
+            block_size=config.cache.block_size,
+            vocab_size=info.vocab_size,
+            dtype=info.dtype,
+            wants_signals=self.policy.wants_signals,
+        )
+        self._utilities: dict[str, Callable[..., Any]] = {
+            "reset_prefix_cache": self.reset_prefix_cache,
+            "statistics": self.statistics,
+            "check_invariants": self.check_invariants,
+            "pause": self.pause,
+            "resume": self.resume,
+        }
+        self._write_trace_header(config)
+
+    def _write_trace_header(self, config: EngineConfig) -> None:
+        if self._tracer is not None:
+            self._tracer.emit(
+                TraceHeader(
+                    wall_time_s=time.time(),
+                    monotonic_s=self._clock.now(),
+                    policy=type(self.policy).__name__,
+                    block_size=config.cache.block_size,
+                    num_blocks=self.ready.num_gpu_blocks - 1,
+                    max_num_seqs=config.scheduler.max_num_seqs,
+                    max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+                )
+            )
+
+    # ---- what comes in ----
+
+    def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
+        """Queue a request; returns its error if it cannot be taken, which costs no other request anything."""
+        try:
+            self._check(message)
+            # Hashing a long prompt takes milliseconds: before the lock.
+            request = Request.from_core_request(message, self.scheduler.request_block_hasher)
+            with self._changed:
+                self.scheduler.add_request(request, self._clock.now())
+                self._wake()
+        except RequestError as error:
+            return [failed_output(message.request_id, str(error))]
+        except Exception as error:
+            logger.exception("Request %s could not be added.", message.request_id)
+            return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
+        return []
+
+    def _check(self, message: EngineCoreRequest) -> None:
+        """The InputProcessor has checked all this; a client that does not use it must not stop the core."""
+        num_tokens = len(message.prompt_token_ids)
+        if not 0 < num_tokens < self.ready.max_model_len:
+            raise RequestError(
+                f"The prompt has {num_tokens} tokens; 1 to {self.ready.max_model_len - 1} fit."
+            )
+        if message.sampling_params.max_tokens is None:
+            raise RequestError("max_tokens is not set.", "max_tokens")
+        if message.request_id in self.scheduler.requests:
+            raise RequestError(f"Request id {message.request_id!r} is in use.")
+
+    def abort_requests(self, message: AbortRequest) -> list[EngineCoreOutput]:
+        """End requests now, each with its last output; those that have ended already are left out."""
+        status = RequestStatus.FINISHED_STOPPED if message.stopped else RequestStatus.FINISHED_ABORTED
+        with self._changed:
+            outputs = self.scheduler.finish_requests(message.request_ids, status, self._clock.now())
+            self._wake()
+        return outputs
+
+    def signal(self, signal: Signal) -> TurnReceipt | None:
+        with self._changed:
+            receipt = self.scheduler.signal(signal, self._clock.now())
+            self._wake()
+        return receipt
+
+    # ---- running ----
+
+    def wait_for_work(self) -> bool:
+        """Block until there is something to step for; False when the core is to stop."""
+        with self._changed:
+            while not self._stopping:
+                if self.scheduler.has_unfinished_requests() and not self._stalled:
+                    return True
+                if not self._changed.wait(self._idle_timeout_s()):
+                    self._stalled = False
+                    self.scheduler.expire(self._clock.now())
+            return False
+
+    def _idle_timeout_s(self) -> float | None:
+        due_s = self.scheduler.next_due_s()
+        until_due_s = None if due_s is None else max(0.0, due_s - self._clock.now())
+        if not self._stalled:
+            return until_due_s
+        return STALLED_RETRY_S if until_due_s is None else min(STALLED_RETRY_S, until_due_s)
+
+    def step(self) -> EngineCoreOutputs | None:
+        """Plan, run and account one step; None if there was nothing to run and nothing to tell."""
+        with self._changed:
+            plan = self.scheduler.schedule(self._clock.now())
+            self._stalled = not plan.total_num_scheduled_tokens
+        result = self._execute(plan)
+        with self._changed:
+            now = self._clock.now()
+            outputs = self.scheduler.update_from_output(plan, result, now)
+            if not outputs and not plan.total_num_scheduled_tokens:
+                return None
+            stats = self.scheduler.make_stats() if self._log_stats else None
+        return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        if plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.preempted_req_ids:
+            return self._executor.execute_model(plan)
+        return EMPTY_MODEL_RUNNER_OUTPUT
+
+    def _wake(self) -> None:
+        self._stalled = False
+        self._changed.notify_all()
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    # ---- utilities ----
+
+    def call_utility(self, method: str, args: list[Any]) -> Any:
+        """One of the utilities by name; RequestError for any other."""
+        utility = self._utilities.get(method)
+        if utility is None:
+            raise RequestError(f"The engine core has no utility {method!r}.", "method")
+        with self._changed:
+            result = utility(*args)
+            self._wake()
+        return result
+
+    def reset_prefix_cache(self) -> bool:
+        with self._changed:
+            return self.scheduler.reset_prefix_cache(self._clock.now())
+
+    def statistics(self) -> SchedulerStatistics:
+        with self._changed:
+            return self.scheduler.statistics()
+
+    def check_invariants(self) -> None:
+        with self._changed:
+            self.scheduler.check_invariants()
+
+    def pause(self, running_too: bool = False) -> None:
+        state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
+        with self._changed:
+            self.scheduler.set_pause_state(state)
+
+    def resume(self) -> None:
+        with self._changed:
+            self.scheduler.set_pause_state(PauseState.UNPAUSED)
+            self._wake()
+
+    # ---- stopping ----
+
+    def request_stop(self) -> None:
+        """Let ``wait_for_work`` return False; callable from a signal handler."""
+        self._stopping = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Persist what must survive, then free the model. Repeatable."""
+        self.persist()
+        self._executor.shutdown()
+
+    def persist(self) -> None:
+        """Save the policy's state and complete the trace: also possible while a step is still running."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self.scheduler.close()
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
+    """The only and last output of a request that could not be run."""
+    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+
+
+def _open_trace(path: str | None) -> TraceWriter | None:
+    if path is None:
+        return None
+    try:
+        return TraceWriter.open(path)
+    except OSError as error:
+        raise ConfigError(f"trace_path: cannot write {path!r}: {error.strerror}.") from error

@@ -1,0 +1,143 @@
+"""The synchronous engine: add requests, step, read finished outputs."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.clock import Clock, MonotonicClock
+from engine.config import EngineConfig
+from engine.core.scheduler import SchedulerStatistics
+from engine.core_client import EngineCoreClient, InprocClient, SyncMPClient
+from engine.errors import EngineDeadError
+from engine.executor import ExecutorFactory
+from engine.input_processor import GenerationDefaults, InputProcessor
+from engine.messages import EngineCoreRequest, JobRef, SchedulerStats
+from engine.output_processor import OutputProcessor
+from engine.policy import PolicyFactory
+from engine.request_output import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.stats import IterationStats
+from engine.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class LLMEngine:
+    """Joins inputs, core and outputs for one thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor_factory: ExecutorFactory,
+        policy_factory: PolicyFactory,
+        *,
+        multiprocess: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or MonotonicClock()
+        self.tokenizer = Tokenizer.load(config.model)
+        self.generation_defaults = GenerationDefaults.load(config.model)
+        self._client: EngineCoreClient = (
+            SyncMPClient(config, executor_factory, policy_factory)
+            if multiprocess
+            else InprocClient(config, executor_factory, policy_factory, self._clock)
+        )
+        self.ready = self._client.ready
+        self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
+        self._outputs = OutputProcessor(self.tokenizer, self._clock)
+        self.iteration_stats: IterationStats | None = None
+        """What the last step brought."""
+        self.scheduler_stats: SchedulerStats | None = None
+
+    def check_request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        sampling_params: SamplingParams,
+        *,
+        job: JobRef | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineCoreRequest:
+        """The request as the core will see it, not yet added; RequestError if it is wrong."""
+        arrival_time = self._clock.now()
+        return self._inputs.process(
+            request_id,
+            self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
+            sampling_params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            job=job,
+        )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        sampling_params: SamplingParams,
+        *,
+        job: JobRef | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        request = self.check_request(
+            request_id, prompt, sampling_params, job=job, priority=priority, cache_salt=cache_salt
+        )
+        self.add_checked(request, prompt if isinstance(prompt, str) else None)
+
+    def add_checked(self, request: EngineCoreRequest, prompt: str | None) -> None:
+        """Add what ``check_request`` returned."""
+        for core_request in self._outputs.add_request(request, prompt):
+            self._client.add_request(core_request)
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for one message of the core and return what it brought; EngineDeadError if it is gone."""
+        try:
+            message = self._client.get_output()
+        except EngineDeadError as error:
+            self._outputs.fail_all(error)
+            raise
+        processed = self._outputs.process_outputs(message.outputs, message.timestamp)
+        if processed.stopped_ids:
+            self._client.abort_requests(processed.stopped_ids, stopped=True)
+        self.iteration_stats = processed.iteration_stats
+        self.scheduler_stats = message.scheduler_stats
+        return processed.request_outputs
+
+    def abort_request(self, request_id: str) -> None:
+        """End all requests of this id; no more outputs come of them."""
+        self._client.abort_requests(self._outputs.abort_external(request_id))
+
+    def abort_all(self) -> None:
+        """End whatever is unfinished; nothing to do if the core is gone."""
+        request_ids = self._outputs.abort_all()
+        if request_ids:
+            self._client.abort_requests(request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return self._outputs.num_unfinished > 0
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return self._outputs.num_unfinished
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop pins and forget cached prefixes; False while requests hold blocks."""
+        return self._utility("reset_prefix_cache", bool)
+
+    def statistics(self) -> SchedulerStatistics:
+        return self._utility("statistics", SchedulerStatistics)
+
+    def check_invariants(self) -> None:
+        """Raise if the core's blocks, requests and pins contradict each other."""
+        self._utility("check_invariants", type(None))
+
+    def _utility(self, method: str, result_type: type[T], *args: Any) -> T:
+        return msgspec.convert(self._client.call_utility(method, *args), result_type)
+
+    def close(self) -> None:
+        """Stop the core and free the model. Repeatable."""
+        self._client.close()

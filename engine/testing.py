@@ -1,0 +1,134 @@
+"""A stand-in for the model: an executor whose tokens are a function of request and position. Needs no torch.
+
+Held to the contract of the real one by a test that runs both. Can be told to die, to fail or to hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.executor import ModelInfo
+from engine.messages import TokenLogprobs
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.sampling_params import SamplingParams
+
+
+def fake_token(request_id: str, position: int, vocab_size: int) -> int:
+    """Token at ``position`` of the output of a request, by its external or its internal id."""
+    external_id = request_id.rsplit("-", 1)[0]
+    return crc32(f"{external_id}:{position}".encode()) % vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeExecutorFactory:
+    """Makes a FakeExecutor; picklable, so it also works in a core process. Steps count from 1."""
+
+    vocab_size: int = 512
+    max_model_len: int = 4096
+    num_gpu_blocks: int = 1024
+    fail_at_start: str | None = None
+    """Raise ModelLoadError with this text."""
+    kill_at_step: int | None = None
+    """Die like by ``kill -9``."""
+    raise_at_step: int | None = None
+    gate: Path | None = None
+    """A named pipe: a step does not return before a test has opened it for writing and closed it again."""
+
+    def __call__(self, config: EngineConfig) -> FakeExecutor:
+        if self.fail_at_start is not None:
+            raise ModelLoadError(self.fail_at_start)
+        return FakeExecutor(self, config)
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a worker remembers of a request."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    num_tokens: int
+    """Known so far: prompt and output."""
+
+
+class FakeExecutor:
+    """Runs step plans without a model."""
+
+    def __init__(self, behaviour: FakeExecutorFactory, config: EngineConfig) -> None:
+        self._behaviour = behaviour
+        self._rows: dict[str, _Row] = {}
+        self._num_steps = 0
+        wanted_len = config.model.max_model_len or behaviour.max_model_len
+        self.info = ModelInfo(
+            num_gpu_blocks=config.cache.num_gpu_blocks_override or behaviour.num_gpu_blocks,
+            max_model_len=min(wanted_len, behaviour.max_model_len),
+            vocab_size=behaviour.vocab_size,
+            dtype="float32",
+        )
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        self._misbehave()
+        self._take_in(plan)
+        computed = self._num_computed_tokens(plan)
+        req_ids = list(plan.num_scheduled_tokens)
+        sampled: list[list[int]] = []
+        logprobs: dict[str, list[TokenLogprobs]] = {}
+        for req_id, num_new in plan.num_scheduled_tokens.items():
+            row = self._rows[req_id]
+            assert computed[req_id] + num_new <= row.num_tokens, "more scheduled than there is"
+            if computed[req_id] + num_new < row.num_tokens:
+                sampled.append([])
+                continue
+            token = self._sample(req_id, row)
+            sampled.append([token])
+            if row.params.logprobs is not None:
+                logprobs[req_id] = [_certain(token, row.params.logprobs, self.info.vocab_size)]
+        return ModelRunnerOutput(req_ids, sampled, logprobs)
+
+    def _misbehave(self) -> None:
+        self._num_steps += 1
+        behaviour = self._behaviour
+        if behaviour.gate is not None:
+            behaviour.gate.read_bytes()
+        if self._num_steps == behaviour.kill_at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._num_steps == behaviour.raise_at_step:
+            raise RuntimeError("the fake executor was told to fail")
+
+    def _take_in(self, plan: SchedulerOutput) -> None:
+        for req_id in plan.finished_req_ids:
+            self._rows.pop(req_id, None)
+        for new in plan.scheduled_new_reqs:
+            num_tokens = len(new.prompt_token_ids)
+            self._rows[new.req_id] = _Row(new.sampling_params, num_tokens, num_tokens)
+        for req_id, token_ids in plan.scheduled_cached_reqs.resumed_token_ids.items():
+            assert self._rows[req_id].num_tokens == len(token_ids), "an output was lost"
+
+    @staticmethod
+    def _num_computed_tokens(plan: SchedulerOutput) -> dict[str, int]:
+        cached = plan.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed.update({new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs})
+        return computed
+
+    def _sample(self, req_id: str, row: _Row) -> int:
+        position = row.num_tokens - row.num_prompt_tokens
+        row.num_tokens += 1
+        replay = row.params.replay_token_ids
+        if replay is not None and position < len(replay):
+            return replay[position]
+        return fake_token(req_id, position, self.info.vocab_size)
+
+    def shutdown(self) -> None:
+        self._rows.clear()
+
+
+def _certain(token_id: int, num_top: int, vocab_size: int) -> TokenLogprobs:
+    """The token itself is the most probable; the next ids follow."""
+    top = [(token_id + offset) % vocab_size for offset in range(num_top)]
+    return TokenLogprobs([token_id, *top], [0.0, *(-float(offset) for offset in range(num_top))], 1)
