@@ -1,0 +1,117 @@
+"""The command line, and the one place where all parts are joined."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from continuum.config import ContinuumConfig
+from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
+from engine.errors import EngineError
+from engine.policy import PolicyFactory, fcfs, priority
+from engine.version import package_version
+
+AddArguments = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int]
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows a default where there is one worth showing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.help or ""
+        if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
+            return told
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"{told} (default: on)"
+        return f"{told} (default: %(default)s)"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; its exit code. Start-up errors are one sentence on stderr."""
+    arguments = sys.argv[1:] if argv is None else argv
+    args = _parser(arguments).parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EngineError as error:
+        print(f"continuum: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="continuum",
+        description="An LLM server for agents: it keeps a job's KV cache across the job's tool calls.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
+    serve.usage = "continuum serve MODEL [--flag VALUE ...]"
+    add_serve_arguments(serve)
+    serve.set_defaults(run=lambda args: _serve(serve, args))
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, told in (
+        ("bench", "replay the jobs of a workload against a running server and report"),
+        ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
+    ):
+        command = _add_command(commands, name, told)
+        if name == chosen:  # the others' modules stay unloaded
+            add_arguments, run = _sub_command(name)
+            add_arguments(command)
+            command.set_defaults(run=run)
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, told: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=told,
+        description=told[0].upper() + told[1:] + ".",
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _sub_command(name: str) -> tuple[AddArguments, Run]:
+    if name == "bench":
+        from eval import bench
+
+        return bench.add_arguments, bench.run
+    from eval import demo
+
+    return demo.add_arguments, demo.run
+
+
+def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if args.model is None:
+        parser.error("which model? Give a Hugging Face model folder or a hub name: continuum serve MODEL")
+    config = engine_config(args)
+    policy = _policy_factory(args.scheduling_policy, continuum_config(args))
+    server = server_config(args)
+
+    from engine.api.server import serve
+    from engine.async_llm import AsyncLLM
+    from engine.worker.executor import UniProcExecutor
+
+    return serve(server, lambda: AsyncLLM(config, UniProcExecutor, policy, log_stats=config.log_stats))
+
+
+def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
+    if name == "continuum":
+        from continuum.policy import ContinuumPolicyFactory
+
+        return ContinuumPolicyFactory(config)
+    return priority if name == "priority" else fcfs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Flags of ``continuum serve`` and the configuration records they make; V1's names where it has them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from continuum.config import TTL_RULES, ContinuumConfig
+from engine.api.config import TOOL_CALL_PARSERS, ServerConfig
+from engine.config import DEVICES, DTYPES, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.errors import ConfigError
+
+SCHEDULING_POLICIES = ("fcfs", "priority", "continuum")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "native", "transformers")
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+Record = TypeVar("Record")
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags, in the groups that ``--help`` shows."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hugging Face model folder, or a hub name")
+    _add_server_flags(_Group(parser, "server", ServerConfig))
+    _add_model_flags(_Group(parser, "model", ModelConfig))
+    _add_cache_flags(_Group(parser, "KV cache", CacheConfig))
+    _add_scheduler_flags(_Group(parser, "scheduler", SchedulerConfig))
+    _add_continuum_flags(_Group(parser, "jobs and pins (scheduling policy continuum)", ContinuumConfig))
+    _add_observation_flags(parser.add_argument_group("observation"))
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The record that a core process starts from."""
+    return EngineConfig(
+        model=_record(ModelConfig, args),
+        cache=_record(CacheConfig, args),
+        scheduler=_record(SchedulerConfig, args),
+        trace_path=args.trace,
+        log_stats=not args.disable_log_stats,
+    )
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    """The record that the HTTP server starts from."""
+    template = None if args.chat_template is None else _template_text(args.chat_template)
+    names = tuple(args.served_model_name or (args.model,))
+    return _record(ServerConfig, args, chat_template=template, served_model_names=names)
+
+
+def continuum_config(args: argparse.Namespace) -> ContinuumConfig:
+    """The agent policy's record; its flags with another policy would be ignored, so they are refused."""
+    defaults = _defaults(ContinuumConfig)
+    if args.scheduling_policy != "continuum":
+        for name, default in defaults.items():
+            if getattr(args, name) != default:
+                raise ConfigError(f"{_flag(name)} needs --scheduling-policy continuum.")
+    return _record(ContinuumConfig, args)
+
+
+class _Group:
+    """Flags that fill one record: names and defaults come from its fields."""
+
+    def __init__(self, parser: argparse.ArgumentParser, title: str, record: type[Any]) -> None:
+        self.flags = parser.add_argument_group(title)
+        self._defaults = _defaults(record)
+
+    def add(
+        self,
+        name: str,
+        text: str,
+        kind: Callable[[str], Any] = str,
+        metavar: str | None = None,
+        choices: Sequence[str] | None = None,
+    ) -> None:
+        self.flags.add_argument(
+            _flag(name), type=kind, default=self._defaults[name], metavar=metavar, choices=choices, help=text
+        )
+
+    def add_switch(self, name: str, text: str) -> None:
+        """``--name`` and ``--no-name``."""
+        self.flags.add_argument(
+            _flag(name), action=argparse.BooleanOptionalAction, default=self._defaults[name], help=text
+        )
+
+
+def _add_server_flags(group: _Group) -> None:
+    group.add("host", "address to listen on; all interfaces by default", metavar="ADDRESS")
+    group.add("port", "port to listen on; 0 takes a free one", int, "PORT")
+    group.add("uds", "listen on this Unix socket instead", metavar="PATH")
+    group.flags.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may use for the model; MODEL by default",
+    )
+    group.add(
+        "chat_template", "file of a chat template, or its text; the tokenizer's by default", metavar="PATH"
+    )
+    group.add(
+        "tool_call_parser",
+        "how replies are read for tool calls; auto: hermes if the chat template speaks of <tool_call>",
+        choices=TOOL_CALL_PARSERS,
+    )
+    group.flags.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="accepted for V1's command lines; tools are always on",
+    )
+    group.add("keep_alive_s", "keep idle connections this long: tools take their time", int, "SECONDS")
+    group.add("shutdown_grace_s", "let running requests go on this long after SIGTERM", float, "SECONDS")
+
+
+def _add_model_flags(group: _Group) -> None:
+    group.add("tokenizer", "tokenizer folder or name; the model's by default", metavar="NAME")
+    group.add("dtype", "type of weights and KV", choices=DTYPES)
+    group.add("device", "where the model runs; auto takes cuda where there is one", choices=DEVICES)
+    group.add(
+        "max_model_len",
+        "longest prompt plus output in tokens; the model's limit by default",
+        _number,
+        "TOKENS",
+    )
+    group.add("seed", "seed of the sampler", int, "NUMBER")
+    group.add("generation_config", "auto: the folder's sampling defaults; vllm: none of them", metavar="NAME")
+    group.add("load_format", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
+    group.add("model_impl", "whose model code runs", choices=MODEL_IMPLS)
+    group.add_switch("trust_remote_code", "run code that comes with the model")
+
+
+def _add_cache_flags(group: _Group) -> None:
+    group.add("block_size", "tokens per KV block", int, "TOKENS")
+    group.add("gpu_memory_utilization", "share of the memory that weights and KV may take", float, "SHARE")
+    group.add("kv_cache_memory_bytes", "exact size of the KV pool, such as 2G", _number, "BYTES")
+    group.add("num_gpu_blocks_override", "exact number of KV blocks", int, "BLOCKS")
+    group.add_switch("enable_prefix_caching", "reuse the KV of equal prefixes")
+
+
+def _add_scheduler_flags(group: _Group) -> None:
+    group.flags.add_argument(
+        "--scheduling-policy",
+        choices=SCHEDULING_POLICIES,
+        default="continuum",
+        help="order of requests; continuum also keeps a job's KV across its tool calls",
+    )
+    group.add("max_num_seqs", "most requests running at once", int, "REQUESTS")
+    group.add("max_num_batched_tokens", "token budget of a step", _number, "TOKENS")
+    group.add_switch("enable_chunked_prefill", "let a long prompt take several steps")
+    group.add(
+        "long_prefill_token_threshold",
+        "most prompt tokens of one request per step; 0: no limit",
+        _number,
+        "TOKENS",
+    )
+    group.add_switch("scheduler_reserve_full_isl", "start a request only when all its tokens fit")
+
+
+def _add_continuum_flags(group: _Group) -> None:
+    group.add("ttl_rule", "what decides how long a job's KV is held", choices=TTL_RULES)
+    group.add(
+        "horizon_s", "median-horizon: hold while half of such calls are back within this", float, "SECONDS"
+    )
+    group.add("cold_horizon_s", "median-horizon: hold this long before anything is learnt", float, "SECONDS")
+    group.add("fixed_ttl_s", "fixed: hold this long", float, "SECONDS")
+    group.add("answer_ttl_s", "hold this long after a turn that called no tool", float, "SECONDS")
+    group.add("max_ttl_s", "no rule holds longer", float, "SECONDS")
+    group.add("pin_budget", "largest share of the KV pool that may be held", float, "SHARE")
+    group.add("pin_tenant_share", "largest share of that for one tenant (the request's user)", float, "SHARE")
+    group.add("max_wait_s", "who has waited this long may take what is held", float, "SECONDS")
+    group.add("max_jobs", "jobs remembered; beyond, the one idle longest is forgotten", int, "JOBS")
+    group.add("job_idle_s", "a job idle for so long is forgotten", float, "SECONDS")
+    group.add(
+        "estimator_state", "file that keeps what was learnt about tools across restarts", metavar="PATH"
+    )
+
+
+def _add_observation_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--trace", metavar="PATH", help="write the scheduler trace there (JSON lines)")
+    group.add_argument("--disable-log-stats", action="store_true", help="collect no statistics for /metrics")
+
+
+def _record(kind: type[Record], args: argparse.Namespace, **given: object) -> Record:
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    from_args = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
+    return kind(**{**from_args, **given})
+
+
+def _defaults(record: type[Any]) -> dict[str, Any]:
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(record)
+        if field.default is not dataclasses.MISSING
+    }
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _number(text: str) -> int:
+    """``4096``, ``32k`` (thousands) or ``2G`` (powers of 1024), as V1 reads them."""
+    unit = _UNITS.get(text[-1:], 1)
+    digits = text if unit == 1 else text[:-1]
+    try:
+        return int(digits) if unit == 1 else int(float(digits) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 4096, 32k or 2G") from None
+
+
+def _template_text(path_or_text: str) -> str:
+    """As in V1: a path, or the template itself if it looks like one."""
+    if "{" in path_or_text:
+        return path_or_text
+    try:
+        return Path(path_or_text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {path_or_text!r}: {error}.") from error
