@@ -1,0 +1,1 @@
+"""How long tool calls take: tool keys, survival curves, and a state that survives a restart."""
