@@ -22,7 +22,7 @@ from engine.core_proc import CoreSpec
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.executor import ExecutorFactory
-from engine.launcher import CoreProcess
+from engine.launcher import CoreProcess, pickled_spec
 from engine.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
@@ -112,6 +112,10 @@ class _Calls:
         self._waiting: dict[int, Future[Any]] = {}
         self._failed: EngineDeadError | None = None
 
+    @property
+    def failed(self) -> bool:
+        return self._failed is not None
+
     def open(self) -> tuple[int, Future[Any]]:
         future: Future[Any] = Future()
         with self._lock:
@@ -165,6 +169,7 @@ class MPClient:
     def __init__(
         self, config: EngineConfig, executor_factory: ExecutorFactory, policy_factory: PolicyFactory
     ) -> None:
+        spec = pickled_spec(CoreSpec(config, executor_factory, policy_factory))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._output_socket = self._context.socket(zmq.PULL)
         self._output_socket.linger = 0
@@ -176,8 +181,7 @@ class MPClient:
         self._send_lock = threading.Lock()
         self._calls = _Calls()
         self._reader: threading.Thread | None = None
-        spec = CoreSpec(config, executor_factory, policy_factory)
-        self._process = CoreProcess(spec, _death_note(self._context))
+        self._process = CoreProcess(spec, config.model.model, _death_note(self._context))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_process = weakref.finalize(self, self._process.stop)
         try:
@@ -203,8 +207,8 @@ class MPClient:
 
     @property
     def dead(self) -> bool:
-        """Whether the core's process has ended."""
-        return self._process.exited
+        """Whether the core has ended, or has said that it is about to."""
+        return self._process.exited or self._calls.failed
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._send(EngineCoreRequestType.ADD, request)

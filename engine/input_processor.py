@@ -90,9 +90,11 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
-        eos = tokenizer.eos_token_id
-        self._eos_token_id = eos if eos is not None else next(iter(defaults.eos_token_ids), None)
-        self._other_eos_ids = [token for token in defaults.eos_token_ids if token != self._eos_token_id]
+        # A tokenizer may know tokens that the model cannot produce.
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        eos_ids = [token for token in (*own, *defaults.eos_token_ids) if token < ready.vocab_size]
+        self._eos_token_id = eos_ids[0] if eos_ids else None
+        self._other_eos_ids = set(eos_ids[1:]) - set(eos_ids[:1])
 
     def process(
         self,

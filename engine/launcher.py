@@ -45,10 +45,10 @@ _START_ERRORS: dict[str, type[EngineError]] = {
 class CoreProcess:
     """The core's process and the private folder of its sockets."""
 
-    def __init__(self, spec: CoreSpec, on_exit: Callable[[], None]) -> None:
-        """``on_exit`` is called once, on a thread of its own, as soon as the process has ended."""
-        self._model = spec.config.model.model
-        self._pickled_spec = _pickled(spec)
+    def __init__(self, spec: bytes, model: str, on_exit: Callable[[], None]) -> None:
+        """``spec`` is pickled. ``on_exit`` is called once, on its own thread, when the process has ended."""
+        self._spec = spec
+        self._model = model
         self.folder = tempfile.mkdtemp(prefix="engine-")
         self._on_exit = on_exit
         self._exited = threading.Event()
@@ -82,9 +82,7 @@ class CoreProcess:
 
     def _send_start(self) -> None:
         """The pipe stays open: its end tells the core that we are gone."""
-        start = CoreStart(
-            self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._pickled_spec
-        )
+        start = CoreStart(self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._spec)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
@@ -131,7 +129,7 @@ class CoreProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _pickled(spec: CoreSpec) -> bytes:
+def pickled_spec(spec: CoreSpec) -> bytes:
     try:
         return pickle.dumps(spec)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
