@@ -11,12 +11,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from eval.client import Reply, ServerClient, TurnFailedError, TurnRequest
-from eval.errors import EvalError
 from eval.metrics import BenchResult, summarise
 from eval.plan import Limits, PlannedJob, PlannedTurn, Planner, conversation
 from eval.progress import Progress, shown
@@ -230,12 +228,8 @@ def _count_or_all(text: str) -> int | None:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="continuum bench",
-        description="Replay agent jobs against a running server: each turn over HTTP, tool times slept.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum bench``."""
     add = parser.add_argument
     add("--base-url", default="http://127.0.0.1:8000", help="the server under test")
     add("--workload", required=True, metavar="FILE", help="recorded jobs, or 'synthetic' for made ones")
@@ -255,7 +249,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="OUT", help="write the result there")
     add("--records", type=Path, metavar="OUT.jsonl", help="write one line per turn there")
     add("--against", type=Path, metavar="RESULT.json", help="print an earlier result beside this one")
-    return parser
 
 
 def _options(arguments: argparse.Namespace) -> BenchOptions:
@@ -279,21 +272,16 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``continuum bench``. Exit code 1 if anything could not be read, reached or answered."""
-    arguments = _parser().parse_args(argv)
-    try:
-        earlier = [read_result(arguments.against)] if arguments.against else []
-        run = asyncio.run(run_bench(_options(arguments)))
-    except EvalError as error:
-        print(error, file=sys.stderr)
-        return 1
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
+    earlier = [read_result(arguments.against)] if arguments.against else []
+    bench = asyncio.run(run_bench(_options(arguments)))
     if arguments.json:
-        write_result(arguments.json, run.result)
+        write_result(arguments.json, bench.result)
     if arguments.records:
-        write_records(arguments.records, run.turns)
-    print(render([*earlier, run.result]))
-    return report_errors(run)
+        write_records(arguments.records, bench.turns)
+    print(render([*earlier, bench.result]))
+    return report_errors(bench)
 
 
 def report_errors(run: BenchRun) -> int:

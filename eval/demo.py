@@ -10,11 +10,10 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import EngineError
 from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
 from eval.plan import Limits
 from eval.records import write_records
@@ -160,13 +159,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum demo``."""
     default = DemoConfig()
-    parser = argparse.ArgumentParser(
-        prog="continuum demo",
-        description="Replay agent jobs under fcfs and under continuum with a small KV pool; compare the two.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
     add = parser.add_argument
     add("--jobs", type=int, default=default.num_jobs, metavar="N", help="jobs, all started at once")
     add("--quick", action="store_true", help="half a minute: fewer jobs and turns, a smaller model")
@@ -180,7 +175,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--hidden-size", type=int, default=default.hidden_size, metavar="N", help="of the model")
     add("--layers", type=int, default=default.num_layers, metavar="N", help="of the model")
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="traces, records and results")
-    return parser
 
 
 def _config(arguments: argparse.Namespace) -> DemoConfig:
@@ -200,15 +194,11 @@ def _config(arguments: argparse.Namespace) -> DemoConfig:
     return quick(config) if arguments.quick else config
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``continuum demo``. Exit code 1 if anything went wrong on the way."""
-    config = _config(_parser().parse_args(argv))
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
+    config = _config(arguments)
     started = time.monotonic()
-    try:
-        runs = run_demo(config)
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    runs = run_demo(config)
     print(f"\n{render([run.result for run in runs])}\n")
     for policy in config.policies:
         print(f"{policy}: trace, records and log in {config.out / policy}")

@@ -1,4 +1,4 @@
-"""Prints results: one in a column, several side by side. Also ``continuum compare FILE FILE``."""
+"""Prints results, in one column or side by side. ``python -m eval.report FILE FILE`` compares files."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def write_result(path: Path, result: BenchResult) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``continuum compare``: results side by side."""
-    parser = argparse.ArgumentParser(prog="continuum compare", description=main.__doc__)
+    """Print results of ``continuum bench --json`` side by side."""
+    parser = argparse.ArgumentParser(prog="python -m eval.report", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result of `bench --json FILE`")
     arguments = parser.parse_args(argv)
     try:
@@ -149,3 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

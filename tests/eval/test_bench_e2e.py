@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
-from eval.bench import main
 from eval.client import ServerClient
-from eval.demo import main as demo
 from eval.metrics import BenchResult
 from eval.plan import Limits, PlannedJob, Planner
 from eval.records import TurnRecord
@@ -59,7 +58,7 @@ def _plan(base_url: str, limits: Limits) -> list[PlannedJob]:
 def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[BenchResult, list[TurnRecord]]:
     """Run the command as a user would; what it left on disk."""
     result, records = folder / "result.json", folder / "records.jsonl"
-    command = ["--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
+    command = ["bench", "--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
     assert main([*command, "--records", str(records), *arguments]) == 0
     lines = records.read_bytes().splitlines()
     return read_result(result), [msgspec.json.decode(line, type=TurnRecord) for line in lines]
@@ -128,7 +127,7 @@ def test_a_shortened_output_keeps_its_command(server: str) -> None:
 
 def test_a_model_that_is_not_served_is_one_sentence(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The names that are served are in the complaint."""
-    assert main(["--base-url", server, "--workload", "synthetic", "--model", "gpt-9"]) == 1
+    assert main(["bench", "--base-url", server, "--workload", "synthetic", "--model", "gpt-9"]) == 1
     assert "does not serve 'gpt-9' but tiny." in capsys.readouterr().err
 
 
@@ -137,7 +136,7 @@ def test_the_demo_ends_with_the_policies_side_by_side(
 ) -> None:
     """One command makes the model, serves it under each policy and leaves traces, records and results."""
     sizes = ["--hidden-size", "64", "--layers", "2", "--jobs", "3", "--max-turns", "2", "--time-scale", "0.1"]
-    assert demo(["--out", str(tmp_path), *sizes]) == 0
+    assert main(["demo", "--out", str(tmp_path), *sizes]) == 0
     printed = capsys.readouterr().out
     assert "continuum / fcfs" in printed
     for policy in ("fcfs", "continuum"):

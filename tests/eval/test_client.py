@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from eval.bench import main
+from continuum.cli import main
 from eval.client import TurnFailedError, read_reply
 
 ROLE = 'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
@@ -62,12 +62,12 @@ async def test_a_broken_stream_is_a_failed_turn(lines: list[str], complaint: str
 
 def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1 and the address, not a traceback."""
-    assert main(["--base-url", "http://127.0.0.1:9", "--workload", "synthetic", "--jobs", "1"]) == 1
+    assert main(["bench", "--base-url", "http://127.0.0.1:9", "--workload", "synthetic", "--jobs", "1"]) == 1
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "preparing" not in x]
-    assert line.startswith("Cannot reach the server at http://127.0.0.1:9: ")
+    assert line.startswith("continuum: Cannot reach the server at http://127.0.0.1:9: ")
 
 
 def test_a_workload_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """The file is looked at before the server."""
-    assert main(["--workload", "nowhere.jsonl"]) == 1
+    assert main(["bench", "--workload", "nowhere.jsonl"]) == 1
     assert "Cannot read the workload nowhere.jsonl" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_answers_unlike_the_recording_and_cut_jobs_are_said() -> None:
 
 
 def test_results_on_disk_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``continuum compare A B`` prints what two runs of ``bench --json`` left."""
+    """``python -m eval.report A B`` prints what two runs of ``bench --json`` left."""
     for name in ("a", "b"):
         write_result(tmp_path / name / "result.json", _result(name, 2.0, 5))
     assert read_result(tmp_path / "a" / "result.json") == _result("a", 2.0, 5)
