@@ -24,10 +24,10 @@ def choose_num_blocks(
         budget = _default_bytes(config, spec, max_model_len, device, activation_bytes, available)
         useful = config.scheduler.max_num_seqs * _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
         num_blocks = min(budget // spec.bytes_per_block, useful)
-    elif num_blocks * spec.bytes_per_block > available:
+    elif (needed := num_blocks * spec.bytes_per_block) > available:
         raise ModelLoadError(
-            f"The KV cache of {num_blocks} blocks needs "
-            f"{as_gib(num_blocks * spec.bytes_per_block)} of memory on {device.type}, but only {as_gib(available)} are available."
+            f"The KV cache of {num_blocks} blocks needs {as_gib(needed)} of memory on {device.type}, "
+            f"but only {as_gib(available)} are available."
         )
     _check_fits_one_sequence(num_blocks, spec, max_model_len)
     return num_blocks

@@ -172,9 +172,7 @@ class Decoder(nn.Module):
         self.embedding = _parameter(dtype, shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shape, index, dtype) for index in range(shape.num_layers))
         self.final_norm = _parameter(dtype, shape.hidden_size)
-        self.lm_head = (
-            self.embedding if shape.tied else _parameter(dtype, shape.vocab_size, shape.hidden_size)
-        )
+        self.lm_head = None if shape.tied else _parameter(dtype, shape.vocab_size, shape.hidden_size)
         self._rotary: RotaryEmbedding | None = None
 
     def materialize(self, device: torch.device) -> None:
@@ -196,7 +194,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
         sampled = rms_norm(x[sample_rows], self.final_norm.shape, self.final_norm, self.shape.norm_eps)
-        return linear(sampled, self.lm_head)
+        return linear(sampled, self.embedding if self.lm_head is None else self.lm_head)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Every tensor that the checkpoint must hold, with the part of a parameter that it fills."""
@@ -206,6 +204,6 @@ class Decoder(nn.Module):
             prefix = f"model.layers.{index}."
             views |= {prefix + name: view for name, view in layer.checkpoint_views().items()}
         views["model.norm.weight"] = self.final_norm
-        if not self.shape.tied:
+        if self.lm_head is not None:
             views["lm_head.weight"] = self.lm_head
         return views

@@ -1,0 +1,71 @@
+"""Model folders that the worker's tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from engine.worker.tiny_models import make_model_folder
+
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},
+    "llama-llama3-rope": {
+        "family": "llama",
+        "extra_config": {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    },
+    "llama-yarn-tied": {
+        "family": "llama",
+        "tie": True,
+        "extra_config": {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            }
+        },
+    },
+    "mistral": {"family": "mistral", "shards": 3},
+    "mistral-window": {"family": "mistral", "extra_config": {"sliding_window": 12}},
+    "qwen2": {"family": "qwen2", "tie": True},
+    "qwen2-window": {
+        "family": "qwen2",
+        "extra_config": {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    },
+    "qwen3": {"family": "qwen3", "head_dim": 24, "shards": 2},
+    "gpt_neox": {"family": "gpt_neox"},
+    "phi": {"family": "phi"},
+    "olmo2": {"family": "olmo2"},
+}
+MODEL_NAMES = tuple(_VARIANTS)
+
+
+class ModelFolders(Protocol):
+    """The folder of a variant, made once per session. Tests that damage a folder copy it first."""
+
+    def __call__(self, name: str) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
+    made: dict[str, Path] = {}
+
+    def folder_of(name: str) -> Path:
+        if name not in made:
+            made[name] = make_model_folder(tmp_path_factory.mktemp("models") / name, **_VARIANTS[name])
+        return made[name]
+
+    return folder_of

@@ -1,0 +1,138 @@
+"""The real scheduler driving the real executor, and transformers' own ``generate`` to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.clock import ManualClock
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.messages import TokenLogprobs
+from engine.policy import FcfsPolicy
+from engine.request import Request, RequestStatus
+from engine.sampling_params import SamplingParams
+from engine.worker.executor import UniProcExecutor
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def random_tokens(count: int, seed: int, vocab_size: int = 500) -> list[int]:
+    """A made-up prompt."""
+    tokens: list[int] = torch.randint(
+        0, vocab_size, (count,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
+    return tokens
+
+
+class Reference:
+    """transformers' own model of a folder, in the folder's type."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._device = device
+        self.model = AutoModelForCausalLM.from_pretrained(folder).to(device)  # type: ignore[arg-type]
+
+    def greedy(self, prompt: list[int], max_tokens: int) -> list[int]:
+        input_ids = torch.tensor([prompt], device=self._device)
+        output = self.model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens
+
+
+class SmallEngine:
+    """Requests in, tokens out; counts what the scheduler did on the way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 8,
+        max_model_len: int = 128,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        device: str = "cpu",
+        dtype: str = "auto",
+        model_impl: str = "auto",
+    ) -> None:
+        self._clock = ManualClock()
+        limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self.executor = UniProcExecutor(
+            EngineConfig(
+                model=ModelConfig(
+                    model=str(folder),
+                    device=device,
+                    dtype=dtype,
+                    max_model_len=max_model_len,
+                    model_impl=model_impl,
+                ),
+                cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
+                scheduler=limits,
+            )
+        )
+        self.scheduler = Scheduler(
+            limits,
+            block_size=block_size,
+            num_blocks=self.executor.info.num_gpu_blocks,
+            max_model_len=max_model_len,
+            policy=FcfsPolicy(),
+        )
+        self.requests: dict[str, Request] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.num_chunked_steps = 0
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams = GREEDY) -> None:
+        request = Request(
+            request_id,
+            prompt,
+            params,
+            self._clock.now(),
+            block_hasher=self.scheduler.request_block_hasher,
+        )
+        self.requests[request_id] = request
+        self.scheduler.add_request(request, self._clock.now())
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED, self._clock.now())
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule(self._clock.now())
+        output = self.executor.execute_model(plan)
+        self.num_chunked_steps += sum(
+            not tokens and plan.num_scheduled_tokens[req_id] > 1
+            for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True)
+        )
+        self._clock.advance(0.01)
+        for core_output in self.scheduler.update_from_output(plan, output, self._clock.now()):
+            if core_output.new_logprobs:
+                self.logprobs.setdefault(core_output.request_id, []).extend(core_output.new_logprobs)
+
+    def run(self, max_steps: int = 2000) -> dict[str, list[int]]:
+        """Step until nothing is left; the output tokens of every request so far."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                return {request_id: request.output_token_ids for request_id, request in self.requests.items()}
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps")
+
+    def generate(self, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+        """One request alone."""
+        request_id = f"alone-{len(self.requests)}"
+        self.add(request_id, prompt, params)
+        return self.run()[request_id]
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(request.num_preemptions for request in self.requests.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(request.num_cached_tokens or 0 for request in self.requests.values())
