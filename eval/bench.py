@@ -126,7 +126,7 @@ class Replay:
         turn = plan.turns[index]
         is_last = index == len(plan.turns) - 1
         request = TurnRequest(
-            messages=conversation(plan.system_text, plan.turns[:index], turn.input_text),
+            messages=conversation(plan.system_text, plan.turns[:index], turn.recorded.input_text),
             replay_token_ids=turn.replay_token_ids,
             job_id=f"{plan.job_id}.{self._run_id}" if self._options.send_job_id else None,
             is_last_step=is_last,
@@ -135,8 +135,8 @@ class Replay:
             job_id=plan.job_id,
             turn=index + 1,
             start_s=self._now(),
-            tool=turn.tool,
-            command=turn.command,
+            tool=turn.recorded.tool,
+            command=turn.recorded.command,
             gap_s=None if is_last else turn.gap_s,
         )
         try:
@@ -180,7 +180,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
         replay = Replay(client, plans, options)
         await replay.run()
         after = await _settled_metrics(client)
-    notes = _notes(options, limits)
+    notes = _notes(options, plans)
     result = summarise(options.name, info.model, replay.jobs, replay.turns, before, after, notes)
     return BenchRun(result, replay.turns)
 
@@ -200,10 +200,12 @@ async def _settled_metrics(client: ServerClient) -> ServerMetrics:
         await asyncio.sleep(0.2)
 
 
-def _notes(options: BenchOptions, limits: Limits) -> list[str]:
+def _notes(options: BenchOptions, plans: list[PlannedJob]) -> list[str]:
     """What of this run is assumed or changed, for the report."""
+    limits = options.limits
+    waited_for = (turn.recorded for plan in plans for turn in plan.turns[:-1])
     cap = "" if limits.gap_cap_s is None else f", at most {limits.gap_cap_s:g} s"
-    notes = [f"{describe_gaps(options.jobs)}; replayed at {limits.time_scale:g}x{cap}"]
+    notes = [f"{describe_gaps(waited_for)}; replayed at {limits.time_scale:g}x{cap}"]
     if options.arrivals_per_s is None:
         notes.append("job arrivals: ASSUMED, all at the start")
     else:

@@ -38,12 +38,12 @@ class Limits:
 class PlannedTurn:
     """One turn as it will be sent."""
 
-    input_text: str
+    recorded: Turn
     output_text: str
+    """The recorded one, or what a limit left of it."""
     replay_token_ids: list[int]
     gap_s: float
-    tool: str | None
-    command: str | None
+    """The recorded one, scaled and capped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Planner:
         if template.end_of_turn is not None:
             ids = [*ids, template.end_of_turn]
         gap_s = self._limits.gap_s(turn.gap_s)
-        return PlannedTurn(turn.input_text, text, ids, gap_s, turn.tool, turn.command)
+        return PlannedTurn(turn, text, ids, gap_s)
 
     async def _added_tokens(self, job: Job, turn: Turn, index: int, template: _Template) -> int:
         """Prompt tokens this turn adds to those of the turn before."""
@@ -135,7 +135,7 @@ class Planner:
 
     async def _exact_context(self, job: Job, turns: list[PlannedTurn]) -> int:
         """Prompt and output of the last turn, by the server's own template."""
-        messages = conversation(job.system_text, turns[:-1], turns[-1].input_text)
+        messages = conversation(job.system_text, turns[:-1], turns[-1].recorded.input_text)
         prompt = await self._client.tokenize_messages(messages, add_generation_prompt=True)
         return len(prompt) + len(turns[-1].replay_token_ids)
 
@@ -166,7 +166,7 @@ def conversation(system_text: str, answered: list[PlannedTurn], input_text: str)
     """The messages of a turn: everything said so far, then what is new."""
     messages: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
     for turn in answered:
-        messages.append({"role": "user", "content": turn.input_text})
+        messages.append({"role": "user", "content": turn.recorded.input_text})
         messages.append({"role": "assistant", "content": turn.output_text})
     messages.append({"role": "user", "content": input_text})
     return messages

@@ -114,7 +114,9 @@ def _notes(result: BenchResult) -> list[str]:
     """What a reader must know before quoting the numbers."""
     notes = [_RECOMPUTED, *result.notes]
     if result.num_cut_jobs:
-        notes.append(f"{result.num_cut_jobs} of {result.num_jobs} jobs were cut at the last turn that fits")
+        notes.append(
+            f"{result.num_cut_jobs} of {result.num_jobs} jobs were cut at the last turn within the limits"
+        )
     if result.num_unlike_recording:
         notes.append(
             f"{result.name}: {result.num_unlike_recording} answers differ from the recording "

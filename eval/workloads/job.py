@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -34,9 +35,9 @@ class Job:
     """Seconds from the start of the trace; None where arrivals were not recorded."""
 
 
-def describe_gaps(jobs: list[Job]) -> str:
-    """One line saying where the tool times of these jobs come from."""
-    gaps = [turn for job in jobs for turn in job.turns[:-1]]
+def describe_gaps(turns: Iterable[Turn]) -> str:
+    """One line saying where the tool times after these turns come from."""
+    gaps = list(turns)
     measured = sum(turn.gap_measured for turn in gaps)
     unknown = sum(turn.gap_s is None for turn in gaps)
     assumed = len(gaps) - measured - unknown

@@ -61,7 +61,7 @@ def test_a_recorded_job_keeps_its_texts_and_says_which_times_are_assumed(tmp_pat
         ("pytest", 7.5, True),
         (None, None, False),
     ]
-    assert describe_gaps([job]) == "tool times: 1 measured, 1 ASSUMED"
+    assert describe_gaps(job.turns[:-1]) == "tool times: 1 measured, 1 ASSUMED"
 
 
 @pytest.mark.parametrize(
