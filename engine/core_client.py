@@ -206,6 +206,16 @@ class MPClient:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """Of the core's process, negative for a signal; None while it runs."""
+        return self._process.exit_code
+
+    @property
+    def folder(self) -> str:
+        """Private folder of the sockets; gone with the core."""
+        return self._process.folder
+
+    @property
     def dead(self) -> bool:
         """Whether the core has ended, or has said that it is about to."""
         return self._process.exited or self._calls.failed
@@ -218,13 +228,17 @@ class MPClient:
             self._send(EngineCoreRequestType.ABORT, AbortRequest(request_ids, stopped))
 
     def _send(self, kind: EngineCoreRequestType, message: object) -> None:
+        self.send_raw(kind.value, msgspec.msgpack.encode(message))
+
+    def send_raw(self, kind: bytes, payload: bytes) -> None:
+        """One message as it travels: a type byte and its msgpack."""
         if self.dead:
             raise EngineDeadError
-        payload = msgspec.msgpack.encode(message)
         with self._send_lock:
-            self._input_socket.send_multipart([self._identity, kind.value, payload])
+            self._input_socket.send_multipart([self._identity, kind, payload])
 
-    def _call_utility(self, method: str, args: tuple[object, ...]) -> Future[Any]:
+    def send_utility(self, method: str, *args: object) -> Future[Any]:
+        """Call a utility without waiting for its answer."""
         call_id, future = self._calls.open()
         self._send(EngineCoreRequestType.UTILITY, UtilityRequest(call_id, method, list(args)))
         return future
@@ -281,7 +295,7 @@ class SyncMPClient(MPClient):
         return delivery
 
     def call_utility(self, method: str, *args: object) -> Any:
-        return self._call_utility(method, args).result()
+        return self.send_utility(method, *args).result()
 
 
 class AsyncMPClient(MPClient):
@@ -305,7 +319,7 @@ class AsyncMPClient(MPClient):
         return delivery
 
     async def call_utility(self, method: str, *args: object) -> Any:
-        return await asyncio.wrap_future(self._call_utility(method, args))
+        return await asyncio.wrap_future(self.send_utility(method, *args))
 
     async def signal(self, signal: Signal) -> TurnReceipt | None:
         """The core's decision about the turn, if it has one; needs no step to be answered."""

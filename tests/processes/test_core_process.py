@@ -1,0 +1,223 @@
+"""The core as a process: it starts or says why not, bad messages cost only themselves, its death reaches all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.clock import MonotonicClock
+from engine.core_client import InprocClient, SyncMPClient
+from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
+from engine.messages import EngineCoreRequestType, FinishReason
+from engine.policy import PolicyContext, SchedulingPolicy, fcfs
+from engine.testing import FakeExecutorFactory, fake_token
+from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, config, core_request, has_gone
+
+Start = Callable[..., SyncMPClient]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts cores, and stops them after the test."""
+    clients: list[SyncMPClient] = []
+
+    def start_one(**behaviour: object) -> SyncMPClient:
+        factory = FakeExecutorFactory(**behaviour)  # type: ignore[arg-type]
+        clients.append(SyncMPClient(config(), factory, SignalPolicyFactory()))
+        return clients[-1]
+
+    yield start_one
+    for client in clients:
+        client.close()
+
+
+def tokens_until_finished(client: SyncMPClient, request_id: str) -> tuple[list[int], FinishReason]:
+    """What the core says about one request, to its end."""
+    tokens: list[int] = []
+    while True:
+        for output in client.get_output().outputs:
+            if output.request_id == request_id:
+                tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    return tokens, output.finish_reason
+
+
+def test_a_request_goes_through(start: Start) -> None:
+    """Tokens come back in order over the sockets, with one finish reason."""
+    client = start()
+    client.add_request(core_request("a-1", max_tokens=30))
+    tokens, reason = tokens_until_finished(client, "a-1")
+    assert tokens == [fake_token("a", position, 512) for position in range(30)]
+    assert reason is FinishReason.LENGTH
+
+
+def test_ready_describes_the_core(start: Start) -> None:
+    """The handshake tells the front end all it has to know."""
+    ready = start().ready
+    assert (ready.num_gpu_blocks, ready.block_size, ready.max_model_len) == (64, 16, 4096)
+    assert ready.wants_signals
+
+
+def test_closing_leaves_nothing_behind(start: Start) -> None:
+    """After close the process is gone, by its own exit, and so are its sockets."""
+    client = start()
+    client.close()
+    assert has_gone(client.pid, 0)
+    assert client.exit_code == 0
+    assert not Path(client.folder).exists()
+    client.close()
+
+
+def failing_policy(context: PolicyContext) -> SchedulingPolicy:
+    raise ConfigError("no such policy")
+
+
+def test_a_core_that_cannot_start_says_why() -> None:
+    """The front end raises the same error with the same sentence as the core."""
+    with pytest.raises(ModelLoadError, match=r"^No weights\.$"):
+        SyncMPClient(config(), FakeExecutorFactory(fail_at_start="No weights."), fcfs)
+    with pytest.raises(ConfigError, match=r"^no such policy$"):
+        SyncMPClient(config(), FakeExecutorFactory(), failing_policy)
+
+
+def test_a_factory_that_cannot_be_sent_is_refused() -> None:
+    """A lambda cannot cross into another process: said at once, in one sentence."""
+    with pytest.raises(ConfigError, match="factory cannot be sent"):
+        SyncMPClient(config(), FakeExecutorFactory(), lambda context: fcfs(context))
+
+
+def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
+    """A trace path that cannot be opened is a config error naming the option."""
+    with pytest.raises(ConfigError, match="trace_path"):
+        SyncMPClient(config(str(tmp_path / "none" / "trace.jsonl")), FakeExecutorFactory(), fcfs)
+
+
+@pytest.mark.parametrize("death", ["kill_at_step", "raise_at_step"])
+def test_a_core_that_dies_in_a_step_is_noticed(start: Start, death: str) -> None:
+    """Killed or failed: whoever waits gets EngineDeadError, and so does whoever comes later."""
+    client = start(**{death: 3})
+    client.add_request(core_request("a-1"))
+    with pytest.raises(EngineDeadError):
+        while True:
+            client.get_output()
+    with pytest.raises(EngineDeadError):
+        client.get_output()
+    with pytest.raises(EngineDeadError):
+        client.add_request(core_request("a-2"))
+    with pytest.raises(EngineDeadError):
+        client.call_utility("statistics")
+    client.close()
+    assert client.exit_code == (-signal.SIGKILL if death == "kill_at_step" else 1)
+
+
+def test_a_call_in_flight_fails_when_the_core_dies(start: Start) -> None:
+    """A utility whose answer can never come does not wait for it."""
+    client = start()
+    os.kill(client.pid, signal.SIGSTOP)  # it will not answer
+    future = client.send_utility("statistics")
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError):
+        future.result(timeout=GONE_WITHIN_S)
+
+
+def test_signals_and_calls_do_not_wait_for_a_step(start: Start, tmp_path: Path) -> None:
+    """While the model is stuck in a step the core still answers, takes requests and ends them."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    client = start(gate=gate)
+    client.add_request(core_request("a-1", max_tokens=2))
+    with gate.open("wb"):  # opened for writing once a step is reading it
+        client.add_request(core_request("b-1"))
+        client.abort_requests(["b-1"])
+        assert client.get_output().outputs[0].finish_reason is FinishReason.ABORT
+        assert client.call_utility("statistics")["num_running"] == 1
+        client.abort_requests(["a-1"], stopped=True)
+        assert client.get_output().outputs[0].finish_reason is FinishReason.STOP
+        statistics = client.call_utility("statistics")
+    assert statistics["num_free_blocks"] == statistics["num_blocks"]
+    client.call_utility("check_invariants")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\xc1", b"\x93\xa1x", b"\x92\xa7broken-\x01", b""],
+    ids=["not-msgpack", "cut", "wrong-fields", "empty"],
+)
+def test_a_message_that_cannot_be_read_costs_nobody_else(start: Start, payload: bytes) -> None:
+    """The core lives on, whatever bytes arrive, and other requests do not notice."""
+    client = start()
+    client.add_request(core_request("a-1", max_tokens=200))
+    for kind in EngineCoreRequestType:
+        client.send_raw(kind.value, payload)
+    client.send_raw(b"\x77", payload)
+    tokens, reason = tokens_until_finished(client, "a-1")
+    assert len(tokens) == 200
+    assert reason is FinishReason.LENGTH
+
+
+def test_a_request_that_cannot_be_read_gets_an_error(start: Start) -> None:
+    """As long as its id can be read, its caller learns that it failed."""
+    client = start()
+    client.send_raw(EngineCoreRequestType.ADD.value, b"\x92\xa7broken-\x01")
+    assert tokens_until_finished(client, "broken-") == ([], FinishReason.ERROR)
+
+
+@pytest.mark.parametrize("length", [0, 4096, 100_000])
+def test_a_wrong_prompt_is_that_requests_error(start: Start, length: int) -> None:
+    """What a front end should have refused does not stop the core either."""
+    client = start()
+    client.add_request(core_request("wrong-1", num_prompt_tokens=length))
+    assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
+    client.add_request(core_request("right-1", max_tokens=1))
+    assert len(tokens_until_finished(client, "right-1")[0]) == 1
+
+
+def test_a_failing_call_is_its_callers_error(start: Start) -> None:
+    """An unknown utility or a policy that raises on a signal fails that call alone."""
+    client = start()
+    with pytest.raises(EngineGenerateError, match="no utility 'explode'"):
+        client.call_utility("explode")
+    with pytest.raises(EngineGenerateError, match="TypeError"):
+        client.call_utility("statistics", 1, 2, 3)
+    assert client.call_utility("statistics")["num_waiting"] == 0
+
+
+def test_a_paused_core_waits_and_goes_on(start: Start) -> None:
+    """Paused, it admits nothing and answers calls; resumed, the request that waited is served."""
+    client = start()
+    client.call_utility("pause")
+    client.add_request(core_request("a-1", max_tokens=3))
+    assert client.call_utility("statistics")["num_waiting"] == 1
+    client.call_utility("resume")
+    assert len(tokens_until_finished(client, "a-1")[0]) == 3
+
+
+def test_an_idle_core_uses_no_time(start: Start) -> None:
+    """With nothing to do it sleeps: its processor time does not grow while it waits for us."""
+    client = start()
+    client.call_utility("statistics")
+    before = cpu_time_s(client.pid)
+    assert not has_gone(client.pid, 0.5)  # half a second in which nothing happens
+    assert cpu_time_s(client.pid) - before <= 0.02
+
+
+def cpu_time_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_both_clients_say_the_same() -> None:
+    """In process or beside it: the same messages for the same request."""
+    mp = SyncMPClient(config(), FakeExecutorFactory(), fcfs)
+    inproc = InprocClient(config(), FakeExecutorFactory(), fcfs, MonotonicClock())
+    said = []
+    for client in (mp, inproc):
+        client.add_request(core_request("a-1", max_tokens=5))
+        outputs = [client.get_output().outputs for _ in range(5)]
+        said.append([[(o.request_id, o.new_token_ids, o.finish_reason) for o in each] for each in outputs])
+        client.close()
+    assert said[0] == said[1]
