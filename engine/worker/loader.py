@@ -28,7 +28,7 @@ from engine.worker.model_folder import (
     read_config,
     resolve_folder,
 )
-from engine.worker.models.base import CausalModel
+from engine.worker.models.base import CausalModel, architecture_of
 from engine.worker.models.decoder import Decoder, is_native
 from engine.worker.models.transformers_model import TransformersModel
 
@@ -63,8 +63,7 @@ class _Plan:
 
     @property
     def architecture(self) -> str:
-        named: list[str] | None = self.config.architectures
-        return named[0] if named else str(self.config.model_type)
+        return architecture_of(self.config)
 
 
 def load_model(options: ModelConfig) -> LoadedModel:

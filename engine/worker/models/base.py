@@ -42,7 +42,16 @@ def layer_windows(config: PreTrainedConfig) -> list[int | None]:
         return [window] * num_layers
     for kind in layer_types:
         if kind not in ("full_attention", "sliding_attention"):
-            raise ModelLoadError(
-                f"Model type {config.model_type!r} has {kind!r} layers, which this engine cannot serve."
-            )
+            raise cannot_be_served(config, f"it has {kind} layers")
     return [window if kind == "sliding_attention" else None for kind in layer_types]
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """The name under which a user knows the architecture."""
+    named: list[str] | None = config.architectures
+    return named[0] if named else str(config.model_type)
+
+
+def cannot_be_served(config: PreTrainedConfig, reason: str) -> ModelLoadError:
+    """The one sentence for an architecture that this engine refuses."""
+    return ModelLoadError(f"Architecture {architecture_of(config)!r} cannot be served: {reason}.")

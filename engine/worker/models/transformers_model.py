@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from engine.errors import ModelLoadError
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.models.base import layer_windows
+from engine.worker.models.base import cannot_be_served, layer_windows
 
 _numbers = itertools.count()
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "alibi", "head_mask")
@@ -34,8 +33,8 @@ class _LayerProbe:
 class TransformersModel:
     """A CausalModel around a transformers model.
 
-    Built without memory: a trial run on the meta device finds the shape of the KV.
-    ``attach`` brings the weights.
+    Built without memory, as a skeleton; ``attach`` brings the weights and finds the shape of the KV
+    by a trial run.
     """
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
@@ -49,11 +48,12 @@ class TransformersModel:
         AttentionInterface.register(self.attention_name, self._attend)
         self.skeleton = self._build_skeleton(dtype, trust_remote_code)
         self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
-        self.num_layers, self.num_kv_heads, self.head_dim = self._probe(self.skeleton)
+        self.num_layers = self.num_kv_heads = self.head_dim = 0
 
     def attach(self, model: PreTrainedModel) -> None:
         self._model = model.requires_grad_(False)
-        self._model.train(False)
+        model.train(False)
+        self.num_layers, self.num_kv_heads, self.head_dim = self._probe(model)
 
     def forward(
         self,
@@ -112,17 +112,17 @@ class TransformersModel:
     ) -> tuple[torch.Tensor, None]:
         for name in _UNSUPPORTED_ARGUMENTS:
             if arguments.get(name) is not None:
-                raise self._refusal(f"its attention uses {name}")
+                raise cannot_be_served(self._config, f"its attention uses {name}")
         if getattr(module, "is_causal", True) is False:
-            raise self._refusal("its attention is not causal")
+            raise cannot_be_served(self._config, "its attention is not causal")
         self._probes.append(_LayerProbe(layer, key.shape[1], key.shape[-1], value.shape[-1]))
         heads, tokens, dim = query.shape[1], query.shape[2], value.shape[-1]
-        return query.new_empty((1, tokens, heads, dim)), None
+        return query.new_zeros((1, tokens, heads, dim)), None
 
     def _build_skeleton(self, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
         """The model without memory, after the checks that need no run."""
         if self._config.is_encoder_decoder:
-            raise self._refusal("it is an encoder-decoder")
+            raise cannot_be_served(self._config, "it is an encoder-decoder")
         try:
             with torch.device("meta"):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -132,30 +132,28 @@ class TransformersModel:
                     trust_remote_code=trust_remote_code,
                 )
         except ValueError as error:
-            raise self._refusal("transformers has no causal language model for it") from error
+            raise cannot_be_served(
+                self._config, "transformers has no causal language model for it"
+            ) from error
         if not model._supports_attention_backend:
-            raise self._refusal("it does not use transformers' attention interface")
+            raise cannot_be_served(self._config, "it does not use transformers' attention interface")
         return model
 
-    def _probe(self, skeleton: PreTrainedModel) -> tuple[int, int, int]:
+    def _probe(self, model: PreTrainedModel) -> tuple[int, int, int]:
         """(num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
-        tokens = torch.zeros(2, dtype=torch.int64, device="meta")
+        tokens = torch.zeros(2, dtype=torch.int64, device=model.device)
         try:
             with torch.inference_mode():
-                self._logits(skeleton, tokens, tokens, tokens[:1])
+                self._logits(model, tokens, tokens, tokens[:1])
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-            raise self._refusal(f"a trial run failed with {type(error).__name__}") from error
+            raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
         probes, self._probes = self._probes, []
         if [probe.layer for probe in probes] != list(range(len(self._windows))):
-            raise self._refusal("not every layer keeps its state in attention")
+            raise cannot_be_served(self._config, "not every layer keeps its state in attention")
         shapes = {(probe.num_kv_heads, probe.head_dim, probe.value_dim) for probe in probes}
         if len(shapes) > 1:
-            raise self._refusal("its layers differ in the shape of their KV")
+            raise cannot_be_served(self._config, "its layers differ in the shape of their KV")
         num_kv_heads, head_dim, value_dim = shapes.pop()
         if head_dim != value_dim:
-            raise self._refusal("its keys and values differ in size")
+            raise cannot_be_served(self._config, "its keys and values differ in size")
         return len(probes), num_kv_heads, head_dim
-
-    def _refusal(self, reason: str) -> ModelLoadError:
-        architectures = self._config.architectures or [self._config.model_type]
-        return ModelLoadError(f"Architecture {architectures[0]!r} cannot be served: {reason}.")

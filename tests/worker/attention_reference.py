@@ -1,0 +1,109 @@
+"""Random attention batches, and what attention over them is in plain fp64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.torch_paged import TorchPagedAttention
+
+MIXED_LENGTHS = ((1, 1), (1, 30), (1, 33), (1, 33), (5, 5), (6, 29), (16, 16), (3, 70))
+"""(query, sequence) lengths: decodes first, shortest first."""
+BLOCK_SIZE = 8
+NUM_HEADS = 6
+HEAD_DIM = 32
+LAYER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One step: the flat query, key, value, and the whole KV of every sequence for the reference."""
+
+    batch: AttentionBatch
+    pool: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    sequences: list[tuple[torch.Tensor, torch.Tensor]]
+    """Per sequence K and V [seq_len, num_kv_heads, head_dim]."""
+
+
+def make_case(
+    *,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    lengths: tuple[tuple[int, int], ...] = MIXED_LENGTHS,
+    device: str = "cpu",
+) -> AttentionCase:
+    """A batch whose contexts are already in a pool of shuffled blocks; the rest of the pool holds noise."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    query_lens, seq_lens = (np.array(x, dtype=np.int64) for x in zip(*lengths, strict=True))
+    blocks_each = -(-seq_lens // BLOCK_SIZE)
+    spec = KvCacheSpec(3, num_kv_heads, HEAD_DIM, dtype, BLOCK_SIZE)
+    pool = spec.allocate(int(blocks_each.sum()) + 4, torch.device(device))
+    pool.copy_(noise(*pool.shape))
+    shuffled = (torch.randperm(len(pool) - 1, generator=generator) + 1).numpy()
+    tables = np.zeros((len(lengths), int(blocks_each.max())), dtype=np.int64)
+    sequences, slots = [], []
+    for i, (query_len, seq_len) in enumerate(lengths):
+        tables[i, : blocks_each[i]], shuffled = shuffled[: blocks_each[i]], shuffled[blocks_each[i] :]
+        positions = np.arange(seq_len)
+        blocks, offsets = tables[i, positions // BLOCK_SIZE], positions % BLOCK_SIZE
+        context = seq_len - query_len
+        key, value = noise(seq_len, num_kv_heads, HEAD_DIM), noise(seq_len, num_kv_heads, HEAD_DIM)
+        pool[blocks[:context], LAYER, 0, offsets[:context]] = key[:context]
+        pool[blocks[:context], LAYER, 1, offsets[:context]] = value[:context]
+        sequences.append((key, value))
+        slots.append(np.stack((blocks[context:], offsets[context:])))
+    flat_slots = np.concatenate(slots, axis=1)
+    batch = AttentionBatch(
+        num_decodes=int((query_lens == 1).sum()),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        block_tables=tables,
+        slot_blocks=flat_slots[0],
+        slot_offsets=flat_slots[1],
+    )
+    news = [slice(seq_len - query_len, None) for query_len, seq_len in lengths]
+    return AttentionCase(
+        batch=batch,
+        pool=pool,
+        query=noise(int(query_lens.sum()), NUM_HEADS, HEAD_DIM),
+        key=torch.cat([key[new] for (key, _), new in zip(sequences, news, strict=True)]),
+        value=torch.cat([value[new] for (_, value), new in zip(sequences, news, strict=True)]),
+        sequences=sequences,
+    )
+
+
+def paged_output(case: AttentionCase, window: int | None) -> torch.Tensor:
+    """What the backend computes, in fp64 on the host."""
+    attention = TorchPagedAttention(case.pool)
+    attention.begin_step(case.batch)
+    output = attention.attend(LAYER, case.query, case.key, case.value, scale=HEAD_DIM**-0.5, window=window)
+    return output.double().cpu()
+
+
+def reference_output(case: AttentionCase, window: int | None) -> torch.Tensor:
+    """Attention by its definition, in fp64 on the host."""
+    outputs = []
+    token = 0
+    for (key, value), query_len in zip(case.sequences, case.batch.query_lens.tolist(), strict=True):
+        query = case.query[token : token + query_len].double().cpu()
+        token += query_len
+        repeats = NUM_HEADS // key.shape[1]
+        key = key.double().cpu().repeat_interleave(repeats, dim=1)
+        value = value.double().cpu().repeat_interleave(repeats, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) * HEAD_DIM**-0.5
+        distance = torch.arange(len(key) - query_len, len(key))[:, None] - torch.arange(len(key))
+        hidden = (distance < 0) | (distance >= (window or len(key)))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(outputs)

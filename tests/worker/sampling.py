@@ -1,0 +1,50 @@
+"""A sampler with rows filled by hand: what the sampler's tests hold against plain references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.sampling_params import SamplingParams
+from engine.worker.sampler import Sampler, SamplerOutput
+from engine.worker.sampling_batch import SamplingTable
+
+VOCAB_SIZE = 64
+
+
+@dataclass(slots=True)
+class Row:
+    """One request to sample: its parameters, what it holds so far, its logits."""
+
+    params: SamplingParams
+    logits: torch.Tensor
+    prompt: list[int] = field(default_factory=lambda: [1, 2, 3])
+    output: list[int] = field(default_factory=list)
+
+
+def random_logits(seed: int, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutput:
+    """Sample all rows in one batch."""
+    table = SamplingTable(len(rows), VOCAB_SIZE)
+    longest = max(len(row.prompt) + len(row.output) for row in rows)
+    token_ids = np.zeros((len(rows), longest + 1), dtype=np.int64)
+    num_tokens = np.zeros(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows):
+        tokens = row.prompt + row.output
+        token_ids[i, : len(tokens)] = tokens
+        num_tokens[i] = len(tokens)
+        table.set_row(i, row.params, len(row.prompt))
+    batch = table.batch(np.arange(len(rows)), token_ids, num_tokens)
+    return (sampler or Sampler(0)).sample(torch.stack([row.logits for row in rows]), batch)
+
+
+def frequencies(params: SamplingParams, logits: torch.Tensor, num_draws: int = 20000) -> torch.Tensor:
+    """How often each token comes up in ``num_draws`` independent draws: [vocab_size]"""
+    output = sample_rows([Row(params, logits)] * num_draws)
+    counts = np.bincount(output.token_ids, minlength=VOCAB_SIZE)
+    return torch.from_numpy(counts) / num_draws
