@@ -1,0 +1,89 @@
+"""A real server process for tests: started like a user does, its output kept, its core findable."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SERVING = re.compile(r"Serving (\S+) at (\S+)")
+START_TIMEOUT_S = 90.0
+
+
+class Server:
+    """A running ``continuum serve``."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def core_pid(self) -> int:
+        """The engine core is the server's only child process."""
+        children: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            children += [int(pid) for pid in (task / "children").read_text().split()]
+        assert len(children) == 1, children
+        return children[0]
+
+    def wait(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextmanager
+def running_server(model: Path, *flags: str) -> Iterator[Server]:
+    """A server on a free port of this machine, ready to answer; killed at the end whatever happened."""
+    command = [
+        sys.executable,
+        "-m",
+        "continuum.cli",
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [*command, "--served-model-name", "tiny", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        yield Server(process, _url_when_ready(process))
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _url_when_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 1.0)[0]:
+            line = process.stdout.readline()
+            if found := _SERVING.search(line):
+                return found.group(2)
+            assert line, "the server ended before it was ready"
+    raise AssertionError("the server was not ready in time")

@@ -1,0 +1,260 @@
+"""Promises of /v1/chat/completions, kept by a real server with a real model towards the openai client."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
+CALL_TEXT = 'Let me look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls -l"}}\n</tool_call>'
+
+
+def token_ids(http: httpx.Client, text: str) -> list[int]:
+    answer = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens
+
+
+def events(response: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in response.iter_lines() if line]
+
+
+def test_a_chat_is_answered(client: openai.OpenAI) -> None:
+    """A conversation gets a message, a reason why it ended, and honest token counts."""
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5, temperature=0)
+    [choice] = answer.choices
+    assert answer.object == "chat.completion"
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_without_a_limit_a_chat_may_fill_the_context(client: openai.OpenAI) -> None:
+    """The default limit of a chat is the rest of the context, here 1024 tokens."""
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 1024
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    """The pieces of a stream add up to the answer that is not streamed."""
+    whole = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=20, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=20, temperature=0, stream=True
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == [
+        "length"
+    ]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_on_the_wire(http: httpx.Client) -> None:
+    """Usage comes in a last chunk without choices, then [DONE]."""
+    body = {"messages": HELLO, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *chunks, usage, done = events(response)
+    assert done == "[DONE]"
+    assert json.loads(usage)["choices"] == []
+    assert json.loads(usage)["usage"]["completion_tokens"] == 3
+    assert all("usage" not in json.loads(chunk) for chunk in chunks)
+
+
+def test_usage_in_every_chunk(http: httpx.Client) -> None:
+    """continuous_usage_stats counts along."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": HELLO, "max_tokens": 3, "stream": True, "stream_options": options}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        *chunks, _ = events(response)
+    counts = [json.loads(chunk)["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    """n answers are numbered, and a seed makes them the same every time."""
+
+    def ask() -> dict[int, str | None]:
+        answer = client.chat.completions.create(model="tiny", messages=HELLO, n=3, max_tokens=8, seed=1)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 24
+        return {choice.index: choice.message.content for choice in answer.choices}
+
+    first = ask()
+    assert sorted(first) == [0, 1, 2]
+    assert len(set(first.values())) > 1
+    assert ask() == first
+
+
+def test_several_answers_streamed(client: openai.OpenAI) -> None:
+    """Each answer of a stream has its own role and its own finish."""
+    chunks = list(
+        client.chat.completions.create(model="tiny", messages=HELLO, n=2, max_tokens=4, seed=1, stream=True)
+    )
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert sorted(choice.index for choice in choices if choice.delta.role) == [0, 1]
+    assert sorted(choice.index for choice in choices if choice.finish_reason) == [0, 1]
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    """Each token comes with its log probability and the most probable others, best first."""
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 4
+    for position in logprobs.content:
+        values = [top.logprob for top in position.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert position.logprob == values[0]  # greedy
+        assert len(values) == 3
+
+
+def test_a_stop_string_ends_the_answer(client: openai.OpenAI, http: httpx.Client) -> None:
+    """Text ends before the stop string, and the answer says which one it was."""
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        stop=["STOP", "never"],
+        extra_body={"replay_token_ids": token_ids(http, "one two STOP three")},
+    )
+    assert answer.choices[0].message.content == "one two "
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].to_dict()["stop_reason"] == "STOP"
+
+
+def test_tool_calls_are_read(client: openai.OpenAI, http: httpx.Client) -> None:
+    """A Hermes call in the reply becomes a tool call; what stands before it stays content."""
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        tools=[TOOL],
+        extra_body={"replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")},
+    )
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me look."
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("bash", '{"command": "ls -l"}')
+    assert call.id
+
+
+def test_tool_calls_are_streamed(client: openai.OpenAI, http: httpx.Client) -> None:
+    """The first delta of a call has id and name, the later ones argument text only."""
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=HELLO,
+            tools=[TOOL],
+            stream=True,
+            extra_body={"replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")},
+        )
+    )
+    deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    functions = [delta.function for delta in deltas if delta.function is not None]
+    assert deltas[0].id
+    assert functions[0].name == "bash"
+    assert all(delta.id is None for delta in deltas[1:])
+    assert len(deltas) > 2
+    assert "".join(function.arguments or "" for function in functions) == '{"command": "ls -l"}'
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Let me look."
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["none", None])
+def test_without_tools_the_text_is_left_alone(http: httpx.Client, choice: str | None) -> None:
+    """No tools, or tool_choice none: nothing is parsed."""
+    body: dict[str, object] = {"messages": HELLO, "replay_token_ids": token_ids(http, CALL_TEXT)}
+    if choice is not None:
+        body |= {"tools": [TOOL], "tool_choice": choice}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == CALL_TEXT
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_history_with_tool_results_is_accepted(client: openai.OpenAI) -> None:
+    """Assistant calls without content, tool results and lists of text parts are what agents send back."""
+    history: list[ChatCompletionMessageParam] = [
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "You are"}, {"type": "text", "text": "terse."}],
+        },
+        {"role": "user", "content": "list the files"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "bash", "arguments": '{"command": "ls"}'},
+                },
+                {"id": "c2", "type": "function", "function": {"name": "bash", "arguments": "{broken"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "error"}]},
+    ]
+    answer = client.chat.completions.create(model="tiny", messages=history, tools=[TOOL], max_tokens=2)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_call_sent_back_continues_the_same_tokens(http: httpx.Client) -> None:
+    """A reply with a call, sent back as messages, renders to the tokens it was generated as."""
+    body = {"messages": HELLO, "tools": [TOOL], "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")}
+    answer = http.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
+    frontier = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
+    history = [*HELLO, answer["choices"][0]["message"], {"role": "tool", "content": "a.txt"}]
+    tokens = http.post("/tokenize", json={"messages": history, "tools": [TOOL]}).json()["tokens"]
+    assert tokens[: len(frontier)] == frontier
+
+
+def test_token_ids_on_request(http: httpx.Client) -> None:
+    """return_token_ids gives the tokens of prompt and answer, in a stream too."""
+    body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "return_token_ids": True}
+    whole = http.post("/v1/chat/completions", json=body).json()
+    assert whole["prompt_token_ids"] == http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        *chunks, _ = [json.loads(event) for event in events(response) if event != "[DONE]"]
+    streamed = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert streamed == whole["choices"][0]["token_ids"]
+
+
+def test_continuing_the_last_message(http: httpx.Client) -> None:
+    """continue_final_message lets the model go on in the assistant's own words."""
+    history = [*HELLO, {"role": "assistant", "content": "I would"}]
+    body = {"messages": history, "continue_final_message": True, "add_generation_prompt": False}
+    tokens = http.post("/tokenize", json=body).json()["tokens"]
+    text = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text.endswith("I would")
+    answer = http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
+    assert answer.json()["usage"]["prompt_tokens"] == len(tokens)

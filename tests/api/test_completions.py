@@ -1,0 +1,100 @@
+"""Promises of /v1/completions towards the openai client and on the wire."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+
+from tests.api.test_chat import token_ids
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_all_forms_of_a_prompt(
+    client: openai.OpenAI, http: httpx.Client, as_tokens: bool, several: bool
+) -> None:
+    """A text, several texts, token ids and lists of token ids all mean the same prompts."""
+    texts = ["one two three", "def main"]
+    expected = [
+        client.completions.create(model="tiny", prompt=text, max_tokens=4, temperature=0).choices[0].text
+        for text in texts
+    ]
+    prompts = [token_ids(http, text) if as_tokens else text for text in texts]
+    body = {"prompt": prompts if several else prompts[0], "max_tokens": 4, "temperature": 0}
+    answer = http.post("/v1/completions", json=body).json()
+    got = {choice["index"]: choice["text"] for choice in answer["choices"]}
+    assert got == dict(enumerate(expected if several else expected[:1]))
+    assert answer["usage"]["completion_tokens"] == 4 * len(got)
+
+
+def test_the_default_limit_is_short_and_fits(http: httpx.Client) -> None:
+    """Without max_tokens a completion has 16 tokens, or as many as there is room for."""
+    body = {"temperature": 0, "ignore_eos": True}
+    short = http.post("/v1/completions", json={**body, "prompt": "a"}).json()
+    assert short["usage"]["completion_tokens"] == 16
+    full = http.post("/v1/completions", json={**body, "prompt": [7] * 1019}).json()
+    assert full["usage"]["completion_tokens"] == 5
+
+
+def test_streamed_prompts_add_up(client: openai.OpenAI) -> None:
+    """The pieces of each choice add up to what is not streamed, with one finish each."""
+    prompts = ["one", "two", "three"]
+    whole = client.completions.create(model="tiny", prompt=prompts, max_tokens=6, n=2, seed=3)
+    texts = {choice.index: "" for choice in whole.choices}
+    finishes: list[int] = []
+    for chunk in client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=6, n=2, seed=3, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                finishes.append(choice.index)
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert sorted(finishes) == list(range(6))
+
+
+def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
+    """echo puts the prompt before the completion, once, in a stream too."""
+    plain = client.completions.create(model="tiny", prompt="def main", max_tokens=4, temperature=0)
+    expected = "def main" + plain.choices[0].text
+    whole = client.completions.create(model="tiny", prompt="def main", max_tokens=4, temperature=0, echo=True)
+    assert whole.choices[0].text == expected
+    stream = client.completions.create(
+        model="tiny", prompt="def main", max_tokens=4, temperature=0, echo=True, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == expected
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    """Parallel lists, one entry per token; offsets are places in the text."""
+    answer = client.completions.create(
+        model="tiny", prompt="def main", max_tokens=5, temperature=0, logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob == max(top.values())
+
+
+def test_tokens_as_ids(http: httpx.Client) -> None:
+    """return_tokens_as_token_ids names tokens that have no text of their own."""
+    body = {"prompt": "a", "max_tokens": 2, "logprobs": 0, "return_tokens_as_token_ids": True}
+    answer = http.post("/v1/completions", json={**body, "return_token_ids": True}).json()
+    [choice] = answer["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+def test_replay_is_exact(http: httpx.Client) -> None:
+    """Forced tokens come out as they are, whatever the model would have said."""
+    forced = token_ids(http, "exactly this text")
+    body = {"prompt": "a", "replay_token_ids": forced, "return_token_ids": True}
+    [choice] = http.post("/v1/completions", json=body).json()["choices"]
+    assert choice["token_ids"] == forced
+    assert choice["text"] == "exactly this text"

@@ -1,0 +1,172 @@
+"""Promises about bad requests: one shape, the right status, the field named, and never a 500."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
+    (CHAT, {}, 400, "messages"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": "hello"}, 400, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    (CHAT, {"messages": IMAGE}, 400, "messages[0].content[0]"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [5]}]}, 400, "messages[0].tool_calls[0]"),
+    (CHAT, {"messages": HELLO, "model": "other"}, 404, "model"),
+    (CHAT, {"messages": HELLO, "temperature": "hot"}, 400, "temperature"),
+    (CHAT, {"messages": HELLO, "temperature": -1}, 400, "temperature"),
+    (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p"),
+    (CHAT, {"messages": HELLO, "top_k": -5}, 400, "top_k"),
+    (CHAT, {"messages": HELLO, "min_p": 2}, 400, "min_p"),
+    (CHAT, {"messages": HELLO, "presence_penalty": 3}, 400, "presence_penalty"),
+    (CHAT, {"messages": HELLO, "repetition_penalty": 0}, 400, "repetition_penalty"),
+    (CHAT, {"messages": HELLO, "n": 0}, 400, "n"),
+    (CHAT, {"messages": HELLO, "n": 10**30}, 400, "n"),
+    (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"messages": HELLO, "max_tokens": 10**30}, 400, "max_tokens"),
+    (CHAT, {"messages": HELLO, "max_tokens": 5000}, 400, "max_tokens"),
+    (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 5}, 400, "min_tokens"),
+    (CHAT, {"messages": HELLO, "seed": 2**70}, 400, "seed"),
+    (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop"),
+    (CHAT, {"messages": HELLO, "stop": 7}, 400, "stop"),
+    (CHAT, {"messages": HELLO, "stop_token_ids": [10**9]}, 400, "stop_token_ids"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    (CHAT, {"messages": HELLO, "allowed_token_ids": []}, 400, "allowed_token_ids"),
+    (CHAT, {"messages": HELLO, "bad_words": [""]}, 400, "bad_words"),
+    (CHAT, {"messages": HELLO, "replay_token_ids": [-1]}, 400, "replay_token_ids"),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 50}, 400, "logprobs"),
+    (CHAT, {"messages": HELLO, "top_logprobs": 5}, 400, "top_logprobs"),
+    (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice"),
+    (CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
+    (CHAT, {"messages": HELLO, "tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (CHAT, {"messages": HELLO, "guided_json": {"type": "object"}}, 400, "guided_json"),
+    (CHAT, {"messages": HELLO, "job_id": ""}, 400, "job_id"),
+    (CHAT, {"messages": HELLO, "job_id": "x" * 1000}, 400, "job_id"),
+    (CHAT, {"messages": HELLO, "vllm_xargs": {"job_id": ["a"]}}, 400, "vllm_xargs"),
+    (CHAT, {"messages": HELLO, "chat_template": "{{ raise_exception('no') }}"}, 400, "messages"),
+    (CHAT, {"messages": HELLO, "chat_template": "{{ unclosed"}, 400, "messages"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
+    (COMPLETIONS, {}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [10**9]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": {"text": "a"}}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo"),
+    (COMPLETIONS, {"prompt": "a", "logprobs": 50}, 400, "logprobs"),
+    (COMPLETIONS, {"prompt": "a", "best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"prompt": "a", "stream": True, "max_tokens": -1}, 400, "max_tokens"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/detokenize", {"tokens": [10**8]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD_BODIES)
+def test_a_bad_field_is_named(
+    http: httpx.Client, path: str, body: dict[str, object], status: int, param: str | None
+) -> None:
+    """Each bad body gets its status, in OpenAI's shape, with the field that is to blame."""
+    answer = http.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert error["code"] == status
+    assert error["type"] == ("NotFoundError" if status == 404 else "BadRequestError")
+    assert error["message"]
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"null",
+        b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "a"}], "x": '
+        + b'{"a":' * 10_000
+        + b"1"
+        + b"}" * 10_000
+        + b"}",
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize"])
+def test_what_is_not_a_request_is_refused(http: httpx.Client, path: str, body: bytes) -> None:
+    """Broken JSON, broken text and endless nesting are the client's fault, and say so."""
+    answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "BadRequestError"
+
+
+def test_not_a_number_is_refused(http: httpx.Client) -> None:
+    """NaN is neither JSON nor a temperature."""
+    body = b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}'
+    answer = http.post(CHAT, content=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+
+
+def test_an_error_does_not_echo_the_request(http: httpx.Client) -> None:
+    """A large bad body gets a small answer."""
+    body = {"messages": ["x" * 10_000] * 200, "temperature": "y" * 100_000}
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert len(answer.content) < 4000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stream: bool) -> None:
+    """A prompt beyond the context is a 400 that speaks of the maximum context length."""
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 2000}]}),
+        (COMPLETIONS, {"prompt": [5] * 2000}),
+    ):
+        answer = http.post(path, json={**body, "stream": stream})
+        assert answer.status_code == 400
+        assert "maximum context length" in answer.json()["error"]["message"]
+
+
+def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    """The openai client maps our answers to its exceptions."""
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="tiny", prompt="a", temperature=-3)
+
+
+def test_unknown_fields_and_nulls_are_ignored(http: httpx.Client) -> None:
+    """A client written for another server runs unchanged."""
+    body = {
+        "messages": HELLO,
+        "max_tokens": 1,
+        "some_future_field": {"x": 1},
+        "temperature": None,
+        "stop": None,
+    }
+    extra = {"response_format": {"type": "text"}, "store": False, "metadata": {}, "parallel_tool_calls": True}
+    assert http.post(CHAT, json={**body, **extra}).status_code == 200
+
+
+def test_unknown_paths_and_methods(http: httpx.Client) -> None:
+    """Even these answer in OpenAI's shape."""
+    missing = http.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
+    wrong = http.get(CHAT)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)

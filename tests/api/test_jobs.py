@@ -1,0 +1,99 @@
+"""Promises to agents: a job's second turn finds what the first has computed, and every turn has a receipt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.test_chat import CALL_TEXT, TOOL, events, token_ids
+
+Body = dict[str, Any]
+
+
+def two_turns(http: httpx.Client, first: Body, job: Body) -> tuple[Body, Body]:
+    """A turn that calls a tool, and the turn with the tool's result."""
+    body: Body = {**first, **job, "tools": [TOOL]}
+    one = http.post("/v1/chat/completions", json=body).json()
+    history = [*first["messages"], one["choices"][0]["message"], {"role": "tool", "content": "a.txt\nb.txt"}]
+    two = http.post(
+        "/v1/chat/completions", json={"messages": history, "tools": [TOOL], "max_tokens": 4, **job}
+    ).json()
+    return one, two
+
+
+@pytest.mark.parametrize("field", ["job_id", "vllm_xargs"])
+def test_the_second_turn_finds_the_first(http: httpx.Client, field: str) -> None:
+    """cached_tokens of the second turn cover the whole prompt and reply of the first, up to a block."""
+    name = f"two-turns-{field}"
+    job: Body = {"job_id": name} if field == "job_id" else {"vllm_xargs": {"job_id": name}}
+    first: Body = {
+        "messages": [{"role": "user", "content": f"{name}: list the files, please, all of them"}],
+        "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>"),
+    }
+    one, two = two_turns(http, first, job)
+    assert one["choices"][0]["finish_reason"] == "tool_calls"
+    # The KV of the reply's last token is never computed.
+    frontier = one["usage"]["total_tokens"] - 1
+    assert two["usage"]["prompt_tokens_details"]["cached_tokens"] == frontier // 16 * 16
+
+
+def test_every_turn_of_a_job_has_a_receipt(http: httpx.Client) -> None:
+    """The receipt says what was cached, what is held for the next turn, and for how long."""
+    first: Body = {
+        "messages": [{"role": "user", "content": "receipts: list the files, please"}],
+        "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>"),
+    }
+    one, two = two_turns(http, first, {"job_id": "receipts"})
+    assert (one["receipt"]["job_id"], one["receipt"]["turn"], two["receipt"]["turn"]) == ("receipts", 1, 2)
+    assert one["receipt"]["request_id"] == one["id"]
+    assert one["receipt"]["pinned_tokens"] > 0
+    assert one["receipt"]["ttl_s"] > 0
+    assert two["receipt"]["previous_pin"] == "handed_over"
+    assert two["receipt"]["gap_s"] >= 0
+    assert two["receipt"]["recomputed_tokens"] == 0
+    assert two["receipt"]["cached_tokens"] == two["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_ends_with_the_receipt(http: httpx.Client, path: str) -> None:
+    """It comes with the last chunk and delays no text."""
+    prompt: Body = (
+        {"prompt": "a b c"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    body = {**prompt, "max_tokens": 4, "stream": True, "job_id": f"stream{path}"}
+    with http.stream("POST", path, json=body) as response:
+        *chunks, last, done = events(response)
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert json.loads(last)["receipt"]["turn"] == 1
+    assert all("receipt" not in json.loads(chunk) for chunk in chunks)
+    assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+def test_the_last_step_holds_nothing(http: httpx.Client) -> None:
+    """A client that says it is done leaves no pin behind."""
+    body = {"prompt": "done " * 40, "max_tokens": 2, "job_id": "done", "is_last_step": True}
+    receipt = http.post("/v1/completions", json=body).json()["receipt"]
+    assert receipt["pinned_tokens"] == 0
+
+
+def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
+    """One fenced bash block tells the engine which tool runs, and changes nothing in the answer."""
+    text = "THOUGHT: look\n\n```bash\nls -l\n```"
+    body = {
+        "messages": [{"role": "user", "content": "text agent"}],
+        "replay_token_ids": token_ids(http, text),
+        "job_id": "text-agent",
+    }
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == text
+    assert "tool_calls" not in answer["choices"][0]["message"]
+    assert answer["receipt"]["pinned_tokens"] > 0
+
+
+def test_without_a_job_there_is_no_receipt(http: httpx.Client) -> None:
+    """A plain request gets a plain answer."""
+    assert "receipt" not in http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()

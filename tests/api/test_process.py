@@ -1,0 +1,129 @@
+"""Promises about the server as a process: what happens when it, its core or its start goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from continuum.cli import main
+from tests.api.server import Server, is_alive, running_server
+
+ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+FLAGS = ("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--scheduling-policy", "fcfs")
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context long enough that a request outlives what is done to it."""
+    from engine.worker.tiny_models import make_model_folder
+
+    return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
+
+
+def last_events(server: Server, number: signal.Signals, target: int) -> tuple[list[str], float]:
+    """Open a stream, send a signal once it flows; the stream's events from then on, and how long it took."""
+    rest: list[str] = []
+    signalled_at = 0.0
+    with (
+        httpx.Client(base_url=server.url, timeout=20) as client,
+        client.stream("POST", "/v1/completions", json=ENDLESS) as response,
+    ):
+        for line in filter(None, response.iter_lines()):
+            if not signalled_at:
+                signalled_at = time.monotonic()
+                os.kill(target, number)
+            else:
+                rest.append(line.removeprefix("data: "))
+    return rest, time.monotonic() - signalled_at
+
+
+def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: Path) -> None:
+    """kill -9 of the core: an error in every stream within 2 s, 503 from then on, and exit code 1."""
+    with running_server(long_model, *FLAGS) as server:
+        events, seconds = last_events(server, signal.SIGKILL, server.core_pid())
+        assert seconds < 2
+        assert events[-1] == "[DONE]"
+        error = json.loads(events[-2])["error"]
+        assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 503
+        assert server.wait(8) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_polite_end(long_model: Path, number: signal.Signals) -> None:
+    """Running requests get the grace period, then an error; the server exits with 0 and leaves no core behind."""
+    with running_server(long_model, *FLAGS, "--shutdown-grace-s", "0.5") as server:
+        core = server.core_pid()
+        events, seconds = last_events(server, number, server.process.pid)
+        assert len(events) > 3  # it went on for a while
+        assert 0.4 < seconds < 4
+        assert events[-1] == "[DONE]"
+        assert "shutting down" in json.loads(events[-2])["error"]["message"]
+        assert server.wait(8) == 0
+        assert not is_alive(core)
+
+
+def test_a_killed_server_takes_its_core_along(long_model: Path) -> None:
+    """kill -9 of the server: the core is gone within 2 s."""
+    with running_server(long_model, *FLAGS) as server:
+        core = server.core_pid()
+        server.process.kill()
+        deadline = time.monotonic() + 2
+        while is_alive(core):
+            assert time.monotonic() < deadline
+
+
+def start_up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a failed start leaves on stderr."""
+    assert main(["serve", *arguments]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No traceback for a folder that is not there."""
+    assert "nowhere" in start_up_error(capsys, str(tmp_path / "nowhere"), "--port", "0")
+
+
+def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Told before the model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = start_up_error(capsys, str(tmp_path), "--host", "127.0.0.1", "--port", str(port))
+    assert f"127.0.0.1:{port}" in line
+    assert "in use" in line
+
+
+def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], long_model: Path) -> None:
+    """What the core finds wrong at its start reaches the user as it is."""
+    line = start_up_error(
+        capsys,
+        str(long_model),
+        "--port",
+        "0",
+        "--num-gpu-blocks-override",
+        "10",
+        "--scheduling-policy",
+        "fcfs",
+    )
+    assert "maximum context length" in line
+
+
+def test_a_unix_socket(long_model: Path, tmp_path: Path) -> None:
+    """--uds serves on a path instead of a port."""
+    path = tmp_path / "s"
+    with (
+        running_server(long_model, *FLAGS, "--uds", str(path)),
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client,
+    ):
+        assert client.get("/health").status_code == 200

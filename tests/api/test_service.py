@@ -1,0 +1,134 @@
+"""Promises of the endpoints around generation: health, models, tokens, metrics, caches, connections."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Ask the server again and again; each question is a round trip, so there is no need to sleep."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+    return False
+
+
+def test_it_says_that_it_lives(http: httpx.Client) -> None:
+    """Probes of all habits get a 200."""
+    assert http.get("/health").status_code == 200
+    assert http.get("/ping").status_code == 200
+    assert http.post("/ping").status_code == 200
+    assert http.get("/version").json()["version"]
+
+
+def test_models(http: httpx.Client) -> None:
+    """The model is listed under its public name, with its limit."""
+    [card] = http.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1024)
+    assert http.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert http.get("/v1/models/other").status_code == 404
+
+
+@pytest.mark.parametrize("text", ["hello world", "naïve 日本語 🙂\n\ttabs", ""])
+def test_tokens_and_back(http: httpx.Client, text: str) -> None:
+    """What is tokenised can be put together again."""
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
+
+
+def test_the_request_id_is_sent_back(http: httpx.Client) -> None:
+    """The client's id, or a new one, joins its log with ours."""
+    own = http.get("/health", headers={"X-Request-Id": "abc-1"})
+    assert own.headers["x-request-id"] == "abc-1"
+    ids = {http.get("/health").headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    answer = http.post(
+        "/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"X-Request-Id": "abc-2"}
+    )
+    assert answer.json()["id"] == "cmpl-abc-2"
+
+
+def test_metrics(http: httpx.Client) -> None:
+    """V1's series are there under V1's names, and ours beside them."""
+    http.post("/v1/completions", json={"prompt": "count me", "max_tokens": 2})
+    page = http.get("/metrics").text
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:inter_token_latency_seconds_bucket",
+        "vllm:e2e_request_latency_seconds_bucket",
+        "vllm:request_queue_time_seconds_bucket",
+        "vllm:request_prefill_time_seconds_bucket",
+        "vllm:request_decode_time_seconds_bucket",
+        "continuum:pins",
+        "continuum:pinned_blocks",
+        "continuum:recomputed_tokens_total",
+        "continuum:gap_seconds_bucket",
+    ):
+        assert f'\n{name}{{engine="0"' in page, name
+    assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}' in page
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_counters_count(http: httpx.Client) -> None:
+    """Generated tokens are counted to the last one."""
+    before = metric(http, "vllm:generation_tokens_total")
+    http.post("/v1/completions", json={"prompt": "a", "max_tokens": 7, "ignore_eos": True})
+    assert eventually(lambda: metric(http, "vllm:generation_tokens_total") == before + 7)
+
+
+def test_the_prefix_cache_can_be_emptied(http: httpx.Client) -> None:
+    """After a reset the same prompt is computed anew."""
+    body = {"prompt": "reset me " * 40, "max_tokens": 1}
+
+    def cached() -> int:
+        usage = http.post("/v1/completions", json=body).json()["usage"]
+        count: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    cached()
+    assert cached() > 0
+    assert eventually(lambda: http.post("/reset_prefix_cache").json() == {"success": True})
+    assert cached() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool) -> None:
+    """When it hangs up, in a stream or waiting for the whole, the engine stops working for it."""
+    body = (
+        b'{"prompt": "a", "max_tokens": 1000, "ignore_eos": true, "stream": %s}'
+        % str(stream).lower().encode()
+    )
+    before = metric(http, "vllm:generation_tokens_total")
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        assert eventually(lambda: metric(http, "vllm:generation_tokens_total") > before)
+    assert eventually(lambda: http.get("/load").json() == {"server_load": 0})
+    assert eventually(lambda: http.post("/reset_prefix_cache").json() == {"success": True})
+    assert metric(http, "vllm:generation_tokens_total") < before + 1000
+
+
+def test_an_idle_connection_is_kept(http: httpx.Client) -> None:
+    """A tool call takes longer than a web server's usual patience; the connection must outlive it."""
+    assert http.get("/health").headers.get("connection", "keep-alive") == "keep-alive"

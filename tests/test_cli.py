@@ -1,0 +1,152 @@
+"""Promises of the command line: V1's flags, loud mistakes, and help worth reading."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from continuum.config import ContinuumConfig
+from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
+from engine.api.config import ServerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.errors import ConfigError
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_without_flags_every_record_has_its_defaults() -> None:
+    """The flags repeat no default: they take them from the records."""
+    args = parse("m")
+    assert engine_config(args) == EngineConfig(model=ModelConfig(model="m"))
+    assert server_config(args) == ServerConfig(served_model_names=("m",))
+    assert continuum_config(args) == ContinuumConfig()
+
+
+def test_flags_reach_their_records() -> None:
+    """V1's names, with their negations and human numbers."""
+    args = parse(
+        *(
+            "m",
+            "--dtype",
+            "float32",
+            "--max-model-len",
+            "32k",
+            "--block-size",
+            "32",
+            "--no-enable-prefix-caching",
+        ),
+        *(
+            "--kv-cache-memory-bytes",
+            "2G",
+            "--max-num-seqs",
+            "4",
+            "--no-enable-chunked-prefill",
+            "--seed",
+            "7",
+        ),
+        *("--trace", "t.jsonl", "--disable-log-stats", "--served-model-name", "a", "b"),
+    )
+    assert engine_config(args) == EngineConfig(
+        model=ModelConfig(model="m", dtype="float32", max_model_len=32_000, seed=7),
+        cache=CacheConfig(block_size=32, enable_prefix_caching=False, kv_cache_memory_bytes=2 * 2**30),
+        scheduler=SchedulerConfig(max_num_seqs=4, enable_chunked_prefill=False),
+        trace_path="t.jsonl",
+        log_stats=False,
+    )
+    assert server_config(args).served_model_names == ("a", "b")
+
+
+def test_a_policy_flag_without_its_policy_is_an_error() -> None:
+    """An option that would be ignored is refused."""
+    assert continuum_config(parse("m", "--ttl-rule", "paper")).ttl_rule == "paper"
+    with pytest.raises(ConfigError, match="--ttl-rule needs --scheduling-policy continuum"):
+        continuum_config(parse("m", "--ttl-rule", "paper", "--scheduling-policy", "fcfs"))
+
+
+def test_a_chat_template_is_a_file_or_a_text(tmp_path: Path) -> None:
+    """As in V1."""
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ messages }}")
+    assert server_config(parse("m", "--chat-template", str(path))).chat_template == "{{ messages }}"
+    assert server_config(parse("m", "--chat-template", "{{ x }}")).chat_template == "{{ x }}"
+    with pytest.raises(ConfigError, match="chat_template"):
+        server_config(parse("m", "--chat-template", str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["serve"],
+        ["fly"],
+        ["serve", "m", "--no-such-flag"],
+        ["serve", "m", "--dtype", "int3"],
+        ["serve", "m", "--max-num", "4"],
+        ["serve", "m", "--max-model-len", "many"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse's way: a sentence on stderr."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--pin-budget", "2"], "pin_budget"),
+        (["--port", "70000"], "port"),
+    ],
+)
+def test_a_value_out_of_range_exits_with_1(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence that names the option."""
+    assert main(["serve", "m", *flags]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["serve", "--help"], ["bench", "--help"], ["demo", "--help"]]
+)
+def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command explains itself."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(command)
+    assert exit_info.value.code == 0
+    assert "usage: continuum" in capsys.readouterr().out
+
+
+def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Defaults are shown, and only where there is one."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 8000)" in text
+    assert "(default: None)" not in text
+    assert "(default: continuum)" in text
+
+
+def test_help_and_version_are_light() -> None:
+    """They load neither torch nor the web server."""
+    code = (
+        "import sys\nfrom continuum.cli import main\n"
+        "try: main(['--version'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'uvicorn', 'fastapi', 'zmq'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "continuum"), done.stderr
