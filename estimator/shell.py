@@ -163,6 +163,8 @@ def _what(words: list[str], depth: int) -> tuple[str, ...]:
     program, arguments = _program(words[0]), words[1:]
     if program in _SHELLS:
         return _shell(arguments, depth)
+    if program.endswith((".py", ".sh")):
+        return ("python" if program.endswith(".py") else "sh", "script")
     if program in ("python", "pypy"):
         return _python(arguments)
     if program in ("pytest", "py.test"):

@@ -27,6 +27,7 @@ SHELL_TEXTS = {
     "npm run build": "bash/npm/run_build",
     "python -c 'import a; print(a)'": "bash/python/-c",
     "python manage.py test": "bash/python/script",
+    "ls && ./tests/runtests.py expressions": "bash/python/script",
     "grep -rn foo . | head": "bash/grep/recursive",
     "cat a | grep foo": "bash/cat",
     # files written first, then run; loops; nested shells

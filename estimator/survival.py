@@ -1,0 +1,107 @@
+"""The distribution of the time until something ends, as far as it is known. Knows nothing of tools."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """P(D <= t) for a duration D: linear between ``edges_s``, flat beyond the last.
+
+    Where it ends below 1 the rest is the unknown tail: durations longer than any that was seen to end. All
+    times are from the start of the call. Immutable.
+    """
+
+    edges_s: Sequence[float]
+    """Increasing, from 0."""
+    probabilities: Sequence[float]
+    """P(D <= edge), never decreasing, from 0 to at most 1."""
+    num_observations: float
+    """How many observations it rests on (old and borrowed ones count in part); 0: nothing is known."""
+
+    @cached_property
+    def support(self) -> tuple[float, ...]:
+        """Times up to which probability gathers, increasing.
+
+        A rule that weighs P(D <= t) against a cost growing with t finds its best t among these, or at 0.
+        """
+        steps = zip(self.edges_s[1:], pairwise(self.probabilities), strict=True)
+        return tuple(t for t, (p0, p1) in steps if p1 > p0)
+
+    @cached_property
+    def _areas(self) -> tuple[float, ...]:
+        """E[min(D, edge)] for each edge."""
+        steps = pairwise(zip(self.edges_s, self.probabilities, strict=True))
+        areas = ((t1 - t0) * (1 - (p0 + p1) / 2) for (t0, p0), (t1, p1) in steps)
+        return tuple(accumulate(areas, initial=0.0))
+
+    def cdf(self, t_s: float) -> float:
+        """P(D <= t)."""
+        if t_s <= 0:
+            return 0.0
+        right = bisect_left(self.edges_s, t_s)
+        if right == len(self.edges_s):
+            return self.probabilities[-1]
+        return _between(t_s, self.edges_s, self.probabilities, right)
+
+    def quantile(self, q: float) -> float:
+        """The least t with P(D <= t) >= q; inf if that lies in the unknown tail."""
+        if q <= 0:
+            return 0.0
+        right = bisect_left(self.probabilities, q)
+        if right == len(self.probabilities):
+            return math.inf
+        return _between(q, self.probabilities, self.edges_s, right)
+
+    def median_remaining(self, elapsed_s: float) -> float:
+        """Median of D - e given D > e; inf if that lies in the unknown tail."""
+        gone = self.cdf(elapsed_s)
+        if gone >= 1:
+            return math.inf
+        return max(0.0, self.quantile((1 + gone) / 2) - max(0.0, elapsed_s))
+
+    def expected_min(self, t_s: float) -> float:
+        """E[min(D, t)]: how long something held until t is held. For t = inf the mean (inf: unknown tail)."""
+        if t_s <= 0:
+            return 0.0
+        right = bisect_right(self.edges_s, t_s)
+        left = right - 1
+        alive = 1 - self.probabilities[left]
+        if right == len(self.edges_s):
+            return self._areas[left] + (alive * (t_s - self.edges_s[left]) if alive else 0.0)
+        alive = (alive + 1 - self.cdf(t_s)) / 2
+        return self._areas[left] + alive * (t_s - self.edges_s[left])
+
+    def resting_on(self, num_observations: float) -> SurvivalCurve:
+        """The same curve, trusted differently."""
+        return replace(self, num_observations=num_observations)
+
+
+NOTHING_KNOWN = SurvivalCurve((0.0,), (0.0,), 0.0)
+
+
+def max_of(curves: Sequence[SurvivalCurve]) -> SurvivalCurve:
+    """The time until the last of several ends that started together and do not depend on each other."""
+    assert curves, "the maximum of nothing has no distribution"
+    first = curves[0]
+    if all(curve.edges_s is first.edges_s for curve in curves):
+        edges = first.edges_s
+        columns = [curve.probabilities for curve in curves]
+    else:
+        edges = sorted({edge for curve in curves for edge in curve.edges_s})
+        columns = [[curve.cdf(edge) for edge in edges] for curve in curves]
+    products = [math.prod(column) for column in zip(*columns, strict=True)]
+    return SurvivalCurve(edges, products, min(curve.num_observations for curve in curves))
+
+
+def _between(x: float, xs: Sequence[float], ys: Sequence[float], right: int) -> float:
+    """y at x by the line from point ``right - 1`` to ``right``; ``right > 0``."""
+    x0, x1 = xs[right - 1], xs[right]
+    y0, y1 = ys[right - 1], ys[right]
+    return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
