@@ -89,7 +89,7 @@ class FullFile(io.BytesIO):
         return super().write(data)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(events=st.lists(EVENTS, max_size=12))
 def test_round_trip(tmp_path: Path, events: list[TraceEvent]) -> None:
     """Whatever is emitted is read back equal, in order, followed by a closing count."""
@@ -101,7 +101,7 @@ def test_round_trip(tmp_path: Path, events: list[TraceEvent]) -> None:
     assert report == TraceReport(num_events=len(events) + 2, cut_line=None, end=end)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(events=st.lists(EVENTS, max_size=4), data=st.data())
 def test_cut_anywhere(tmp_path: Path, events: list[TraceEvent], data: st.DataObject) -> None:
     """Cut at any byte after the header, a trace yields the events before the cut and names the cut line."""
