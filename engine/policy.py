@@ -186,7 +186,8 @@ class PriorityPolicy(FcfsPolicy):
         return (request.priority, request.arrival_time)
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        return max(running, key=lambda r: (r.priority, r.arrival_time))
+        # Of equals the one admitted last goes: else two could take turns for ever.
+        return max(reversed(running), key=lambda r: (r.priority, r.arrival_time))
 
 
 def fcfs(context: PolicyContext) -> SchedulingPolicy:

@@ -84,7 +84,8 @@ def test_another_cache_salt_shares_nothing() -> None:
 
 
 def test_fcfs_preempts_the_youngest_and_resumes_it_first() -> None:
-    """Out of blocks, the tail of running goes; nobody is admitted in that step; it returns before newcomers."""
+    """Out of blocks, the tail of running goes; nobody is admitted in that step; it returns before
+    newcomers."""
     room = EngineRoom(num_blocks=7, max_num_seqs=3)
     room.add("a", tokens(0, 8), max_tokens=9)
     room.add("b", tokens(100, 8), max_tokens=9)
@@ -106,7 +107,8 @@ def test_fcfs_preempts_the_youngest_and_resumes_it_first() -> None:
 
 
 def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
-    """PRIORITY: the victim's tokens and budget are given back, and what it had not computed is not found later."""
+    """PRIORITY: the victim's tokens and budget are given back, and what it had not computed is not found
+    later."""
     room = EngineRoom(PriorityPolicy(), num_blocks=7, max_num_seqs=3, max_num_batched_tokens=16)
     room.add("worse", tokens(0, 7), max_tokens=9, priority=1)
     room.add("better", tokens(100, 8), max_tokens=9, priority=0)
@@ -165,7 +167,8 @@ def test_an_abort_at_any_moment_gives_everything_back(when: str) -> None:
 class RefusesOdd(FcfsPolicy):
     """May not admit the requests it is told to hold back."""
 
-    held_back = {"b"}
+    def __init__(self) -> None:
+        self.held_back = {"b"}
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         return request.request_id not in self.held_back
@@ -184,7 +187,8 @@ def test_a_request_that_may_not_start_does_not_block_those_behind() -> None:
 
 
 def test_deltas_carry_only_what_changed() -> None:
-    """A running request gets new block ids when it crosses a block, and nothing else; a new one everything."""
+    """A running request gets new block ids when it crosses a block, and nothing else; a new one
+    everything."""
     room = EngineRoom(num_blocks=40)
     room.add("a", tokens(0, 7), max_tokens=4)
     first = room.step()

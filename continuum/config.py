@@ -1,0 +1,51 @@
+"""What the agent policy is told at start-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+TTL_RULES = ("median-horizon", "fixed", "fork", "paper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuumConfig:
+    """Options of ``--scheduling-policy continuum``."""
+
+    ttl_rule: str = "median-horizon"
+    """Which rule decides how long a frontier is held; see ``continuum.ttl``."""
+    horizon_s: float = 30.0
+    """median-horizon: hold while the call's remaining time is at most this at the median."""
+    cold_horizon_s: float = 10.0
+    """median-horizon: hold this long while nothing is learned, and beyond what was ever seen."""
+    fixed_ttl_s: float = 10.0
+    """fixed: hold this long."""
+    answer_ttl_s: float = 2.0
+    """Hold this long after a turn that called no tool, until answers have a history of their own."""
+    max_ttl_s: float = 600.0
+    """No rule holds longer."""
+    pin_budget: float = 0.9
+    """Largest share of the pool that pins may hold together."""
+    pin_tenant_share: float = 1.0
+    """Largest share of the pin budget that one tenant may hold."""
+    max_wait_s: float = 120.0
+    """Any request that has waited so long may break any pin."""
+    max_jobs: int = 10_000
+    """Jobs remembered; beyond, the one idle longest is forgotten."""
+    job_idle_s: float = 3600.0
+    """A job idle for so long is forgotten."""
+    estimator_state: str | None = None
+    """Where what was learned about tools survives a restart."""
+
+    def __post_init__(self) -> None:
+        if self.ttl_rule not in TTL_RULES:
+            raise ConfigError(f"ttl_rule must be one of {', '.join(TTL_RULES)}, got {self.ttl_rule!r}.")
+        for name in ("horizon_s", "cold_horizon_s", "fixed_ttl_s", "answer_ttl_s", "max_ttl_s", "max_wait_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("pin_budget", "pin_tenant_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}.")
+        if self.max_jobs < 1:
+            raise ConfigError(f"max_jobs must be at least 1, got {self.max_jobs}.")

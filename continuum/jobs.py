@@ -1,0 +1,158 @@
+"""Jobs and their turns: who is running, where each branch of a job stands, and which turn continues which.
+
+A job is a set of frontiers, not one chain: parallel calls, sub-agents that share an id and retries of a turn
+each have their own. A frontier is the end of a turn; the turn that continues it is recognised by its block
+hashes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from estimator.tool_key import ToolKey
+
+from engine.core.block_hash import BlockHash
+from engine.messages import JobRef, TurnReceipt
+from engine.policy import Pin, PinEnd
+from engine.request import Request
+
+MAX_FRONTIERS = 32
+"""Frontiers remembered per job; the oldest without a pin goes first."""
+
+
+@dataclass(slots=True, eq=False)
+class Frontier:
+    """Where a turn ended."""
+
+    job: Job
+    request_id: str
+    turn_number: int
+    block_hashes: list[BlockHash]
+    """Of the full blocks whose KV was computed."""
+    num_prompt_tokens: int
+    ended_s: float
+    tools: list[ToolKey] | None = None
+    """What runs now; empty if the turn called nothing, None until the front end has said."""
+    pin: Pin | None = None
+    pin_ended: PinEnd | None = None
+    receipt: TurnReceipt | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A request of a job from its arrival to its end."""
+
+    job: Job
+    request: Request
+    number: int
+    frontier: Frontier | None
+    """What it continues; None for the first turn of a branch."""
+    num_known_tokens: int = 0
+    """Prompt tokens in full blocks that the frontier had computed."""
+    gap_s: float | None = None
+    num_cached_tokens: int | None = None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the KV it continues is still held for it."""
+        return self.frontier is not None and self.frontier.pin is not None
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return max(0, self.num_known_tokens - (self.num_cached_tokens or 0))
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """All turns under one id."""
+
+    job_id: str
+    tenant: str | None
+    first_arrival_s: float
+    last_active_s: float
+    num_turns: int = 0
+    turns: dict[str, Turn] = field(default_factory=dict)
+    """Open turns by request id."""
+    frontiers: list[Frontier] = field(default_factory=list)
+    """Not yet continued, oldest first."""
+
+    @property
+    def num_pins(self) -> int:
+        return sum(1 for frontier in self.frontiers if frontier.pin is not None)
+
+    def continued_by(self, request: Request, block_size: int) -> tuple[Frontier | None, int]:
+        """The frontier this prompt continues and the number of full blocks they share.
+
+        A prompt continues a frontier if it is longer than that turn's prompt and contains it; the turn's
+        output may differ, since a client may render the reply anew (white space, stripped reasoning).
+        """
+        best, best_shared = None, 0
+        for frontier in self.frontiers:
+            if request.num_prompt_tokens <= frontier.num_prompt_tokens:
+                continue
+            shared = num_shared_blocks(frontier.block_hashes, request.block_hashes)
+            # The last prompt block may already hold the start of the reply.
+            needed = max(1, frontier.num_prompt_tokens // block_size - 1)
+            if shared >= needed and shared > best_shared:
+                best, best_shared = frontier, shared
+        return best, best_shared
+
+
+def num_shared_blocks(a: Sequence[BlockHash], b: Sequence[BlockHash]) -> int:
+    """Length of the common prefix of two hash chains; equal at one place means equal at all before it."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[middle - 1] == b[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class JobTable:
+    """Jobs by id, bounded: those idle longest are forgotten first."""
+
+    def __init__(self, max_jobs: int, idle_s: float) -> None:
+        self._max_jobs = max_jobs
+        self._idle_s = idle_s
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def open(self, ref: JobRef, arrival_s: float) -> Job:
+        """The job of this id, new if need be, now the most recently active one."""
+        job = self._jobs.get(ref.job_id)
+        if job is None:
+            job = self._jobs[ref.job_id] = Job(ref.job_id, ref.tenant, arrival_s, arrival_s)
+        else:
+            self._jobs.move_to_end(ref.job_id)
+            job.last_active_s = arrival_s
+        return job
+
+    def remove(self, job: Job) -> None:
+        if self._jobs.get(job.job_id) is job:
+            del self._jobs[job.job_id]
+
+    def forget_idle(self, now: float) -> Iterator[Job]:
+        """Remove jobs idle for too long or beyond the bound; a job with an open turn or a pin stays."""
+        while self._jobs:
+            job = next(iter(self._jobs.values()))
+            too_many = len(self._jobs) > self._max_jobs
+            if not too_many and now - job.last_active_s < self._idle_s:
+                return
+            if job.turns or job.num_pins:
+                self._jobs.move_to_end(job.job_id)
+                job.last_active_s = now
+                return
+            del self._jobs[job.job_id]
+            yield job

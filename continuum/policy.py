@@ -1,0 +1,370 @@
+"""The agent policy: keeps a job's KV across its tool calls, and orders the queue by job.
+
+It decides and remembers; blocks are the scheduler's. What is decided, with all inputs, goes into the trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from continuum.config import ContinuumConfig
+from continuum.jobs import MAX_FRONTIERS, Frontier, Job, JobTable, Turn
+from continuum.order import waiting_key
+from continuum.pins import PinTable
+from continuum.policy_trace import PolicyTrace
+from continuum.program_stats import Memoryfulness, QueueDelay
+from continuum.receipts import make_receipt
+from continuum.tool_memory import ToolMemory
+from continuum.ttl import TtlDecision, TtlInputs, make_rule
+from engine.messages import JobFinished, Signal, ToolGapStarted, TurnReceipt
+from engine.policy import Pin, PinEnd, PolicyContext, SchedulingPolicy, WaitingKey
+from engine.request import Request, RequestStatus
+from estimator.cost import PrefillCost
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuumStatistics:
+    """What the policy remembers at one moment."""
+
+    num_jobs: int
+    num_open_turns: int
+    num_pins: int
+    num_pinned_blocks: int
+
+
+class ContinuumPolicy:
+    """Jobs, pins and order; implements ``engine.policy.SchedulingPolicy``."""
+
+    wants_signals = True
+
+    def __init__(self, context: PolicyContext, config: ContinuumConfig) -> None:
+        self._config = config
+        self._block_size = context.block_size
+        self._jobs = JobTable(config.max_jobs, config.job_idle_s)
+        self._pins = PinTable(int(context.num_blocks * config.pin_budget), config.pin_tenant_share)
+        self._turns: dict[str, Turn] = {}
+        self._frontiers: dict[str, Frontier] = {}
+        """Of turns that ended and may still get a signal, by request id."""
+        self._receipts: dict[str, TurnReceipt] = {}
+        """Of turns that ended in this very call, until the scheduler takes them."""
+        self._rule = make_rule(config)
+        self.tools = ToolMemory(config.estimator_state)
+        self._prefill_cost = PrefillCost()
+        self._queue_delay = QueueDelay()
+        self._memoryfulness = Memoryfulness()
+        self._trace = PolicyTrace(context.tracer)
+        self._pin_ids = itertools.count(1)
+        self._changed: list[Request] = []
+
+    # ---- a turn arrives and is admitted ----
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        for job in self._jobs.forget_idle(now):
+            self._abandon(job, now)
+        if request.job is None:
+            return
+        job = self._jobs.open(request.job, request.arrival_time)
+        job.num_turns += 1
+        frontier, num_shared = job.continued_by(request, self._block_size)
+        turn = Turn(job, request, job.num_turns, frontier, num_shared * self._block_size)
+        job.turns[request.request_id] = self._turns[request.request_id] = turn
+        if frontier is not None:
+            turn.gap_s = max(0.0, request.arrival_time - frontier.ended_s)
+            self._close_gap(frontier, turn.gap_s, now)
+        self._trace.turn_arrived(turn, now)
+
+    def _close_gap(self, frontier: Frontier, gap_s: float, now: float) -> None:
+        """The tools returned: learn how long it took, keep the KV for the turn that is back."""
+        frontier.job.frontiers.remove(frontier)
+        self._frontiers.pop(frontier.request_id, None)
+        if frontier.tools is not None:
+            self.tools.observe(frontier.tools, gap_s, now)
+        if frontier.pin is not None:
+            self._pins.claim(frontier.pin)
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return waiting_key(request, self._turns.get(request.request_id))
+
+    def changed_keys(self) -> Iterable[Request]:
+        if not self._changed:
+            return ()
+        changed, self._changed = self._changed, []
+        return changed
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        # A new job that does not fit waits behind the pins it may not break: they are the gate.
+        return True
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        turn = self._turns.get(request.request_id)
+        if turn is None or turn.num_cached_tokens is not None:
+            return ()
+        turn.num_cached_tokens = request.num_cached_tokens
+        pin = turn.frontier.pin if turn.frontier is not None else None
+        if turn.frontier is not None and pin is None:
+            self._queue_delay.observe(now - request.arrival_time)
+        self._trace.turn_admitted(turn, now)
+        return () if pin is None else (pin,)
+
+    # ---- a turn ends ----
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        turn = self._close_turn(request, now)
+        if turn is None:
+            return None
+        self._learn_prefill_cost(request)
+        receipt = self._receipts[request.request_id] = make_receipt(turn)
+        self._trace.turn_ended(turn, receipt, now)
+        if request.job is not None and request.job.is_last_step:
+            receipt.reason = "last step of the job"
+            self._finish_job(turn.job, now)
+            return None
+        frontier = self._open_frontier(turn, receipt, now)
+        return self._hold(frontier, now)
+
+    def on_request_gone(self, request: Request, now: float) -> None:
+        turn = self._close_turn(request, now)
+        if turn is not None:
+            self._trace.turn_aborted(turn, now)
+
+    def take_receipt(self, request: Request) -> TurnReceipt | None:
+        return self._receipts.pop(request.request_id, None)
+
+    def _close_turn(self, request: Request, now: float) -> Turn | None:
+        """The turn is over, however it ended: a pin it had come back to and never took over goes."""
+        turn = self._turns.pop(request.request_id, None)
+        if turn is None:
+            return None
+        del turn.job.turns[request.request_id]
+        turn.job.last_active_s = now
+        if turn.frontier is not None and turn.frontier.pin is not None:
+            self._pins.release(turn.frontier.pin)
+        return turn
+
+    def _learn_prefill_cost(self, request: Request) -> None:
+        """What a cold turn would cost is learned from what turns do cost: first token minus first
+        scheduling."""
+        started_s, first_token_s = request.first_scheduled_time, request.first_token_time
+        if request.num_preemptions or started_s is None or first_token_s is None:
+            return
+        num_cached = request.num_cached_tokens or 0
+        seconds = first_token_s - started_s
+        self._prefill_cost.observe(request.num_prompt_tokens - num_cached, num_cached, seconds)
+
+    def _open_frontier(self, turn: Turn, receipt: TurnReceipt, now: float) -> Frontier:
+        request, job = turn.request, turn.job
+        num_blocks = request.num_computed_tokens // self._block_size
+        frontier = Frontier(
+            job,
+            request.request_id,
+            turn.number,
+            request.block_hashes[:num_blocks],
+            request.num_prompt_tokens,
+            ended_s=now,
+            receipt=receipt,
+        )
+        job.frontiers.append(frontier)
+        self._frontiers[request.request_id] = frontier
+        if len(job.frontiers) > MAX_FRONTIERS:
+            self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
+        return frontier
+
+    def _hold(self, frontier: Frontier, now: float) -> Pin | None:
+        """Pin at once: what the turn called is not known yet, only that its KV must not go meanwhile."""
+        decision = self._decide(frontier, now)
+        num_blocks = len(frontier.block_hashes)
+        if decision.ttl_s <= 0 or num_blocks == 0:
+            return None
+        if not self._pins.has_room(frontier.job.tenant, num_blocks):
+            self._tell(frontier, TtlDecision(0.0, "pin budget is used up"))
+            self._trace.refused(frontier, now)
+            return None
+        pin = Pin(
+            next(self._pin_ids),
+            frontier.job.job_id,
+            frontier.request_id,
+            frontier.block_hashes,
+            deadline_s=now + decision.ttl_s,
+        )
+        self._pins.add(pin, frontier)
+        self._tell(frontier, decision)
+        self._trace.created(pin, frontier, now)
+        return pin
+
+    def _decide(self, frontier: Frontier, now: float) -> TtlDecision:
+        """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
+        curve = self.tools.curve(frontier.tools)
+        inputs = TtlInputs(
+            curve=curve,
+            global_curve=self.tools.curve(None),
+            num_blocks=len(frontier.block_hashes),
+            prefill_s=self._prefill_cost.seconds(len(frontier.block_hashes) * self._block_size),
+            queue_delay_s=self._queue_delay.mean_s,
+            memoryfulness=self._memoryfulness.value,
+            called_tools=frontier.tools is None or bool(frontier.tools),
+        )
+        decision = self._rule.choose_ttl(inputs)
+        decision = TtlDecision(min(decision.ttl_s, self._config.max_ttl_s), decision.reason)
+        self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
+        if frontier.receipt is not None and curve.num_observations:
+            frontier.receipt.expected_tool_s = curve.median_remaining(0.0)
+        self._tell(frontier, decision)
+        return decision
+
+    def _tell(self, frontier: Frontier, decision: TtlDecision) -> None:
+        """Put the decision into the receipt, as far as it came true."""
+        receipt, pin = frontier.receipt, frontier.pin
+        if receipt is not None:
+            held = pin is not None and decision.ttl_s > 0
+            receipt.pinned_tokens = pin.num_blocks * self._block_size if held and pin is not None else 0
+            receipt.ttl_s = decision.ttl_s if held else 0.0
+            receipt.reason = decision.reason
+
+    # ---- signals ----
+
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        match signal:
+            case ToolGapStarted():
+                return self._tools_started(signal, now)
+            case JobFinished():
+                job = self._jobs.get(signal.job_id)
+                if job is not None:
+                    self._finish_job(job, now)
+                return None
+
+    def _tools_started(self, signal: ToolGapStarted, now: float) -> TurnReceipt | None:
+        """The front end has read the turn: decide anew, knowing the tools. None if the gap is closed
+        already."""
+        frontier = self._frontiers.get(signal.request_id)
+        if frontier is None:
+            return None
+        frontier.tools = self.tools.keys(signal.calls)
+        frontier.receipt = copy(frontier.receipt)  # the first one is on its way to the client
+        self._trace.tools_started(frontier, now)
+        decision = self._decide(frontier, now)
+        if frontier.pin is not None:
+            self._pins.set_deadline(frontier.pin, frontier.ended_s + decision.ttl_s)
+        return frontier.receipt
+
+    # ---- jobs end ----
+
+    def _finish_job(self, job: Job, now: float) -> None:
+        """No turn will come any more: nothing of it is worth holding."""
+        for frontier in list(job.frontiers):
+            self._drop_frontier(frontier)
+        if not job.turns:
+            self._jobs.remove(job)
+            self._memoryfulness.observe_job(job.num_turns)
+        self._trace.job_finished(job, now)
+
+    def _drop_frontier(self, frontier: Frontier) -> None:
+        frontier.job.frontiers.remove(frontier)
+        self._frontiers.pop(frontier.request_id, None)
+        if frontier.pin is not None:
+            self._pins.release(frontier.pin)
+
+    def _abandon(self, job: Job, now: float) -> None:
+        """Forgotten while its tools ran: they took at least so long."""
+        for frontier in list(job.frontiers):
+            if frontier.tools:
+                self.tools.observe(frontier.tools, now - frontier.ended_s, now, censored=True)
+            self._drop_frontier(frontier)
+
+    # ---- who gives way ----
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        turn = self._turns.get(requester.request_id)
+        waited_s = now - requester.arrival_time
+        running = requester.status is RequestStatus.RUNNING
+        if last_resort or (not running and waited_s > self._config.max_wait_s):
+            yield from self._all_pins(turn)
+        elif running:
+            # It grows by a block; the alternative is to compute all of a turn again.
+            spared_s = self._prefill_cost.seconds(requester.num_computed_tokens)
+            yield from self._cheap_younger_pins(requester, turn, 1, spared_s, now)
+        elif turn is not None and turn.number > 1:
+            yield from self._cheap_younger_pins(requester, turn, None, waited_s, now)
+
+    def _all_pins(self, turn: Turn | None) -> Iterator[Pin]:
+        """Unclaimed ones first, youngest job's first; the requester's own, whose blocks it will read,
+        last."""
+        own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
+        claimed = []
+        for pin in self._pins.youngest_first():
+            if pin is own:
+                continue
+            if self._pins.is_claimed(pin):
+                claimed.append(pin)
+            else:
+                yield pin
+        yield from claimed
+        if own is not None:
+            yield own
+
+    def _cheap_younger_pins(
+        self, requester: Request, turn: Turn | None, num_blocks: int | None, spared_s: float, now: float
+    ) -> Iterator[Pin]:
+        """Pins of younger jobs that are expected to lose less, by ``num_blocks`` (None: all), than is
+        spared."""
+        arrival_s = turn.job.first_arrival_s if turn is not None else requester.arrival_time
+        for pin in self._pins.youngest_first(arrival_s):
+            lost_s = self._prefill_cost.seconds((num_blocks or pin.num_blocks) * self._block_size)
+            if not self._pins.is_claimed(pin):
+                frontier = self._pins.frontier_of(pin)
+                lost_s *= self.tools.return_probability(frontier, pin.deadline_s, now)
+            if lost_s < spared_s:
+                yield pin
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        """The youngest program's turn, those of jobs with nothing else held first; least computed on a
+        tie."""
+
+        def worth(request: Request) -> tuple[bool, float, int]:
+            turn = self._turns.get(request.request_id)
+            if turn is None:
+                return (False, -request.arrival_time, request.num_computed_tokens)
+            return (turn.job.num_pins > 0, -turn.job.first_arrival_s, request.num_computed_tokens)
+
+        return min(reversed(running), key=worth)
+
+    # ---- the scheduler reports ----
+
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        return self._pins.due(now)
+
+    def next_due_s(self) -> float | None:
+        return self._pins.next_due_s()
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        frontier = self._pins.ended(pin, cause)
+        self._trace.ended(pin, frontier, cause, now)
+        if cause is PinEnd.BROKEN:
+            for turn in frontier.job.turns.values():
+                if turn.frontier is frontier and turn.num_cached_tokens is None:
+                    self._changed.append(turn.request)
+
+    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+        self._pins.shrunk(pin, num_blocks_lost)
+        self._trace.shrunk(pin, num_blocks_lost, now)
+
+    def pins(self) -> Iterable[Pin]:
+        return self._pins
+
+    def statistics(self) -> ContinuumStatistics:
+        return ContinuumStatistics(len(self._jobs), len(self._turns), len(self._pins), self._pins.num_blocks)
+
+    def close(self) -> None:
+        self.tools.save()
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuumPolicyFactory:
+    """Makes the policy inside the core process."""
+
+    config: ContinuumConfig
+
+    def __call__(self, context: PolicyContext) -> SchedulingPolicy:
+        return ContinuumPolicy(context, self.config)

@@ -1,0 +1,146 @@
+"""Writes the policy's decisions into the trace; does nothing while no trace is written."""
+
+from __future__ import annotations
+
+import math
+
+from continuum.jobs import Frontier, Job, Turn
+from continuum.ttl import TtlDecision, TtlInputs
+from engine.messages import TurnReceipt
+from engine.policy import Pin, PinEnd
+from tracing.events import JobEvent, PinEvent
+from tracing.writer import TraceWriter
+
+
+class PolicyTrace:
+    """One method per thing that can happen to a job or a pin."""
+
+    def __init__(self, writer: TraceWriter | None) -> None:
+        self._writer = writer
+
+    # ---- jobs ----
+
+    def turn_arrived(self, turn: Turn, now: float) -> None:
+        if self._writer is not None:
+            self._turn("turn_arrived", turn, now, gap_s=turn.gap_s)
+
+    def turn_admitted(self, turn: Turn, now: float) -> None:
+        if self._writer is not None:
+            self._turn("turn_admitted", turn, now)
+
+    def turn_ended(self, turn: Turn, receipt: TurnReceipt, now: float) -> None:
+        if self._writer is not None:
+            self._turn("turn_ended", turn, now)
+
+    def turn_aborted(self, turn: Turn, now: float) -> None:
+        if self._writer is not None:
+            self._turn("turn_aborted", turn, now)
+
+    def tools_started(self, frontier: Frontier, now: float) -> None:
+        if self._writer is not None:
+            self._writer.emit(
+                JobEvent(
+                    now=now,
+                    kind="tools_started",
+                    job_id=frontier.job.job_id,
+                    req_id=frontier.request_id,
+                    turn=frontier.turn_number,
+                    tools=[str(key) for key in frontier.tools or ()],
+                )
+            )
+
+    def job_finished(self, job: Job, now: float) -> None:
+        if self._writer is not None:
+            self._writer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
+
+    def _turn(self, kind: str, turn: Turn, now: float, gap_s: float | None = None) -> None:
+        assert self._writer is not None
+        self._writer.emit(
+            JobEvent(
+                now=now,
+                kind=kind,
+                job_id=turn.job.job_id,
+                req_id=turn.request.request_id,
+                turn=turn.number,
+                num_prompt_tokens=turn.request.num_prompt_tokens,
+                cached_tokens=turn.num_cached_tokens or 0,
+                recomputed_tokens=turn.num_recomputed_tokens if turn.num_cached_tokens is not None else 0,
+                gap_s=gap_s,
+            )
+        )
+
+    # ---- pins ----
+
+    def decided(
+        self, frontier: Frontier, inputs: TtlInputs, decision: TtlDecision, rule: str, now: float
+    ) -> None:
+        if self._writer is not None:
+            event = self._pin_event("decided", frontier, now)
+            event.num_blocks = inputs.num_blocks
+            event.ttl_s, event.reason, event.rule = decision.ttl_s, decision.reason, rule
+            median_s = inputs.curve.median_remaining(0.0) if inputs.curve.num_observations else None
+            event.inputs = {
+                "tool_observations": inputs.curve.num_observations,
+                "tool_median_s": median_s if median_s is None or math.isfinite(median_s) else None,
+                "all_observations": inputs.global_curve.num_observations,
+                "prefill_s": inputs.prefill_s,
+                "queue_delay_s": inputs.queue_delay_s,
+                "memoryfulness": inputs.memoryfulness,
+                "called_tools": inputs.called_tools,
+                "tools": " ".join(str(key) for key in frontier.tools or ()),
+                "elapsed_s": now - frontier.ended_s,
+            }
+            self._writer.emit(event)
+
+    def created(self, pin: Pin, frontier: Frontier, now: float) -> None:
+        if self._writer is not None:
+            event = self._pin_event("created", frontier, now)
+            event.deadline_s = pin.deadline_s
+            self._writer.emit(event)
+
+    def refused(self, frontier: Frontier, now: float) -> None:
+        if self._writer is not None:
+            event = self._pin_event("refused", frontier, now)
+            event.num_blocks = len(frontier.block_hashes)
+            event.reason = frontier.receipt.reason if frontier.receipt is not None else None
+            self._writer.emit(event)
+
+    def shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+        if self._writer is not None:
+            self._writer.emit(
+                PinEvent(
+                    now=now,
+                    kind="shrunk",
+                    pin_id=pin.pin_id,
+                    job_id=pin.job_id,
+                    req_id=pin.request_id,
+                    num_blocks=num_blocks_lost,
+                )
+            )
+
+    def ended(self, pin: Pin, frontier: Frontier, cause: PinEnd, now: float) -> None:
+        if self._writer is not None:
+            self._writer.emit(
+                PinEvent(
+                    now=now,
+                    kind="ended",
+                    pin_id=pin.pin_id,
+                    job_id=pin.job_id,
+                    req_id=pin.request_id,
+                    num_blocks=pin.num_blocks,
+                    deadline_s=pin.deadline_s,
+                    cause=cause.value,
+                    held_s=now - frontier.ended_s,
+                )
+            )
+
+    def _pin_event(self, kind: str, frontier: Frontier, now: float) -> PinEvent:
+        pin = frontier.pin
+        return PinEvent(
+            now=now,
+            kind=kind,
+            pin_id=pin.pin_id if pin is not None else None,
+            job_id=frontier.job.job_id,
+            req_id=frontier.request_id,
+            num_blocks=pin.num_blocks if pin is not None else 0,
+        )

@@ -1,0 +1,54 @@
+"""What past jobs tell about coming ones: waits of turns that lost their KV, and how age predicts the rest."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+QUEUE_DELAY_WINDOW = 100
+"""Returns over which the mean wait is taken; the paper leaves its window open."""
+
+
+class QueueDelay:
+    """Sliding mean of the time that turns without a pin waited (T̄ of arXiv 2511.02230); 0 before any."""
+
+    def __init__(self) -> None:
+        self._waits_s: deque[float] = deque(maxlen=QUEUE_DELAY_WINDOW)
+
+    def observe(self, wait_s: float) -> None:
+        self._waits_s.append(wait_s)
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self._waits_s) / len(self._waits_s) if self._waits_s else 0.0
+
+
+class Memoryfulness:
+    """η = −Corr(k, N−k) over finished jobs of N turns and k = 1..N turns served (arXiv 2511.02230).
+
+    1 if all jobs are equally long, 0 if the turns served say nothing about those to come.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._sum_k = self._sum_r = self._sum_kk = self._sum_rr = self._sum_kr = 0.0
+
+    def observe_job(self, num_turns: int) -> None:
+        for served in range(1, num_turns + 1):
+            remaining = num_turns - served
+            self._n += 1
+            self._sum_k += served
+            self._sum_r += remaining
+            self._sum_kk += served * served
+            self._sum_rr += remaining * remaining
+            self._sum_kr += served * remaining
+
+    @property
+    def value(self) -> float:
+        """1, the paper's cold start, until jobs of more than one turn have finished."""
+        n = self._n
+        variance_k = n * self._sum_kk - self._sum_k**2
+        variance_r = n * self._sum_rr - self._sum_r**2
+        if n < 2 or variance_k <= 0 or variance_r <= 0:
+            return 1.0
+        return -(n * self._sum_kr - self._sum_k * self._sum_r) / math.sqrt(variance_k * variance_r)

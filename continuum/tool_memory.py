@@ -1,0 +1,105 @@
+"""What was learned about how long tools take, as the policy needs it; survives a restart in a file."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from continuum.jobs import Frontier
+from engine.errors import ConfigError
+from engine.messages import ToolCall
+from estimator.durations import DurationEstimator
+from estimator.state import EstimatorStateError, load_estimator, snapshot, write_state
+from estimator.survival import SurvivalCurve, max_of
+from estimator.tool_key import ToolKey, tool_key
+
+logger = logging.getLogger(__name__)
+
+ANSWER = ToolKey(("(answer)",))
+"""Stands for a turn that called nothing: what is learned is how long the other side takes to come back."""
+
+
+SAVE_EVERY_S = 60.0
+"""A crash forgets at most so much."""
+
+
+class ToolMemory:
+    """Durations of tool calls by kind of tool."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
+        self._path = path
+        self._tools = _load(path) if path is not None else DurationEstimator()
+        self._unsaved_since_s: float | None = None
+        self._writing: threading.Thread | None = None
+
+    def keys(self, calls: Sequence[ToolCall]) -> list[ToolKey]:
+        return [tool_key(call.name, call.arguments) for call in calls]
+
+    def curve(self, tools: Sequence[ToolKey] | None) -> SurvivalCurve:
+        """Time until the turn returns: the slowest of parallel calls. None: not known what runs, any tool."""
+        if tools is None:
+            return self._tools.survival(ToolKey(()))
+        if not tools:
+            return self._tools.survival(ANSWER)
+        curves = [self._tools.survival(key) for key in tools]
+        return curves[0] if len(curves) == 1 else max_of(curves)
+
+    def observe(
+        self, tools: Sequence[ToolKey], duration_s: float, now: float, censored: bool = False
+    ) -> None:
+        """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
+        key = max(tools, key=lambda k: self._tools.survival(k).median_remaining(0.0)) if tools else ANSWER
+        self._tools.observe(key, duration_s, censored)
+        self._save_now_and_then(now)
+
+    def return_probability(self, frontier: Frontier, deadline_s: float, now: float) -> float:
+        """P(the turn is back by the deadline | it is not back yet); 1/2 while nothing is learned."""
+        curve = self.curve(frontier.tools)
+        if curve.num_observations == 0:
+            return 0.5
+        gone = curve.cdf(max(0.0, now - frontier.ended_s))
+        if gone >= 1:
+            return 0.0
+        return (curve.cdf(max(0.0, deadline_s - frontier.ended_s)) - gone) / (1 - gone)
+
+    def _save_now_and_then(self, now: float) -> None:
+        """Write on a thread: a disk must not hold up a step."""
+        if self._path is None:
+            return
+        if self._unsaved_since_s is None:
+            self._unsaved_since_s = now
+        if now - self._unsaved_since_s >= SAVE_EVERY_S and not (self._writing and self._writing.is_alive()):
+            self._unsaved_since_s = None
+            self._writing = threading.Thread(target=_write, args=(snapshot(self._tools), self._path))
+            self._writing.start()
+
+    def wait_until_written(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+
+    def save(self) -> None:
+        """Write what was learned; the last thing done with it."""
+        self.wait_until_written()
+        if self._path is not None:
+            _write(snapshot(self._tools), self._path)
+
+
+def _load(path: str) -> DurationEstimator:
+    try:
+        estimator = load_estimator(path)
+        # Whoever cannot write there wants to know now, not when the server stops.
+        write_state(snapshot(estimator), path)
+    except EstimatorStateError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"The estimator state {path} cannot be written: {error.strerror}.") from error
+    return estimator
+
+
+def _write(state: bytes, path: str) -> None:
+    try:
+        write_state(state, path)
+    except OSError as error:
+        logger.warning("The estimator state %s could not be written: %s.", path, error.strerror)

@@ -1,0 +1,141 @@
+"""How long to hold a frontier: pure functions of what is known, one per rule.
+
+Every rule answers the same question about a tool call that has been running for ``elapsed_s``: until when,
+counted from the end of the turn, are its KV blocks worth keeping?
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from continuum.config import ContinuumConfig
+from estimator.survival import SurvivalCurve
+
+
+@dataclass(frozen=True, slots=True)
+class TtlInputs:
+    """What a rule may look at."""
+
+    curve: SurvivalCurve
+    """Time until the tools return, counted from the end of the turn; no observations if nothing is
+    learned."""
+    global_curve: SurvivalCurve
+    """The same over all tools."""
+    num_blocks: int
+    """Blocks of the frontier."""
+    prefill_s: float
+    """Seconds to compute the frontier again."""
+    queue_delay_s: float
+    """Mean wait of turns that came back to nothing: what a held frontier is spared."""
+    memoryfulness: float
+    """How much a job's age tells of its remaining turns: 1 all, 0 nothing."""
+    called_tools: bool
+    """False for a turn that ended with an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TtlDecision:
+    """Hold for ``ttl_s`` from the end of the turn (0: let go), and why in a few words."""
+
+    ttl_s: float
+    reason: str
+
+
+class TtlRule(Protocol):
+    """One way to decide."""
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MedianHorizonRule:
+    """Hold while the median of the remaining time is at most a horizon.
+
+    Nothing learned: a constant. Beyond the longest duration ever seen the call is as unknown as one that was
+    never seen, so the same constant is added there.
+    """
+
+    horizon_s: float
+    cold_horizon_s: float
+    answer_ttl_s: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        curve = inputs.curve
+        if curve.num_observations == 0:
+            if not inputs.called_tools:
+                return TtlDecision(self.answer_ttl_s, "no tool call; nothing learned of answers")
+            return TtlDecision(self.cold_horizon_s, "nothing learned of this tool yet")
+        if curve.median_remaining(0.0) > self.horizon_s:
+            return TtlDecision(0.0, "median time to return is beyond the horizon")
+        for elapsed_s in curve.support:
+            remaining_s = curve.median_remaining(elapsed_s)
+            if math.isinf(remaining_s):
+                return TtlDecision(elapsed_s + self.cold_horizon_s, "until past the longest call seen")
+            if remaining_s > self.horizon_s:
+                return TtlDecision(elapsed_s, "until the median remaining time passes the horizon")
+        return TtlDecision(curve.support[-1] + self.cold_horizon_s, "until past the longest call seen")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRule:
+    """Always the same."""
+
+    ttl_s: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        return TtlDecision(self.ttl_s, "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRule:
+    """The preview fork's rule: 2 s if the tool's mean duration is at most 2 s or unknown, else nothing.
+
+    A turn without a tool call is not held: the fork saw no tool in it.
+    """
+
+    threshold_s: float = 2.0
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if not inputs.called_tools:
+            return TtlDecision(0.0, "no tool call")
+        if inputs.curve.num_observations == 0:
+            return TtlDecision(self.threshold_s, "tool not seen yet")
+        mean_s = inputs.curve.expected_min(inputs.curve.support[-1])
+        if mean_s <= self.threshold_s:
+            return TtlDecision(self.threshold_s, "mean duration within the threshold")
+        return TtlDecision(0.0, "mean duration beyond the threshold")
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRule:
+    """The Continuum paper's rule (arXiv 2511.02230): argmax over τ of P(D <= τ)(T̄·η + PrefillReload) − τ.
+
+    Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K observations
+    in all, durations are taken as Exp(1 s) with η = 1, whose optimum is ln B for B > 1 s; up to K of this
+    tool, the curve of all tools; else the tool's own.
+    """
+
+    min_observations: int = 100
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if inputs.global_curve.num_observations <= self.min_observations:
+            benefit_s = inputs.queue_delay_s + inputs.prefill_s
+            return TtlDecision(math.log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
+        own = inputs.curve.num_observations > self.min_observations
+        curve = inputs.curve if own else inputs.global_curve
+        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + inputs.prefill_s
+        best_s = max((0.0, *curve.support), key=lambda t: (curve.cdf(t) * benefit_s if t else 0.0) - t)
+        return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
+
+
+def make_rule(config: ContinuumConfig) -> TtlRule:
+    """The rule the configuration names."""
+    rules: dict[str, TtlRule] = {
+        "median-horizon": MedianHorizonRule(config.horizon_s, config.cold_horizon_s, config.answer_ttl_s),
+        "fixed": FixedRule(config.fixed_ttl_s),
+        "fork": ForkRule(),
+        "paper": PaperRule(),
+    }
+    return rules[config.ttl_rule]

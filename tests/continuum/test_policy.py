@@ -1,0 +1,393 @@
+"""What the agent policy promises about jobs, pins and order, through the real scheduler on a manual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from continuum.config import ContinuumConfig
+from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
+from engine.errors import ConfigError
+from engine.messages import JobFinished, ToolCall, ToolGapStarted, TurnReceipt
+from engine.policy import PolicyContext
+from engine.request import RequestStatus
+from tests.core.engine_room import EngineRoom
+from tracing.events import JobEvent, PinEvent, TraceEvent
+from tracing.reader import read_trace
+from tracing.writer import TraceWriter
+
+BLOCK = 4
+
+
+def make_room(num_blocks: int = 33, tracer: TraceWriter | None = None, **options: object) -> EngineRoom:
+    """A room whose policy holds what a job's turns leave behind; ``options`` are ContinuumConfig's."""
+    config = ContinuumConfig(**options)  # type: ignore[arg-type]
+    policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, num_blocks - 1, tracer))
+    assert isinstance(policy, ContinuumPolicy)
+    return EngineRoom(policy, block_size=BLOCK, num_blocks=num_blocks, max_model_len=96, tracer=tracer)
+
+
+def turn(room: EngineRoom, request_id: str, job: str, prompt: list[int], **options: object) -> TurnReceipt:
+    """Run one turn to its end; returns its receipt."""
+    room.add(request_id, prompt, job_id=job, **options)  # type: ignore[arg-type]
+    room.run()
+    receipt = room.finished[request_id].receipt
+    assert receipt is not None
+    return receipt
+
+
+def tools_start(room: EngineRoom, job: str, request_id: str, *commands: str) -> TurnReceipt | None:
+    calls = [ToolCall("bash", f'{{"command": "{command}"}}') for command in commands]
+    return room.scheduler.signal(ToolGapStarted(job, request_id, calls), room.clock.now())
+
+
+def prompt_of(room: EngineRoom, request_id: str, *more: int) -> list[int]:
+    return [*room.tokens[request_id], *more]
+
+
+def pins(room: EngineRoom) -> int:
+    return room.scheduler.statistics().num_pins
+
+
+def ended(room: EngineRoom) -> dict[str, int]:
+    return {str(cause): count for cause, count in room.scheduler.make_stats().pins_ended.items()}
+
+
+def test_a_turn_is_held_and_handed_over_to_the_next() -> None:
+    """The second turn finds all full blocks of the first, prompt and output, and the pin becomes its own."""
+    room = make_room()
+    first = turn(room, "r1", "a", list(range(20)))
+    assert (first.turn, first.cached_tokens, first.pinned_tokens, first.previous_pin) == (1, 0, 20, None)
+    assert first.ttl_s == 10.0
+    room.clock.advance(5)
+    second = turn(room, "r2", "a", prompt_of(room, "r1", 7, 7, 7))
+    assert (second.turn, second.cached_tokens, second.recomputed_tokens) == (2, 20, 0)
+    assert second.previous_pin == "handed_over"
+    assert second.gap_s == pytest.approx(5)
+    assert pins(room) == 1
+    assert ended(room) == {"handed_over": 1}
+
+
+def test_a_pin_expires_at_its_deadline_and_not_before() -> None:
+    """Blocks of an expired pin are free again and still cached; a later turn may be lucky."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    deadline_s = room.scheduler.next_due_s()
+    assert deadline_s is not None
+    assert deadline_s == pytest.approx(room.clock.now() + 10)
+    room.scheduler.expire(deadline_s - 0.001)
+    assert pins(room) == 1
+    room.scheduler.expire(deadline_s)
+    assert pins(room) == 0
+    assert ended(room) == {"expired": 1}
+    assert room.scheduler.statistics().num_free_blocks == 32
+    assert turn(room, "r2", "a", prompt_of(room, "r1", 7)).previous_pin == "expired"
+
+
+def test_a_returned_turn_that_waits_keeps_its_pin() -> None:
+    """Past its deadline a pin whose turn is back in the queue still holds."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    for i in range(4):
+        room.add(f"busy{i}", [100 + i] * 4, max_tokens=40)
+    room.step()
+    room.add("r2", prompt_of(room, "r1", 7), job_id="a")
+    room.clock.advance(60)
+    room.step()
+    assert pins(room) == 1
+    room.run()
+    assert room.finished["r2"].receipt is not None
+    assert room.finished["r2"].receipt.cached_tokens == 20
+
+
+def test_the_last_step_releases_everything() -> None:
+    """is_last_step: nothing is pinned, and the job's other pins go."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    turn(room, "branch", "a", [9] * 12)
+    assert pins(room) == 2
+    receipt = turn(room, "r2", "a", prompt_of(room, "r1", 7), is_last_step=True)
+    assert (receipt.pinned_tokens, receipt.reason) == (0, "last step of the job")
+    assert pins(room) == 0
+    assert ended(room) == {"handed_over": 1, "released": 1}
+
+
+def test_a_client_that_closes_the_job_releases_its_pins() -> None:
+    """JobFinished ends the pins at once."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    room.scheduler.signal(JobFinished("a"), room.clock.now())
+    assert pins(room) == 0
+    assert ended(room) == {"released": 1}
+
+
+@pytest.mark.parametrize("while_waiting", [True, False])
+def test_an_aborted_turn_is_not_pinned(while_waiting: bool) -> None:
+    """The client left: neither the aborted turn nor the pin it had come back to stays."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    room.add("r2", prompt_of(room, "r1", 7), job_id="a", max_tokens=20)
+    if not while_waiting:
+        room.step()
+    room.scheduler.finish_requests(["r2"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    assert pins(room) == 0
+    assert ended(room) == ({"released": 1} if while_waiting else {"handed_over": 1})
+    room.scheduler.check_invariants()
+
+
+def test_a_stop_string_ends_a_turn_like_eos_does() -> None:
+    """Stopped from outside, the turn is pinned."""
+    room = make_room()
+    room.add("r1", list(range(20)), job_id="a", max_tokens=20)
+    for _ in range(4):
+        room.step()
+    (output,) = room.scheduler.finish_requests(["r1"], RequestStatus.FINISHED_STOPPED, room.clock.now())
+    assert output.receipt is not None
+    assert output.receipt.pinned_tokens == 20
+    assert pins(room) == 1
+
+
+def test_frontiers_of_one_job_are_kept_apart() -> None:
+    """Sub-agents that share an id and a system prompt: each branch has its pin and finds its own KV."""
+    room = make_room(num_blocks=65)
+    system = [1] * 12
+    turn(room, "a1", "job", system + [2] * 12)
+    turn(room, "b1", "job", system + [3] * 12)
+    assert pins(room) == 2
+    second = turn(room, "b2", "job", prompt_of(room, "b1", 8, 8))
+    assert second.cached_tokens == 24
+    assert pins(room) == 2
+    assert turn(room, "a2", "job", prompt_of(room, "a1", 8, 8)).previous_pin == "handed_over"
+    assert pins(room) == 2
+
+
+def test_a_retry_of_a_turn_is_not_its_continuation() -> None:
+    """The same prompt again leaves the first attempt's pin alone and learns no tool time."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    retry = turn(room, "r1-again", "a", list(range(20)))
+    assert (retry.gap_s, retry.previous_pin) == (None, None)
+    assert pins(room) == 2
+
+
+def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
+    """The next prompt differs from where the reply began: the old pin is replaced, not left to rot."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)), max_tokens=12)
+    second = turn(room, "r2", "a", [*range(20), 50, 51, 52, 53, 54, 55])
+    assert second.previous_pin == "handed_over"
+    assert second.cached_tokens == 20
+    assert pins(room) == 1
+
+
+def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
+    """A frontier that does not fit the budget, or its tenant's share of it, is let go, and the receipt says
+    so."""
+    room = make_room(pin_budget=0.5, pin_tenant_share=0.5)
+    assert turn(room, "r1", "a", [1] * 28, tenant="x").pinned_tokens == 28
+    refused = turn(room, "r2", "b", [2] * 28, tenant="x")
+    assert (refused.pinned_tokens, refused.reason) == (0, "pin budget is used up")
+    assert turn(room, "r3", "c", [3] * 28, tenant="y").pinned_tokens == 28
+    assert pins(room) == 2
+
+
+def test_order_is_preempted_then_warm_then_program_age() -> None:
+    """Of turns that wait, the warm ones go first, then those of the job that began first."""
+    room = make_room(num_blocks=65)
+    turn(room, "old1", "old", [1] * 8)
+    turn(room, "young1", "young", [2] * 8)
+    room.clock.advance(11)
+    room.scheduler.expire(room.clock.now())
+    turn(room, "warm1", "warm", [3] * 8)
+    for i in range(4):
+        room.add(f"busy{i}", [100 + i] * 4, max_tokens=3)
+    room.step()
+    room.add("new", [9] * 8, job_id="new", max_tokens=1)
+    room.add("young2", prompt_of(room, "young1", 5), job_id="young", max_tokens=1)
+    room.add("old2", prompt_of(room, "old1", 5), job_id="old", max_tokens=1)
+    room.add("warm2", prompt_of(room, "warm1", 5), job_id="warm", max_tokens=1)
+    started: list[str] = []
+    while len(started) < 4:
+        started.extend(r.req_id for r in room.step().scheduled_new_reqs)
+    assert started == ["warm2", "old2", "young2", "new"]
+
+
+def test_a_new_job_may_not_break_a_pin_until_it_has_waited_its_bound() -> None:
+    """While something runs a new job waits behind the pins; after max_wait_s it breaks them, tail first."""
+    room = make_room(num_blocks=17, max_wait_s=5, fixed_ttl_s=600, ttl_rule="fixed")
+    turn(room, "r1", "a", [1] * 40)
+    room.add("busy", [5] * 8, max_tokens=60)
+    room.step()
+    room.add("new", [2] * 24, job_id="b")
+    room.step()
+    assert "new" not in room.last_plan.num_scheduled_tokens  # type: ignore[union-attr]
+    room.clock.advance(5)
+    assert "new" in room.step().num_scheduled_tokens
+    # Only so much of the pin went as was needed.
+    assert 0 < room.scheduler.statistics().num_pinned_blocks < 10
+
+
+def test_pins_never_stop_the_engine() -> None:
+    """Nothing runs and the head does not fit: pins give way in that very step."""
+    room = make_room(num_blocks=17, ttl_rule="fixed", fixed_ttl_s=600)
+    turn(room, "r1", "a", [1] * 52)
+    room.add("new", [2] * 40, job_id="b")
+    assert "new" in room.step().num_scheduled_tokens
+
+
+@pytest.mark.parametrize("pinned_is_younger", [True, False])
+def test_growing_turns_take_a_younger_jobs_pin_but_not_an_older_ones(pinned_is_younger: bool) -> None:
+    """Out of blocks, turns of older jobs eat a younger job's pin from its tail; younger ones are
+    preempted."""
+    room = make_room(num_blocks=17, ttl_rule="fixed", fixed_ttl_s=600)
+
+    def hold() -> None:
+        turn(room, "held", "held", [1] * 32)
+        room.clock.advance(1)
+
+    if not pinned_is_younger:
+        hold()
+    turn(room, "a1", "a", [7] * 4)
+    turn(room, "b1", "b", [8] * 4)
+    if pinned_is_younger:
+        room.clock.advance(1)
+        hold()
+    room.add("a2", prompt_of(room, "a1", 5), job_id="a", max_tokens=20)
+    room.add("b2", prompt_of(room, "b1", 5), job_id="b", max_tokens=20)
+    room.run()
+    num_preemptions = sum(output.num_preemptions for output in room.finished.values())
+    assert (num_preemptions == 0) is pinned_is_younger
+
+
+def test_tools_that_return_late_are_learned_and_let_go() -> None:
+    """Once a kind of call is known to take minutes its KV is not held; a quick one is."""
+    room = make_room(num_blocks=65)
+    for i in range(12):
+        for command, gap_s in (("make all", 300.0), ("ls -l", 0.5)):
+            job = f"{command}{i}"
+            turn(room, f"{job}-1", job, [i] * 8)
+            tools_start(room, job, f"{job}-1", command)
+            room.clock.advance(gap_s)
+            turn(room, f"{job}-2", job, prompt_of(room, f"{job}-1", 5), is_last_step=True)
+    turn(room, "slow", "slow", [50] * 8)
+    slow = tools_start(room, "slow", "slow", "make all")
+    turn(room, "quick", "quick", [51] * 8)
+    quick = tools_start(room, "quick", "quick", "ls -l")
+    both = turn(room, "both", "both", [52] * 8)
+    both_receipt = tools_start(room, "both", "both", "ls -l", "make all")
+    assert slow is not None
+    assert quick is not None
+    assert both_receipt is not None
+    assert (slow.ttl_s, slow.pinned_tokens) == (0.0, 0)
+    assert quick.pinned_tokens == both.pinned_tokens == 8
+    assert quick.expected_tool_s == pytest.approx(0.5, rel=0.3)
+    assert both_receipt.pinned_tokens == 0
+    assert pins(room) == 1
+
+
+def test_a_turn_without_a_tool_call_is_held_briefly() -> None:
+    """It is probably the last one: until answers are known to come back, 2 s."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    receipt = tools_start(room, "a", "r1")
+    assert receipt is not None
+    assert receipt.ttl_s == 2.0
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    """A new policy with the same state file knows the tool at once."""
+    state = str(tmp_path / "tools")
+
+    def known_duration(room: EngineRoom) -> float | None:
+        turn(room, "probe", "probe", [60] * 8)
+        receipt = tools_start(room, "probe", "probe", "pytest -q")
+        assert receipt is not None
+        return receipt.expected_tool_s
+
+    room = make_room(num_blocks=65, estimator_state=state)
+    assert known_duration(room) is None
+    for i in range(5):
+        turn(room, f"r{i}", f"j{i}", [i] * 8)
+        tools_start(room, f"j{i}", f"r{i}", "pytest -q")
+        room.clock.advance(3)
+        turn(room, f"s{i}", f"j{i}", prompt_of(room, f"r{i}", 5))
+    room.scheduler.close()
+    learned = known_duration(make_room(num_blocks=65, estimator_state=state))
+    assert learned == pytest.approx(3, rel=0.3)
+
+
+@pytest.mark.parametrize("content", [b"not a state", None])
+def test_a_state_that_cannot_be_used_stops_the_start(tmp_path: Path, content: bytes | None) -> None:
+    """A foreign file, or a place that cannot be written, is one sentence at start-up, not a loss at the
+    end."""
+    path = tmp_path / "missing" / "state"
+    if content is not None:
+        path = tmp_path / "state"
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="estimator state"):
+        make_room(estimator_state=str(path))
+
+
+def test_what_was_learned_is_saved_now_and_then(tmp_path: Path) -> None:
+    """A crash forgets at most the last minute."""
+    state = tmp_path / "tools"
+    room = make_room(num_blocks=65, estimator_state=str(state))
+    empty = state.read_bytes()
+    for i in range(4):
+        turn(room, f"r{i}", f"j{i}", [i] * 8)
+        tools_start(room, f"j{i}", f"r{i}", "pytest -q")
+        room.clock.advance(40)
+        turn(room, f"s{i}", f"j{i}", prompt_of(room, f"r{i}", 5))
+    policy = room.scheduler.policy
+    assert isinstance(policy, ContinuumPolicy)
+    policy.tools.wait_until_written()
+    assert state.read_bytes() != empty
+
+
+def test_jobs_are_forgotten_in_the_end() -> None:
+    """The table of jobs is bounded, and what ran when a job was forgotten counts as at least so long."""
+    room = make_room(max_jobs=3)
+    for i in range(10):
+        turn(room, f"r{i}", f"j{i}", [i] * 8)
+        room.clock.advance(20)
+    policy = room.scheduler.policy
+    assert isinstance(policy, ContinuumPolicy)
+    assert policy.statistics().num_jobs <= 4
+
+
+def read_events(run: Callable[[TraceWriter], None], path: Path) -> list[TraceEvent]:
+    writer = TraceWriter.open(str(path))
+    run(writer)
+    writer.close()
+    return list(read_trace(str(path)))
+
+
+def test_every_pin_has_one_end_in_the_trace(tmp_path: Path) -> None:
+    """Each pin is created once, ended once with a cause, and each decision shows what it was made of."""
+    from tracing.events import TraceHeader
+
+    def run(writer: TraceWriter) -> None:
+        writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))
+        room = make_room(tracer=writer)
+        for job in "abc":
+            turn(room, f"{job}1", job, [ord(job)] * 12)
+            tools_start(room, job, f"{job}1", "ls")
+            room.clock.advance(1 if job != "b" else 30)
+            turn(room, f"{job}2", job, prompt_of(room, f"{job}1", 5), is_last_step=job == "a")
+        room.clock.advance(100)
+        room.step()
+
+    events = read_events(run, tmp_path / "trace.jsonl")
+    pin_events = [e for e in events if isinstance(e, PinEvent)]
+    created = [e.pin_id for e in pin_events if e.kind == "created"]
+    assert created == sorted(set(created), key=lambda i: i or 0)
+    assert sorted(e.pin_id or 0 for e in pin_events if e.kind == "ended") == created
+    assert {e.cause for e in pin_events if e.kind == "ended"} == {"handed_over", "expired"}
+    decisions = [e for e in pin_events if e.kind == "decided"]
+    assert all({"tool_observations", "prefill_s", "elapsed_s"} <= set(e.inputs) for e in decisions)
+    assert [e.kind for e in events if isinstance(e, JobEvent) and e.job_id == "a"] == [
+        "turn_arrived", "turn_admitted", "turn_ended", "tools_started",
+        "turn_arrived", "turn_admitted", "turn_ended", "finished",
+    ]  # fmt: skip
