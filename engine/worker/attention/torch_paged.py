@@ -12,13 +12,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.kv_cache import KvCacheSpec
 
 MAX_GATHERED_TOKENS = 65536
 """Most KV tokens of one layer that one group of decodes copies out of the pool."""
 MAX_PADDING_RATIO = 1.5
 """Padded by real tokens of a group of decodes."""
-QUERY_TILE = 512
-"""Queries of a prompt chunk that share one mask, so that it stays small however long the context is."""
+PACKED_QUERIES = 1024
+"""Queries times heads per KV head that share one mask: it stays small however long the context is."""
 
 
 @dataclass(slots=True)
@@ -76,6 +77,14 @@ class TorchPagedAttention:
         # Kept between calls: on a CPU, fresh memory of this size costs eight times the copy itself.
         self._gathered_keys = pool.new_empty((0, *pool.shape[3:]))
         self._gathered_values = self._gathered_keys
+
+    @staticmethod
+    def scratch_bytes(spec: KvCacheSpec, max_model_len: int) -> int:
+        """What gathered pages and masks of a longest sequence take, beside the model's activations."""
+        longest = max(max_model_len, MAX_GATHERED_TOKENS)
+        gathered = 2 * longest * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
+        masks = PACKED_QUERIES * max_model_len * (1 + spec.dtype.itemsize)
+        return gathered + masks
 
     def begin_step(self, batch: AttentionBatch) -> None:
         self._slot_blocks = self._to_device(batch.slot_blocks)
@@ -212,25 +221,31 @@ def _attend_tiles(
 ) -> None:
     """A chunk behind a context: tiles of queries, each over the keys that its last query sees.
 
+    As with decodes the heads of a group stand as queries of their KV head: KV is not
+    repeated, and any kernel will do.
+
     query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim]
     """
-    num_queries, seq_len = query.shape[0], key.shape[2]
+    num_queries, seq_len, num_kv_heads = query.shape[0], key.shape[2], key.shape[1]
+    group_size = query.shape[1] // num_kv_heads
+    tile_size = max(1, PACKED_QUERIES // group_size)
     context = seq_len - num_queries
     positions = torch.arange(seq_len, device=query.device)
-    for start in range(0, num_queries, QUERY_TILE):
-        end = min(start + QUERY_TILE, num_queries)
+    for start in range(0, num_queries, tile_size):
+        end = min(start + tile_size, num_queries)
         first = 0 if window is None else max(0, context + start - window + 1)
         last = context + end
         queries = positions[context + start : last, None]
         seen = positions[first:last] <= queries
         if window is not None:
             seen &= positions[first:last] > queries - window
-        tile = scaled_dot_product_attention(
-            query[start:end].transpose(0, 1)[None],
+        packed = query[start:end].view(end - start, num_kv_heads, group_size, -1).permute(1, 2, 0, 3)
+        attended = scaled_dot_product_attention(
+            packed.flatten(1, 2)[None],
             key[:, :, first:last],
             value[:, :, first:last],
-            attn_mask=seen,
+            attn_mask=seen.repeat(group_size, 1),
             scale=scale,
-            enable_gqa=True,
         )
-        output[start:end] = tile[0].transpose(0, 1)
+        unpacked = attended[0].view(packed.shape).permute(2, 0, 1, 3)
+        output[start:end] = unpacked.flatten(1, 2)

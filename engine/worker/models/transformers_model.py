@@ -17,6 +17,7 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
 
 _numbers = itertools.count()
+_NO_INTERFACE = "it does not use transformers' attention interface"
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "alibi", "head_mask")
 
 
@@ -135,8 +136,10 @@ class TransformersModel:
             raise cannot_be_served(
                 self._config, "transformers has no causal language model for it"
             ) from error
+        except KeyError as error:  # old models look their attention class up by name
+            raise cannot_be_served(self._config, _NO_INTERFACE) from error
         if not model._supports_attention_backend:
-            raise cannot_be_served(self._config, "it does not use transformers' attention interface")
+            raise cannot_be_served(self._config, _NO_INTERFACE)
         return model
 
     def _probe(self, model: PreTrainedModel) -> tuple[int, int, int]:

@@ -1,0 +1,56 @@
+"""Measures, on an accelerator, the memory that the largest step takes beside weights and KV."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.loader import LoadedModel
+
+
+@torch.inference_mode()
+def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig) -> int:
+    """Peak bytes of a step with a full token budget and every request sampled, and what attention may add."""
+    device = loaded.device
+    batch, positions = _largest_step(config.scheduler.max_num_batched_tokens, loaded.max_model_len, spec)
+    num_tokens = len(positions)
+    pool = spec.allocate(int(batch.slot_blocks[-1]) + 1, device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    attention = TorchPagedAttention(pool)
+    attention.begin_step(batch)
+    logits = loaded.model.forward(
+        torch.zeros(num_tokens, dtype=torch.int64, device=device),
+        torch.from_numpy(positions).to(device),
+        torch.arange(min(num_tokens, config.scheduler.max_num_seqs), device=device),
+        attention,
+    )
+    # The dearest sampling: every request with top-p over the whole vocabulary.
+    logits.float().softmax(dim=-1).sort(dim=-1)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del pool, attention, logits
+    torch.cuda.empty_cache()
+    return peak + TorchPagedAttention.scratch_bytes(spec, loaded.max_model_len)
+
+
+def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tuple[AttentionBatch, IntArray]:
+    """Fresh prompts of equal length that fill the budget, and their positions."""
+    num_seqs = -(-num_tokens // max_model_len)
+    length = -(-num_tokens // num_seqs)
+    slots = np.arange(num_seqs * length, dtype=np.int64)
+    lengths = np.full(num_seqs, length, dtype=np.int64)
+    batch = AttentionBatch(
+        num_decodes=0,
+        query_lens=lengths,
+        seq_lens=lengths,
+        block_tables=np.zeros((num_seqs, -(-length // spec.block_size)), dtype=np.int64),
+        slot_blocks=slots // spec.block_size,
+        slot_offsets=slots % spec.block_size,
+    )
+    return batch, slots % length
