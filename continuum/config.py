@@ -22,7 +22,7 @@ class ContinuumConfig:
     fixed_ttl_s: float = 10.0
     """fixed: hold this long."""
     answer_ttl_s: float = 2.0
-    """Hold this long after a turn that called no tool, until answers have a history of their own."""
+    """median-horizon: hold this long after a turn that called no tool, which is probably the last."""
     max_ttl_s: float = 600.0
     """No rule holds longer."""
     pin_budget: float = 0.9

@@ -11,14 +11,10 @@ from engine.errors import ConfigError
 from engine.messages import ToolCall
 from estimator.durations import DurationEstimator
 from estimator.state import EstimatorStateError, load_estimator, snapshot, write_state
-from estimator.survival import SurvivalCurve, max_of
+from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey, tool_key
 
 logger = logging.getLogger(__name__)
-
-ANSWER = ToolKey(("(answer)",))
-"""Stands for a turn that called nothing: what is learned is how long the other side takes to come back."""
-
 
 SAVE_EVERY_S = 60.0
 """A crash forgets at most so much."""
@@ -38,11 +34,15 @@ class ToolMemory:
         return [tool_key(call.name, call.arguments) for call in calls]
 
     def curve(self, tools: Sequence[ToolKey] | None) -> SurvivalCurve:
-        """Time until the turn returns: the slowest of parallel calls. None: not known what runs, any tool."""
+        """Time until the turn returns: the slowest of parallel calls.
+
+        None: not known what runs, any tool. Empty: nothing runs, and nothing is learned of when, or whether,
+        an answer is answered.
+        """
         if tools is None:
             return self._tools.survival(ToolKey(()))
         if not tools:
-            return self._tools.survival(ANSWER)
+            return NOTHING_KNOWN
         curves = [self._tools.survival(key) for key in tools]
         return curves[0] if len(curves) == 1 else max_of(curves)
 
@@ -50,7 +50,9 @@ class ToolMemory:
         self, tools: Sequence[ToolKey], duration_s: float, now: float, censored: bool = False
     ) -> None:
         """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
-        key = max(tools, key=lambda k: self._tools.survival(k).median_remaining(0.0)) if tools else ANSWER
+        if not tools:
+            return
+        key = max(tools, key=lambda k: self._tools.survival(k).median_remaining(0.0))
         self._tools.observe(key, duration_s, censored)
         self._save_now_and_then(now)
 

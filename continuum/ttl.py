@@ -65,7 +65,7 @@ class MedianHorizonRule:
         curve = inputs.curve
         if curve.num_observations == 0:
             if not inputs.called_tools:
-                return TtlDecision(self.answer_ttl_s, "no tool call; nothing learned of answers")
+                return TtlDecision(self.answer_ttl_s, "no tool call: probably the last turn")
             return TtlDecision(self.cold_horizon_s, "nothing learned of this tool yet")
         if curve.median_remaining(0.0) > self.horizon_s:
             return TtlDecision(0.0, "median time to return is beyond the horizon")
