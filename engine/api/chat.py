@@ -119,6 +119,7 @@ class ChatTurn:
     async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
         """Events of the response. The first ones come with the engine's first output, not before."""
         last: RequestOutput | None = None
+        receipt: Receipt | None = None
         async with aclosing(outputs):
             async for output in outputs:
                 if last is None:

@@ -19,14 +19,14 @@ from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
 from engine.errors import ConfigError
 
-DEATH_LINGER_S = 3.0
+DEATH_LINGER_S = 2.0
 """How long the server answers 503 after the core died, so that streams end and probes see it."""
 FORCED_END_S = 2.0
 """After the grace period, how long the errors may take to reach the clients."""
 
 
 def serve(config: ServerConfig, make_engine: Callable[[], AsyncLLM]) -> int:
-    """Serve until told to stop. The exit code: 0, or 1 if the engine core died. Start-up errors are raised."""
+    """Serve until told to stop; the exit code is 1 if the engine core died. Start-up errors are raised."""
     with _bound_socket(config) as sock:
         engine = make_engine()
         try:
@@ -117,6 +117,7 @@ class _Process:
         if dead.done():
             print("The engine core process has died; the server stops.", file=sys.stderr, flush=True)
             await asyncio.wait({serving, stop}, timeout=DEATH_LINGER_S, return_when=asyncio.FIRST_COMPLETED)
+            self._http.force_exit = True  # nothing is left to wait for
         await self._end(serving)
         for task in (stop, dead):
             task.cancel()

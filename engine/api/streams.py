@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-async def merge(streams: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[tuple[int, Item], None]:
+async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
     """Items as they come, each with the number of its stream. The first error ends all streams."""
     waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
     try:
@@ -29,6 +29,8 @@ async def merge(streams: Sequence[AsyncIterator[Item]]) -> AsyncGenerator[tuple[
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:  # one that has given an item nobody took was not cancelled
+            await stream.aclose()
 
 
 async def begun(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:

@@ -1,8 +1,8 @@
 """Hermes and Qwen tool calls: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-A call becomes certain when its head (``{"name": "f", "arguments": {``) has been read; from then on the argument
-text is passed on as it comes. What turns out before that point not to be a call is content, to the last character.
-Every decision depends on the text read so far and never on where it was cut.
+A call becomes certain when its head (``{"name": "f", "arguments": {``) has been read; from then on the
+argument text is passed on as it comes. What turns out before that point not to be a call is content, to the
+last character. Every decision depends on the text read so far and never on where it was cut.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.worker.tiny_models import make_model_folder
-from tests.api.server import Server, running_server
+from tests.api.server import Server, is_alive, running_server
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +20,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[Server]:
-    with running_server(model, "--num-gpu-blocks-override", "400", "--scheduling-policy", "fcfs") as running:
+    with running_server(model, "--num-gpu-blocks-override", "400") as running:
         yield running
+        core = running.core_pid()
+        assert running.interrupt() == 0
+        assert not is_alive(core)
 
 
 @pytest.fixture

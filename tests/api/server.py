@@ -32,6 +32,11 @@ class Server:
         assert len(children) == 1, children
         return children[0]
 
+    def interrupt(self) -> int:
+        """End it as Ctrl-C would; its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait(15)
+
     def wait(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)
 
@@ -66,13 +71,8 @@ def running_server(model: Path, *flags: str) -> Iterator[Server]:
     try:
         yield Server(process, _url_when_ready(process))
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         assert process.stdout is not None
         process.stdout.close()
 

@@ -1,4 +1,4 @@
-"""Promises of the Hermes parser: what is a call, what is content, and that the cuts of a stream never matter."""
+"""Promises of the Hermes parser: what is a call, what is content, and that cuts never matter."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_closing_tag_inside_an_argument_is_argument() -> None:
 
 
 def test_arguments_broken_after_the_name_was_given_end_at_the_closing_tag() -> None:
-    """Once the name went out, broken arguments are shown to the client as they are; what follows is content."""
+    """Once the name went out, broken arguments are shown as they are; what follows is content."""
     text = '<tool_call>{"name": "f", "arguments": {"a": </tool_call>tail'
     assert parse(text) == ("tail", [("f", '{"a": ')])
 
@@ -102,7 +102,7 @@ def test_the_name_comes_first_and_the_arguments_follow_piece_by_piece() -> None:
     calls = [delta for delta in seen if isinstance(delta, ToolCallDelta)]
     assert len(calls) == len(seen)
     assert (calls[0].name, calls[0].arguments) == ("bash", "")
-    assert calls[0].call_id is not None and calls[0].call_id.startswith("call_")
+    assert (calls[0].call_id or "").startswith("call_")
     assert [delta.arguments for delta in calls[1:]] == list('{"command": "ls -l"}')
 
 
@@ -114,8 +114,11 @@ def test_plain_text_is_not_held_back() -> None:
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "\n", " ", "{", "}", '"', "\\", "<", "text", ",", CALL, '"name": "f", ']
-    + ['{"name": "f", "arguments": {', '"a": "x</tool_call>"', '{"arguments": {"b": 1}, "name": "g"}', "é"]
+    [
+        *("<tool_call>", "</tool_call>", "\n", " ", "{", "}", '"', "\\", "<", "text", ",", "é", CALL),
+        *('"name": "f", ', '{"name": "f", "arguments": {', '"a": "x</tool_call>"'),
+        '{"arguments": {"b": 1}, "name": "g"}',
+    ]
 )
 
 
