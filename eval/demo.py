@@ -18,7 +18,7 @@ from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
 from eval.plan import Limits
 from eval.records import write_records
 from eval.report import render, write_result
-from eval.server_process import ServerProcess
+from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.workloads.catalog import SYNTHETIC, load_jobs
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
@@ -198,7 +198,8 @@ def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
     config = _config(arguments)
     started = time.monotonic()
-    runs = run_demo(config)
+    with unwound_by_sigterm():
+        runs = run_demo(config)
     print(f"\n{render([run.result for run in runs])}\n")
     for policy in config.policies:
         print(f"{policy}: trace, records and log in {config.out / policy}")

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +18,16 @@ from eval.errors import ServerError
 _SERVING = re.compile(rb"^Serving .* at (http://\S+)", re.MULTILINE)
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM leaves ``with`` blocks in order, as Ctrl-C does, so that no server stays behind."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class ServerProcess:

@@ -33,17 +33,17 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
-    """How long the made jobs are. Words are about 2 tokens each with a small vocabulary."""
+    """How long the made jobs are. A word is 3 to 4 tokens for a tokenizer with a small vocabulary."""
 
     num_jobs: int = 8
     seed: int = 0
     min_turns: int = 6
     max_turns: int = 14
-    system_words: int = 200
-    task_words: int = 250
-    result_words: int = 90
+    system_words: int = 80
+    task_words: int = 120
+    result_words: int = 60
     """Mean; a result is between a quarter of this and twice this."""
-    thought_words: int = 10
+    thought_words: int = 4
     max_tool_s: float = 20.0
     hermes: bool = False
     """Write calls as ``<tool_call>`` JSON instead of a fenced ``bash`` block."""

@@ -20,8 +20,8 @@ from eval.server_metrics import ServerMetrics
 from eval.server_process import ServerProcess
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
-MAX_MODEL_LEN = 2048
-NUM_BLOCKS = 200
+MAX_MODEL_LEN = 4096
+NUM_BLOCKS = 300
 """Of 16 tokens: less than the jobs below hold together."""
 
 
