@@ -192,6 +192,11 @@ class AsyncLLM:
         return self._client.dead
 
     @property
+    def core_pid(self) -> int:
+        """Process id of the engine core."""
+        return self._client.pid
+
+    @property
     def dead(self) -> asyncio.Event:
         """Set when the core has died (never by ``shutdown``)."""
         self.start()

@@ -235,7 +235,12 @@ class ParentWatch:
     def __init__(self, start: CoreStart) -> None:
         self._start = start
         self._core: EngineCore | None = None
+        self._parent_gone = False
         threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
+
+    @property
+    def parent_gone(self) -> bool:
+        return self._parent_gone
 
     def attach(self, core: EngineCore) -> None:
         self._core = core
@@ -243,6 +248,7 @@ class ParentWatch:
     def _run(self) -> None:
         while not self._parent_has_gone():
             pass
+        self._parent_gone = True
         if self._core is not None:
             self._core.request_stop()
             # The main thread ends the process meanwhile, unless it is in a long step.
@@ -278,7 +284,8 @@ def _leave(start: CoreStart, exit_code: int) -> NoReturn:
 def _run(start: CoreStart, watch: ParentWatch) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     exit_code = _start_and_serve(start, watch, context)
-    context.term()  # waits until the last messages have left, for as long as they may linger
+    if not watch.parent_gone:
+        context.term()  # waits until the last messages have left, for as long as they may linger
     return exit_code
 
 

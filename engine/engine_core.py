@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 STALLED_RETRY_S = 0.05
 """Requests wait but none could be scheduled (paused, or held back by the policy): look again after this."""
+SHORTEST_WAIT_S = 0.001
 
 
 class EngineCore:
@@ -157,12 +158,12 @@ class EngineCore:
                     return True
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
-                    self.scheduler.expire(self._clock.now())
+                self.scheduler.expire(self._clock.now())
             return False
 
     def _idle_timeout_s(self) -> float | None:
         due_s = self.scheduler.next_due_s()
-        until_due_s = None if due_s is None else max(0.0, due_s - self._clock.now())
+        until_due_s = None if due_s is None else max(SHORTEST_WAIT_S, due_s - self._clock.now())
         if not self._stalled:
             return until_due_s
         return STALLED_RETRY_S if until_due_s is None else min(STALLED_RETRY_S, until_due_s)

@@ -1,4 +1,4 @@
-"""A front end to be killed: starts a core, tells its own test the core's pid and folder, then stays in one state.
+"""A front end to be killed: starts a core, prints the core's pid, then stays in one state.
 
 Run as ``python -m tests.processes.front_end STATE FOLDER``; STATE is idle, busy or stuck.
 """

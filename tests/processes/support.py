@@ -1,16 +1,18 @@
-"""What the process tests share: waiting for a process with a deadline, requests without a tokenizer, a policy."""
+"""What the process tests share: waiting with a deadline, requests without a tokenizer, a policy."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.messages import EngineCoreRequest, Signal, ToolGapStarted, TurnReceipt
-from engine.policy import FcfsPolicy, Pin, PolicyContext, SchedulingPolicy
+from engine.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 GONE_WITHIN_S = 2.0
@@ -49,12 +51,12 @@ class SignalPolicy(FcfsPolicy):
     def __init__(self, closed_mark: Path | None) -> None:
         self._closed_mark = closed_mark
 
-    def on_signal(self, signal: Signal, now: float) -> tuple[TurnReceipt | None, list[Pin]]:
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         if not isinstance(signal, ToolGapStarted):
-            return None, []
+            return None
         if signal.job_id == "bad":
             raise ValueError("a bad job")
-        return TurnReceipt(request_id=signal.request_id, job_id=signal.job_id, turn=1, reason="test"), []
+        return TurnReceipt(request_id=signal.request_id, job_id=signal.job_id, turn=1, reason="test")
 
     def close(self) -> None:
         if self._closed_mark is not None:
@@ -67,3 +69,39 @@ class SignalPolicyFactory:
 
     def __call__(self, context: PolicyContext) -> SchedulingPolicy:
         return SignalPolicy(self.closed_mark)
+
+
+class PinningPolicy(FcfsPolicy):
+    """Holds every turn for a while, and says over a named pipe how long each pin was held."""
+
+    def __init__(self, hold_s: float, told: Path) -> None:
+        self._hold_s = hold_s
+        self._told = told
+        self._pins: list[Pin] = []
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        pin = Pin(1, "job", request.request_id, request.block_hashes[:1], now + self._hold_s)
+        self._pins.append(pin)
+        return pin
+
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        return iter([(pin, PinEnd.EXPIRED) for pin in self._pins if pin.deadline_s <= now])
+
+    def next_due_s(self) -> float | None:
+        return min((pin.deadline_s for pin in self._pins), default=None)
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        self._pins.remove(pin)
+        self._told.write_text(str(now - pin.deadline_s + self._hold_s))
+
+    def pins(self) -> list[Pin]:
+        return self._pins
+
+
+@dataclass(frozen=True)
+class PinningPolicyFactory:
+    hold_s: float
+    told: Path
+
+    def __call__(self, context: PolicyContext) -> SchedulingPolicy:
+        return PinningPolicy(self.hold_s, self.told)

@@ -1,4 +1,4 @@
-"""The core as a process: it starts or says why not, bad messages cost only themselves, its death reaches all."""
+"""The core as a process: it starts or says why not, bad messages cost only themselves, death reaches all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, Mod
 from engine.messages import EngineCoreRequestType, FinishReason
 from engine.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.testing import FakeExecutorFactory, fake_token
-from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, config, core_request, has_gone
+from tests.processes.support import (
+    GONE_WITHIN_S,
+    PinningPolicyFactory,
+    SignalPolicyFactory,
+    config,
+    core_request,
+    has_gone,
+)
 
 Start = Callable[..., SyncMPClient]
 
@@ -85,9 +92,13 @@ def test_a_core_that_cannot_start_says_why() -> None:
 
 
 def test_a_factory_that_cannot_be_sent_is_refused() -> None:
-    """A lambda cannot cross into another process: said at once, in one sentence."""
+    """A function inside a function cannot cross into another process: said at once, in one sentence."""
+
+    def local_policy(context: PolicyContext) -> SchedulingPolicy:
+        return fcfs(context)
+
     with pytest.raises(ConfigError, match="factory cannot be sent"):
-        SyncMPClient(config(), FakeExecutorFactory(), lambda context: fcfs(context))
+        SyncMPClient(config(), FakeExecutorFactory(), local_policy)
 
 
 def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
@@ -102,8 +113,7 @@ def test_a_core_that_dies_in_a_step_is_noticed(start: Start, death: str) -> None
     client = start(**{death: 3})
     client.add_request(core_request("a-1"))
     with pytest.raises(EngineDeadError):
-        while True:
-            client.get_output()
+        tokens_until_finished(client, "a-1")
     with pytest.raises(EngineDeadError):
         client.get_output()
     with pytest.raises(EngineDeadError):
@@ -203,6 +213,22 @@ def test_an_idle_core_uses_no_time(start: Start) -> None:
     before = cpu_time_s(client.pid)
     assert not has_gone(client.pid, 0.5)  # half a second in which nothing happens
     assert cpu_time_s(client.pid) - before <= 0.02
+
+
+def test_an_idle_core_wakes_up_for_a_pin(tmp_path: Path) -> None:
+    """Nothing arrives any more, yet the pin of the last turn ends at its deadline, not before, not never."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    client = SyncMPClient(config(), FakeExecutorFactory(), PinningPolicyFactory(0.2, told))
+    try:
+        client.add_request(core_request("a-1", max_tokens=2))
+        tokens_until_finished(client, "a-1")
+        held_s = float(told.read_text())  # blocks until the policy writes
+        assert 0.2 <= held_s < 1.0
+        statistics = client.call_utility("statistics")
+        assert statistics["num_free_blocks"] == statistics["num_blocks"]
+    finally:
+        client.close()
 
 
 def cpu_time_s(pid: int) -> float:

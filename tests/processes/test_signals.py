@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -93,12 +94,16 @@ def test_sigterm_to_the_core_alone_ends_it_cleanly(busy: bool, tmp_path: Path) -
             client.get_output()
         os.kill(client.pid, signal.SIGTERM)
         with pytest.raises(EngineDeadError):
-            while True:
-                client.get_output()
+            read_on(client)
     finally:
         client.close()
     assert client.exit_code == 0
     assert mark.exists()
+
+
+def read_on(client: SyncMPClient) -> NoReturn:
+    while True:
+        client.get_output()
 
 
 def test_sigint_to_the_core_is_left_to_the_front_end() -> None:

@@ -1,0 +1,130 @@
+"""A request is checked against the model and completed before the core sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError, ContextLengthError, RequestError
+from engine.input_processor import GenerationDefaults, InputProcessor
+from engine.messages import EngineCoreRequest, EngineReady
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+READY = EngineReady(num_gpu_blocks=10, max_model_len=100, block_size=16, vocab_size=512, dtype="float32")
+
+
+def process(
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    params: SamplingParams,
+    defaults: GenerationDefaults | None = None,
+) -> EngineCoreRequest:
+    processor = InputProcessor(tokenizer, READY, defaults or GenerationDefaults())
+    return processor.process("outer", prompt, params, arrival_time=1.0)
+
+
+def test_a_request_gets_an_id_of_its_own(tokenizer: Tokenizer) -> None:
+    """Two requests of one name do not collide in the core; the name is kept."""
+    first, second = (process(tokenizer, [1], SamplingParams()) for _ in range(2))
+    assert first.request_id != second.request_id
+    assert first.request_id.startswith("outer-")
+    assert len(first.request_id) == len("outer-") + 8
+    assert first.external_req_id == second.external_req_id == "outer"
+
+
+def test_max_tokens_defaults_to_what_is_left(tokenizer: Tokenizer) -> None:
+    """None means up to the context length, or as many as are to be replayed."""
+    assert process(tokenizer, [1] * 30, SamplingParams(max_tokens=None)).sampling_params.max_tokens == 70
+    replay = SamplingParams(max_tokens=None, replay_token_ids=[5, 6, 7])
+    assert process(tokenizer, [1] * 30, replay).sampling_params.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "numbers"),
+    [(100, None, ("100", "100")), (250, 1, ("100", "250")), (60, 41, ("100", "101")), (60, 40, None)],
+)
+def test_what_does_not_fit_names_both_numbers(
+    tokenizer: Tokenizer, num_prompt_tokens: int, max_tokens: int | None, numbers: tuple[str, str] | None
+) -> None:
+    """Clients look for "maximum context length"; people want the limit and what they asked for."""
+    params = SamplingParams(max_tokens=max_tokens)
+    if numbers is None:
+        process(tokenizer, [1] * num_prompt_tokens, params)
+        return
+    with pytest.raises(ContextLengthError, match="maximum context length") as caught:
+        process(tokenizer, [1] * num_prompt_tokens, params)
+    assert all(number in str(caught.value) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([], SamplingParams(), "prompt"),
+        ([512], SamplingParams(), "prompt"),
+        ([-1], SamplingParams(), "prompt"),
+        ([1], SamplingParams(temperature=-1), "temperature"),
+        ([1], SamplingParams(stop_token_ids=[512]), "stop_token_ids"),
+        ([1], SamplingParams(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_an_error_names_its_field(
+    tokenizer: Tokenizer, prompt: list[int], params: SamplingParams, field: str
+) -> None:
+    """What is wrong with a request is said in terms of the request."""
+    with pytest.raises(RequestError) as caught:
+        process(tokenizer, prompt, params)
+    assert caught.value.field == field
+
+
+def test_every_eos_of_the_model_ends_a_request(tokenizer: Tokenizer) -> None:
+    """Models list several; all end the output unless EOS is ignored. Those the model lacks are left out."""
+    own = tokenizer.eos_token_id
+    assert own is not None
+    defaults = GenerationDefaults(eos_token_ids=[own, 7, 8, 99_999])
+    params = process(tokenizer, [1], SamplingParams(stop_token_ids=[3]), defaults).sampling_params
+    assert params.ending_token_ids == {own, 7, 8, 3}
+    ignoring = process(tokenizer, [1], SamplingParams(ignore_eos=True), defaults).sampling_params
+    assert ignoring.ending_token_ids == set()
+
+
+def test_the_callers_parameters_are_not_changed(tokenizer: Tokenizer) -> None:
+    """One SamplingParams may serve many requests."""
+    params = SamplingParams(max_tokens=None, bad_words=["self"])
+    completed = process(tokenizer, [1], params).sampling_params
+    assert completed.bad_words_token_ids
+    assert params == SamplingParams(max_tokens=None, bad_words=["self"])
+
+
+def write_generation_config(model_folder: Path, folder: Path, content: object) -> ModelConfig:
+    shutil.copy(model_folder / "config.json", folder)
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return ModelConfig(model=str(folder))
+
+
+def test_the_models_recommendations_are_the_defaults(model_folder: Path, tmp_path: Path) -> None:
+    """``generation_config.json`` sets what a caller leaves open; one EOS or a list of them."""
+    config = write_generation_config(
+        model_folder, tmp_path, {"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos_token_id": [1, 2]}
+    )
+    defaults = GenerationDefaults.load(config)
+    assert defaults.sampling_params() == SamplingParams(temperature=0.6, top_k=20, max_tokens=9)
+    assert defaults.eos_token_ids == [1, 2]
+
+
+def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path: Path) -> None:
+    """``generation_config=vllm`` means neutral sampling; the end of a text is still the end."""
+    write_generation_config(model_folder, tmp_path, {"temperature": 0.6, "eos_token_id": 1})
+    defaults = GenerationDefaults.load(ModelConfig(model=str(tmp_path), generation_config="vllm"))
+    assert defaults.sampling_params() == SamplingParams()
+    assert defaults.eos_token_ids == [1]
+
+
+def test_a_named_generation_config_must_exist(model_folder: Path, tmp_path: Path) -> None:
+    """An option that finds nothing is an error, not ignored."""
+    with pytest.raises(ConfigError, match="generation_config"):
+        GenerationDefaults.load(ModelConfig(model=str(model_folder), generation_config=str(tmp_path)))

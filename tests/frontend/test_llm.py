@@ -1,0 +1,148 @@
+"""``LLM`` over a real model: transformers' greedy tokens, in both modes, in order, with clear errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
+from engine.llm import LLM, engine_config
+from engine.sampling_params import SamplingParams
+from engine.testing import FakeExecutorFactory
+from engine.tokenizer import Tokenizer
+
+PROMPTS = ["Hello", "The quick brown fox jumps over the lazy dog", "def main(self):\n    return"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+CHAT = [{"role": "user", "content": "What is the weather?"}]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["multiprocess", "in-process"])
+def llm(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[LLM]:
+    with LLM(str(model_folder), multiprocess=request.param, num_gpu_blocks_override=300) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def fake_llm(model_folder: Path) -> Iterator[LLM]:
+    with LLM(str(model_folder), executor_factory=FakeExecutorFactory(), multiprocess=False) as llm:
+        yield llm
+
+
+def reference(model_folder: Path, prompt: list[int]) -> list[int]:
+    """What transformers' own greedy ``generate`` says."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    output = model.generate(  # type: ignore[misc]
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=GREEDY.max_tokens, do_sample=False
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_generate_says_what_transformers_says(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
+    """A batch of texts: the same greedy tokens as each alone in transformers, in the order of the prompts."""
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == PROMPTS
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        assert output.outputs[0].token_ids == reference(model_folder, tokenizer.encode(prompt))
+        assert output.finished
+    statistics = llm.statistics()
+    assert statistics.num_free_blocks == statistics.num_blocks
+
+
+def test_chat_says_what_transformers_says(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
+    """A conversation is rendered with the model's template and then generated from."""
+    [output] = llm.chat(CHAT, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == tokenizer.render_chat(CHAT)
+    assert output.outputs[0].token_ids == reference(model_folder, output.prompt_token_ids)
+
+
+def test_a_prefix_that_was_seen_is_not_computed_again(llm: LLM, tokenizer: Tokenizer) -> None:
+    """Cached tokens are reported, and a reset forgets them."""
+    prompt = tokenizer.encode(" ".join(PROMPTS) * 3)
+    assert llm.reset_prefix_cache()
+    first, second = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, (len(prompt) - 1) // 16 * 16)
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_log_probabilities_are_those_of_the_model(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
+    """The chosen token's and the best three, to fp32 accuracy."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=3)
+    [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    [position] = output.outputs[0].logprobs
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokenizer.encode(PROMPTS[0])])).logits[0, -1]
+    best = logits.log_softmax(-1).topk(3)
+    assert [each.token_id for each in position.top] == best.indices.tolist()
+    assert [each.logprob for each in position.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert (position.chosen.token_id, position.chosen.rank) == (best.indices[0].item(), 1)
+    assert position.chosen.token == tokenizer.decode([position.chosen.token_id])
+    assert output.outputs[0].cumulative_logprob == pytest.approx(position.chosen.logprob)
+
+
+def test_prompts_may_be_texts_or_token_ids_one_or_many(fake_llm: LLM) -> None:
+    """A text, token ids, or a list of either; parameters for all or one each."""
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    assert len(fake_llm.generate("Hello", params, use_tqdm=False)) == 1
+    assert len(fake_llm.generate([1, 2, 3], params, use_tqdm=False)) == 1
+    longer = SamplingParams(max_tokens=3, ignore_eos=True)
+    mixed: list[str | list[int]] = ["Hello", [1, 2]]
+    outputs = fake_llm.generate(mixed, [params, longer], use_tqdm=False, priority=[1, 2])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 3]
+    assert [output.prompt for output in outputs] == ["Hello", None]
+    assert fake_llm.generate([], params, use_tqdm=False) == []
+    assert len(fake_llm.chat([CHAT, CHAT], params, use_tqdm=False)) == 2
+
+
+def test_one_wrong_prompt_and_none_is_run(fake_llm: LLM) -> None:
+    """A wrong request is said before anything has been generated, and the next call is unharmed."""
+    with pytest.raises(RequestError):
+        fake_llm.generate([[1], []], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    with pytest.raises(RequestError, match="2 items for 1 prompts"):
+        fake_llm.generate("Hello", [GREEDY, GREEDY], use_tqdm=False)
+    [output] = fake_llm.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2
+
+
+def test_progress_is_shown_with_rates(fake_llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bar ends full and names both token rates."""
+    fake_llm.generate(["Hello"] * 3, SamplingParams(max_tokens=5))
+    shown = capfd.readouterr().err
+    assert "3/3" in shown
+    assert "in " in shown
+    assert "tok/s" in shown
+
+
+def test_a_dead_core_ends_generate(model_folder: Path) -> None:
+    """The call that waits raises, and so does the next."""
+    dying = FakeExecutorFactory(kill_at_step=3)
+    with LLM(str(model_folder), executor_factory=dying) as llm:
+        for _ in range(2):
+            with pytest.raises(EngineDeadError):
+                llm.generate(PROMPTS, SamplingParams(max_tokens=50), use_tqdm=False)
+
+
+def test_options_go_to_the_record_that_has_them() -> None:
+    """Flat options as on the command line; one that nobody knows is an error naming it."""
+    config = engine_config("m", dtype="float32", block_size=8, max_num_seqs=3, trace_path="t")
+    assert (config.model.dtype, config.cache.block_size) == ("float32", 8)
+    assert (config.scheduler.max_num_seqs, config.trace_path) == (3, "t")
+    for unknown in ("max_nun_seqs", "scheduler", "cache"):
+        with pytest.raises(ConfigError, match=f"'{unknown}'"):
+            engine_config("m", **{unknown: 1})
+
+
+@pytest.mark.parametrize("multiprocess", [True, False])
+def test_a_model_that_cannot_be_loaded_is_one_sentence(model_folder: Path, multiprocess: bool) -> None:
+    """The same error from a core in its own process as from one in ours."""
+    with pytest.raises(ModelLoadError, match="KV"):
+        LLM(str(model_folder), num_gpu_blocks_override=2, multiprocess=multiprocess)

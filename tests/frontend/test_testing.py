@@ -1,0 +1,86 @@
+"""The stand-in for the model keeps the real executor's contract."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from engine.clock import ManualClock
+from engine.config import EngineConfig
+from engine.engine_core import EngineCore
+from engine.executor import Executor
+from engine.llm import engine_config
+from engine.messages import EngineCoreRequest
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.policy import fcfs
+from engine.sampling_params import SamplingParams
+from engine.testing import FakeExecutorFactory
+from engine.worker.executor import UniProcExecutor
+
+
+class Pair:
+    """Runs every plan on the real executor and on the stand-in, and compares what they say."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._real: Executor = UniProcExecutor(config)
+        self._fake: Executor = FakeExecutorFactory()(config)
+        self.info = self._real.info
+        self.num_steps = 0
+        self.num_resumed = 0
+        assert self._fake.info == self.info
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        real, fake = self._real.execute_model(plan), self._fake.execute_model(plan)
+        assert _by_request(real) == _by_request(fake)
+        assert real.logprobs.keys() == fake.logprobs.keys()
+        for req_id, positions in real.logprobs.items():
+            for ours, theirs in zip(positions, fake.logprobs[req_id], strict=True):
+                assert len(ours.token_ids) == len(theirs.token_ids)
+                assert ours.token_ids[0] == theirs.token_ids[0]
+        self.num_steps += 1
+        self.num_resumed += len(plan.scheduled_cached_reqs.resumed_req_ids)
+        return real
+
+    def shutdown(self) -> None:
+        self._real.shutdown()
+        self._fake.shutdown()
+
+
+def _by_request(result: ModelRunnerOutput) -> dict[str, list[int]]:
+    """An executor may answer in an order of its own."""
+    return dict(zip(result.req_ids, result.sampled_token_ids, strict=True))
+
+
+@pytest.mark.parametrize("num_blocks", [200, 18], ids=["roomy", "with preemption"])
+def test_it_answers_every_plan_as_the_real_one_does(model_folder: Path, num_blocks: int) -> None:
+    """Same ids, tokens exactly when a request is fully computed: chunked, resumed, hit or not."""
+    config = engine_config(
+        str(model_folder), num_gpu_blocks_override=num_blocks, max_num_batched_tokens=24, max_model_len=256
+    )
+    pairs: list[Pair] = []
+
+    def make_pair(config: EngineConfig) -> Pair:
+        pairs.append(Pair(config))
+        return pairs[0]
+
+    core = EngineCore(config, make_pair, fcfs, ManualClock())
+    for number in range(6):
+        forced = [(number * 50 + position) % 500 for position in range(30)]
+        params = SamplingParams(
+            max_tokens=30, replay_token_ids=forced, ignore_eos=True, logprobs=2 if number % 2 else None
+        )
+        core.add_request(EngineCoreRequest(f"r{number}-0", [number] * (5 + 11 * number), params, 0.0))
+    while core.scheduler.has_unfinished_requests():
+        core.step()
+    core.scheduler.check_invariants()
+    assert pairs[0].num_steps > 30
+    assert (pairs[0].num_resumed > 0) == (num_blocks == 18)
+    core.close()
+
+
+def test_its_factory_crosses_into_another_process() -> None:
+    """Whatever it was told to do is pickled with it."""
+    factory = FakeExecutorFactory(kill_at_step=3, gate=Path("gate"))
+    assert pickle.loads(pickle.dumps(factory)) == factory
