@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
-from engine.core.block_hash import BlockHash
+from engine.core.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
 from engine.sampling_params import SamplingParams
-
-BlockHasher = Callable[["Request"], list[BlockHash]]
 
 
 class RequestStatus(IntEnum):
@@ -49,18 +46,16 @@ class Request:
 
     __slots__ = (
         "_block_hasher",
-        "adapter",
+        "_hash_context",
         "all_token_ids",
         "arrival_time",
         "block_hashes",
-        "cache_salt",
         "client_index",
         "ending_token_ids",
         "first_scheduled_time",
         "first_token_time",
         "job",
         "max_tokens",
-        "media",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -92,9 +87,6 @@ class Request:
         self.sampling_params = sampling_params
         self.arrival_time = arrival_time
         self.priority = priority
-        self.cache_salt = cache_salt
-        self.adapter = adapter
-        self.media = media or []
         self.job = job
         self.client_index = client_index
 
@@ -116,7 +108,11 @@ class Request:
         self.first_token_time: float | None = None
 
         self._block_hasher = block_hasher
-        self.block_hashes: list[BlockHash] = block_hasher(self) if block_hasher else []
+        has_context = bool(cache_salt or adapter or media)
+        self._hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
+        self.block_hashes: list[BlockHash] = []
+        """Of all full blocks, computed or not; empty without a hasher."""
+        self._hash_new_blocks()
 
     @classmethod
     def from_core_request(cls, message: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
@@ -152,8 +148,11 @@ class Request:
 
     def append_output_token(self, token_id: int) -> None:
         self.all_token_ids.append(token_id)
+        self._hash_new_blocks()
+
+    def _hash_new_blocks(self) -> None:
         if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
+            self._block_hasher.extend(self.block_hashes, self.all_token_ids, self._hash_context)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens})"

@@ -7,15 +7,13 @@ tokens are equal but whose KV is not: cache salt, adapter, media content.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from engine.messages import MediaSpan
-    from engine.request import Request
+from engine.messages import MediaSpan
 
 BlockHash = bytes
 
@@ -23,41 +21,46 @@ ROOT_HASH: BlockHash = sha256(b"root").digest()
 """Parent of a first block."""
 
 
-def request_block_hasher(block_size: int) -> Callable[[Request], list[BlockHash]]:
-    """A function that hashes the full blocks a request has beyond those already hashed."""
-    pack = struct.Struct(f"={block_size}q").pack
+@dataclass(frozen=True, slots=True)
+class HashContext:
+    """What besides its tokens the KV of a request depends on."""
 
-    def hash_new_blocks(request: Request) -> list[BlockHash]:
-        tokens = request.all_token_ids
-        # Called from Request.__init__ too, before block_hashes exists.
-        known: list[BlockHash] = getattr(request, "block_hashes", [])
-        start = len(known) * block_size
-        if len(tokens) - start < block_size:
-            return []
-        parent = known[-1] if known else ROOT_HASH
-        has_extra_keys = bool(request.cache_salt or request.adapter or request.media)
-        hashes: list[BlockHash] = []
-        for first in range(start, len(tokens) - block_size + 1, block_size):
-            payload = parent + pack(*tokens[first : first + block_size])
-            if has_extra_keys:
-                payload += _extra_keys(request, first, first + block_size)
+    cache_salt: str | None = None
+    adapter: str | None = None
+    media: Sequence[MediaSpan] = ()
+
+    def extra_keys(self, first: int, end: int) -> bytes:
+        """Encoded keys of the block of tokens ``[first, end)``; empty if it has none."""
+        keys: list[object] = []
+        if first == 0 and self.cache_salt:
+            keys.append(("salt", self.cache_salt))
+        if self.adapter:
+            keys.append(("adapter", self.adapter))
+        for span in self.media:
+            if span.offset < end and span.offset + span.length > first:
+                keys.append(("media", span.content_hash, span.offset - first))
+        return msgspec.msgpack.encode(keys) if keys else b""
+
+
+NO_CONTEXT = HashContext()
+
+
+class BlockHasher:
+    """Hashes the full blocks of growing token sequences."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._pack = struct.Struct(f"={block_size}q").pack
+
+    def extend(
+        self, hashes: list[BlockHash], token_ids: Sequence[int], context: HashContext = NO_CONTEXT
+    ) -> None:
+        """Append the hashes of the blocks that ``token_ids`` fills beyond those already in ``hashes``."""
+        size, pack = self.block_size, self._pack
+        parent = hashes[-1] if hashes else ROOT_HASH
+        for first in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            payload = parent + pack(*token_ids[first : first + size])
+            if context is not NO_CONTEXT:
+                payload += context.extra_keys(first, first + size)
             parent = sha256(payload).digest()
             hashes.append(parent)
-        return hashes
-
-    return hash_new_blocks
-
-
-def _extra_keys(request: Request, first: int, end: int) -> bytes:
-    """Encoded keys of the block ``[first, end)``; empty if it has none."""
-    keys: list[object] = []
-    if first == 0 and request.cache_salt:
-        keys.append(("salt", request.cache_salt))
-    if request.adapter:
-        keys.append(("adapter", request.adapter))
-    keys.extend(("media", m.content_hash, m.offset - first) for m in _spans_in(request.media, first, end))
-    return msgspec.msgpack.encode(keys) if keys else b""
-
-
-def _spans_in(media: list[MediaSpan], first: int, end: int) -> list[MediaSpan]:
-    return [span for span in media if span.offset < end and span.offset + span.length > first]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.config import SchedulerConfig
-from engine.core.block_hash import request_block_hasher
+from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.request_queue import RequestQueue
@@ -91,7 +91,7 @@ class Scheduler:
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
-        self.request_block_hasher = request_block_hasher(block_size) if enable_prefix_caching else None
+        self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue()
         self.running: list[Request] = []
@@ -149,7 +149,7 @@ class Scheduler:
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
         if self._trace is not None:
-            self._trace.snapshot(self, now)
+            self._trace.snapshot(self.running, self.waiting, self.kv, step.budget, now)
         self._schedule_running(step)
         if not step.preempted and self.pause_state is PauseState.UNPAUSED:
             self._schedule_waiting(step)

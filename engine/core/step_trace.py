@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request_queue import RequestQueue
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
 from tracing.writer import TraceWriter
-
-if TYPE_CHECKING:
-    from engine.core.scheduler import Scheduler
 
 WAITING_HEAD = 8
 """Waiting requests named in a snapshot."""
@@ -24,23 +23,24 @@ class StepTrace:
         self._step = -1
         self._now = 0.0
 
-    def snapshot(self, scheduler: Scheduler, now: float) -> None:
+    def snapshot(
+        self, running: Sequence[Request], waiting: RequestQueue, kv: KVCacheManager, budget: int, now: float
+    ) -> None:
         self._step += 1
         self._now = now
-        pool = scheduler.kv.pool
         self._writer.emit(
             StepSnapshot(
                 step=self._step,
                 now=now,
-                running=[r.request_id for r in scheduler.running],
-                num_waiting=len(scheduler.waiting),
-                waiting_head=[r.request_id for r in scheduler.waiting.first(WAITING_HEAD)],
-                free_blocks=pool.num_free_blocks,
-                cached_blocks=pool.num_cached_blocks,
-                pinned_blocks=scheduler.kv.num_pinned_blocks,
-                num_pins=scheduler.kv.num_pins,
-                total_blocks=pool.num_usable_blocks,
-                token_budget=scheduler.config.max_num_batched_tokens,
+                running=[r.request_id for r in running],
+                num_waiting=len(waiting),
+                waiting_head=[r.request_id for r in waiting.first(WAITING_HEAD)],
+                free_blocks=kv.pool.num_free_blocks,
+                cached_blocks=kv.pool.num_cached_blocks,
+                pinned_blocks=kv.num_pinned_blocks,
+                num_pins=kv.num_pins,
+                total_blocks=kv.pool.num_usable_blocks,
+                token_budget=budget,
             )
         )
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.block_hash import request_block_hasher
+from engine.core.block_hash import BlockHasher
 from engine.messages import MediaSpan
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
-HASHER = request_block_hasher(4)
+HASHER = BlockHasher(4)
 TOKENS = st.lists(st.integers(0, 3), max_size=20)
 
 
