@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from eval.arguments import amount, count, count_or_all, positive
 from eval.client import Reply, ServerClient, TurnFailedError, TurnRequest
 from eval.metrics import BenchResult, summarise
 from eval.plan import Limits, PlannedJob, PlannedTurn, Planner, conversation
@@ -221,32 +222,25 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _count_or_all(text: str) -> int | None:
-    if text == "all":
-        return None
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 'all' or at least 1, got {value}")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum bench``."""
     add = parser.add_argument
     add("--base-url", default="http://127.0.0.1:8000", help="the server under test")
     add("--workload", required=True, metavar="FILE", help="recorded jobs, or 'synthetic' for made ones")
-    add("--jobs", type=int, metavar="N", help="replay N jobs; all by default")
-    add("--concurrency", type=_count_or_all, metavar="N|all", help="most jobs at once; all by default")
-    add("--arrivals-per-s", type=float, metavar="R", help="Poisson arrivals; by default all at the start")
-    add("--time-scale", type=float, default=1.0, metavar="X", help="multiply the recorded tool times")
-    add("--gap-cap-s", type=float, metavar="S", help="longest tool time, after scaling")
-    add("--max-turns", type=int, metavar="N", help="replay the first N turns of each job")
-    add("--max-output-tokens", type=int, metavar="N", help="shorten outputs, keeping the command")
-    add("--max-context-tokens", type=int, metavar="N", help="cut jobs where prompt plus output would pass N")
+    add("--jobs", type=count, metavar="N", help="replay N jobs; all by default")
+    add("--concurrency", type=count_or_all, metavar="N|all", help="most jobs at once; all by default")
+    add("--arrivals-per-s", type=positive, metavar="R", help="Poisson arrivals; by default all at the start")
+    add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the recorded tool times")
+    add("--gap-cap-s", type=amount, metavar="S", help="longest tool time, after scaling")
+    add("--max-turns", type=count, metavar="N", help="replay the first N turns of each job")
+    add("--max-output-tokens", type=count, metavar="N", help="shorten outputs, keeping the command")
+    add(
+        "--max-context-tokens", type=count, metavar="N", help="cut jobs where prompt plus output would pass N"
+    )
     add("--seed", type=int, help="draw the jobs and arrivals at random; by default the file's order")
     add("--model", metavar="NAME", help="the served model; the server's first by default")
     add("--no-job-id", action="store_true", help="send no job ids, as an agent that knows nothing of us")
-    add("--timeout-s", type=float, default=600.0, metavar="S", help="longest silence within one answer")
+    add("--timeout-s", type=positive, default=600.0, metavar="S", help="longest silence within one answer")
     add("--name", default="result", help="how the report calls this run")
     add("--json", type=Path, metavar="OUT", help="write the result there")
     add("--records", type=Path, metavar="OUT.jsonl", help="write one line per turn there")

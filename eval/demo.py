@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eval.arguments import amount, count, positive
 from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
 from eval.plan import Limits
 from eval.records import write_records
@@ -108,20 +109,22 @@ def _pool_blocks(config: DemoConfig, jobs: list[Job], model: Path) -> int:
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
-    def count(text: str) -> int:
+    def num_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    system = count(jobs[0].system_text)
-    own = [_context_tokens(job, config.limits, system, count) - system for job in jobs]
+    system = num_tokens(jobs[0].system_text)
+    own = [_context_tokens(job, config.limits, system, num_tokens) - system for job in jobs]
     wanted = config.pool_share * (system + sum(own))
     return math.ceil(max(wanted, 1.25 * config.max_context_tokens) / BLOCK_SIZE) + 1
 
 
-def _context_tokens(job: Job, limits: Limits, system: int, count: Callable[[str], int]) -> int:
+def _context_tokens(job: Job, limits: Limits, system: int, num_tokens: Callable[[str], int]) -> int:
     """Tokens in the job's context at its end, as far as it will be replayed."""
     context = system
     for turn in job.turns[: limits.max_turns]:
-        longer = context + count(turn.input_text) + count(turn.output_text) + TEMPLATE_TOKENS_PER_TURN
+        longer = (
+            context + num_tokens(turn.input_text) + num_tokens(turn.output_text) + TEMPLATE_TOKENS_PER_TURN
+        )
         if limits.max_context_tokens is not None and longer > limits.max_context_tokens:
             break
         context = longer
@@ -163,17 +166,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum demo``."""
     default = DemoConfig()
     add = parser.add_argument
-    add("--jobs", type=int, default=default.num_jobs, metavar="N", help="jobs, all started at once")
+    add("--jobs", type=count, default=default.num_jobs, metavar="N", help="jobs, all started at once")
     add("--quick", action="store_true", help="half a minute: fewer jobs and turns, a smaller model")
     add("--workload", default=SYNTHETIC, metavar="FILE", help="recorded jobs instead of made ones")
     add("--seed", type=int, help="of the made jobs; with FILE, draw the jobs at random")
     add("--policies", nargs="+", default=default.policies, metavar="P", help="what to compare")
-    add("--pool-share", type=float, default=default.pool_share, metavar="X", help="KV pool / all contexts")
-    add("--max-turns", type=int, metavar="N", help="first N turns of each job")
-    add("--max-context-tokens", type=int, default=default.max_context_tokens, metavar="N", help="cut there")
-    add("--time-scale", type=float, default=1.0, metavar="X", help="multiply the tool times")
-    add("--hidden-size", type=int, default=default.hidden_size, metavar="N", help="of the model")
-    add("--layers", type=int, default=default.num_layers, metavar="N", help="of the model")
+    add("--pool-share", type=positive, default=default.pool_share, metavar="X", help="KV pool / all contexts")
+    add("--max-turns", type=count, metavar="N", help="first N turns of each job")
+    add("--max-context-tokens", type=count, default=default.max_context_tokens, metavar="N", help="cut there")
+    add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the tool times")
+    add("--hidden-size", type=count, default=default.hidden_size, metavar="N", help="of the model")
+    add("--layers", type=count, default=default.num_layers, metavar="N", help="of the model")
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="traces, records and results")
 
 

@@ -65,6 +65,8 @@ class BenchResult(msgspec.Struct, kw_only=True):
     """Turns whose receipt says that their KV was held."""
     pins_ended: dict[str, int]
     """How pins ended, by cause."""
+    kv_usage_at_end: float | None = None
+    """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
     notes: list[str] = []
     """What was assumed rather than measured."""
 
@@ -103,5 +105,6 @@ def summarise(
         num_preemptions=after.preemptions_since(before),
         num_pinned_turns=sum(turn.receipt is not None and turn.receipt.ttl_s > 0 for turn in answered),
         pins_ended=after.pins_ended_since(before),
+        kv_usage_at_end=after.kv_usage,
         notes=notes,
     )

@@ -38,6 +38,10 @@ def _share_cached(result: BenchResult) -> Value:
     return 100 * result.cached_tokens / result.prompt_tokens if result.prompt_tokens else None
 
 
+def _kv_usage_at_end(result: BenchResult) -> Value:
+    return None if result.kv_usage_at_end is None else 100 * result.kv_usage_at_end
+
+
 _RECOMPUTED = (
     "recomputed: prompt tokens that the job's previous turn had and the cache did not give back "
     "(by the server's usage counts); up to one KV block a turn counts in any case"
@@ -65,6 +69,7 @@ _ROWS = (
     _Row("  recomputed", lambda r: r.recomputed_tokens, _COUNT),
     _Row("output tokens", lambda r: r.output_tokens, _COUNT),
     _Row("preemptions", lambda r: r.num_preemptions, _COUNT),
+    _Row("KV pool in use at the end, %", _kv_usage_at_end, ".1f"),
     _Row("turns pinned (receipts)", lambda r: r.num_pinned_turns, _COUNT),
 )
 

@@ -17,8 +17,6 @@ NUM_SYNTHETIC_JOBS = 8
 
 def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job]:
     """``num_jobs`` jobs of a workload (all by default); with a seed, drawn at random from the file."""
-    if num_jobs is not None and num_jobs < 1:
-        raise WorkloadError(f"--jobs must be at least 1, got {num_jobs}.")
     if workload == SYNTHETIC:
         return make_jobs(SyntheticConfig(num_jobs=num_jobs or NUM_SYNTHETIC_JOBS, seed=seed or 0))
     jobs = list(islice(read_miniswe(Path(workload)), num_jobs if seed is None else None))

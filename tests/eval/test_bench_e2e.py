@@ -77,6 +77,7 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     assert result.num_pinned_turns > 0
     assert sum(result.pins_ended.values()) > 0
 
+    assert result.kv_usage_at_end == 0.0
     after = _metrics(server)
     assert (after.idle, after.kv_usage, after.pins) == (True, 0.0, 0.0)
     printed = capsys.readouterr()

@@ -67,6 +67,28 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixtur
     assert line.startswith("continuum: Cannot reach the server at http://127.0.0.1:9: ")
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--jobs=0",
+        "--concurrency=-1",
+        "--time-scale=-1",
+        "--gap-cap-s=inf",
+        "--max-turns=0",
+        "--arrivals-per-s=0",
+    ],
+)
+def test_a_senseless_number_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    """The flag is named, with what it must be."""
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--workload", "synthetic", flag])
+    assert ended.value.code == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {flag.partition('=')[0]}: must be" in complaint
+
+
 def test_a_workload_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """The file is looked at before the server."""
     assert main(["bench", "--workload", "nowhere.jsonl"]) == 1

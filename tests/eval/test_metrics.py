@@ -121,6 +121,7 @@ def test_a_replay_is_summed_up() -> None:
     assert result.num_preemptions == 1
     assert result.num_pinned_turns == 1
     assert result.pins_ended == {"broken": 1, "handed_over": 4}
+    assert result.kv_usage_at_end == 0.25
 
 
 def test_gauges_tell_whether_a_server_is_idle() -> None:

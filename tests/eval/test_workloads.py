@@ -87,7 +87,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, complaint: str) -> No
         ("missing.jsonl", None, "Cannot read the workload .*missing.jsonl: No such file"),
         ("empty.jsonl", None, "holds no jobs"),
         ("one.jsonl", 2, "asks for 2 jobs, but .*one.jsonl holds 1"),
-        ("one.jsonl", 0, "at least 1"),
     ],
 )
 def test_an_unusable_workload_is_one_sentence(

@@ -1,0 +1,34 @@
+"""Kinds of numbers on a command line, so that a senseless one is refused before anything starts."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+
+
+def count(text: str) -> int:
+    """A whole number, at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def count_or_all(text: str) -> int | None:
+    """A count, or ``all``, which is None."""
+    return None if text == "all" else count(text)
+
+
+def amount(text: str) -> float:
+    """Not negative, and finite."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value
+
+
+def positive(text: str) -> float:
+    """More than 0, and finite."""
+    value = amount(text)
+    if value == 0:
+        raise ArgumentTypeError("must be more than 0")
+    return value
