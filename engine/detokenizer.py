@@ -121,6 +121,7 @@ class StopChecker:
         self._stop = params.stop
         self._include = params.include_stop_str_in_output
         self._longest = max(map(len, params.stop), default=0)
+        self._starts = {stop[:length] for stop in params.stop for length in range(1, len(stop))}
 
     def find(self, text: str, num_checked: int) -> tuple[str, int] | None:
         """The stop string that ends beyond ``num_checked`` first, and the length at which to cut the text."""
@@ -139,8 +140,7 @@ class StopChecker:
         if self._include or not self._stop:
             return 0
         for length in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stop):
+            if text[-length:] in self._starts:
                 return length
         return 0
 

@@ -25,7 +25,7 @@ from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.stats import IterationStats
 from engine.testing import FakeExecutorFactory, fake_token
-from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, has_gone
+from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, freeze, has_gone
 
 ENDLESS = FakeExecutorFactory(max_model_len=50_000)
 """Takes longer than any test waits for what should end it."""
@@ -189,7 +189,7 @@ async def test_kill_9_of_the_core_ends_every_stream(make_llm: MakeLLM) -> None:
     llm = make_llm()
     streams = [asyncio.create_task(last(llm.generate("Hello", FOREVER, f"r{number}"))) for number in range(8)]
     await until_running(llm, 8)
-    os.kill(llm.core_pid, signal.SIGSTOP)  # so that this call is still open when the core dies
+    freeze(llm.core_pid)  # so that this call is still open when the core dies
     call = asyncio.create_task(llm.statistics())
     killed = time.monotonic()
     os.kill(llm.core_pid, signal.SIGKILL)

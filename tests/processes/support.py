@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,12 @@ def has_gone(pid: int, within_s: float = GONE_WITHIN_S) -> bool:
         return bool(select.select([handle], [], [], within_s)[0])
     finally:
         os.close(handle)
+
+
+def freeze(pid: int) -> None:
+    """Stop a child of ours where it is; returns once it has really stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
 class SignalPolicy(FcfsPolicy):

@@ -21,6 +21,7 @@ from tests.processes.support import (
     SignalPolicyFactory,
     config,
     core_request,
+    freeze,
     has_gone,
 )
 
@@ -127,7 +128,7 @@ def test_a_core_that_dies_in_a_step_is_noticed(start: Start, death: str) -> None
 def test_a_call_in_flight_fails_when_the_core_dies(start: Start) -> None:
     """A utility whose answer can never come does not wait for it."""
     client = start()
-    os.kill(client.pid, signal.SIGSTOP)  # it will not answer
+    freeze(client.pid)  # it will not answer
     future = client.send_utility("statistics")
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError):
