@@ -243,7 +243,8 @@ class MPClient:
         self._send(EngineCoreRequestType.UTILITY, UtilityRequest(call_id, method, list(args)))
         return future
 
-    def _send_signal(self, signal: Signal) -> Future[Any]:
+    def send_signal(self, signal: Signal) -> Future[Any]:
+        """Tell the core of a tool gap or a finished job, without waiting for its answer."""
         call_id, future = self._calls.open()
         self._send(EngineCoreRequestType.SIGNAL, SignalRequest(call_id, signal))
         return future
@@ -323,5 +324,5 @@ class AsyncMPClient(MPClient):
 
     async def signal(self, signal: Signal) -> TurnReceipt | None:
         """The core's decision about the turn, if it has one; needs no step to be answered."""
-        result = await asyncio.wrap_future(self._send_signal(signal))
+        result = await asyncio.wrap_future(self.send_signal(signal))
         return msgspec.convert(result, TurnReceipt | None)

@@ -19,8 +19,7 @@ from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
 from engine.llm import engine_config
 from engine.messages import JobRef, SchedulerStats, ToolCall
-from engine.policy import FcfsPolicy, PolicyContext, PolicyFactory, SchedulingPolicy, fcfs
-from engine.request import Request
+from engine.policy import PolicyFactory, fcfs
 from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.stats import IterationStats
@@ -35,16 +34,6 @@ FOREVER = SamplingParams(max_tokens=49_000, ignore_eos=True, output_kind=Request
 SHORT = SamplingParams(max_tokens=5, ignore_eos=True)
 
 pytestmark = pytest.mark.timeout(20)
-
-
-class _RefuseBadJobs(FcfsPolicy):
-    def on_arrival(self, request: Request, now: float) -> None:
-        if request.job is not None and request.job.job_id == "bad":
-            raise ValueError("a bad job")
-
-
-def refuse_bad_jobs(context: PolicyContext) -> SchedulingPolicy:
-    return _RefuseBadJobs()
 
 
 @pytest_asyncio.fixture
@@ -177,7 +166,7 @@ async def test_a_wrong_request_costs_the_others_nothing(make_llm: MakeLLM) -> No
 
 async def test_a_request_that_fails_inside_raises_for_its_caller(make_llm: MakeLLM) -> None:
     """EngineGenerateError with the core's reason; the engine lives on."""
-    llm = make_llm(policy_factory=refuse_bad_jobs)
+    llm = make_llm(policy_factory=SignalPolicyFactory())
     with pytest.raises(EngineGenerateError, match="a bad job"):
         await last(llm.generate("Hello", FOREVER, "bad", job=JobRef("bad")))
     assert len((await last(llm.generate("Hello", SHORT, "good"))).outputs[0].token_ids) == 5

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
-from engine.messages import EngineCoreRequest, Signal, ToolGapStarted, TurnReceipt
+from engine.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, TurnReceipt
 from engine.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -26,9 +26,11 @@ def config(trace_path: str | None = None) -> EngineConfig:
     )
 
 
-def core_request(request_id: str, *, num_prompt_tokens: int = 20, max_tokens: int = 900) -> EngineCoreRequest:
+def core_request(
+    request_id: str, *, num_prompt_tokens: int = 20, max_tokens: int = 900, job: JobRef | None = None
+) -> EngineCoreRequest:
     return EngineCoreRequest(
-        request_id, [1] * num_prompt_tokens, SamplingParams(max_tokens=max_tokens), time.monotonic()
+        request_id, [1] * num_prompt_tokens, SamplingParams(max_tokens=max_tokens), time.monotonic(), job=job
     )
 
 
@@ -51,12 +53,16 @@ def freeze(pid: int) -> None:
 
 
 class SignalPolicy(FcfsPolicy):
-    """Answers every signal, and writes down that it was closed."""
+    """Answers every signal, refuses bad jobs, and writes down that it was closed."""
 
     wants_signals = True
 
     def __init__(self, closed_mark: Path | None) -> None:
         self._closed_mark = closed_mark
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        if request.job is not None and request.job.job_id == "bad":
+            raise ValueError("a bad job")
 
     def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         if not isinstance(signal, ToolGapStarted):

@@ -12,7 +12,7 @@ import pytest
 from engine.clock import MonotonicClock
 from engine.core_client import InprocClient, SyncMPClient
 from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
-from engine.messages import EngineCoreRequestType, FinishReason
+from engine.messages import EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
 from engine.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import (
@@ -183,6 +183,18 @@ def test_a_wrong_prompt_is_that_requests_error(start: Start, length: int) -> Non
     client = start()
     client.add_request(core_request("wrong-1", num_prompt_tokens=length))
     assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
+    client.add_request(core_request("right-1", max_tokens=1))
+    assert len(tokens_until_finished(client, "right-1")[0]) == 1
+
+
+def test_a_request_the_policy_fails_on_is_that_requests_error(start: Start) -> None:
+    """It leaves no trace in the core, and a signal that fails is that signal's error too."""
+    client = start()
+    client.add_request(core_request("wrong-1", job=JobRef("bad")))
+    assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
+    client.call_utility("check_invariants")
+    with pytest.raises(EngineGenerateError, match="a bad job"):
+        client.send_signal(ToolGapStarted("bad", "wrong-1")).result()
     client.add_request(core_request("right-1", max_tokens=1))
     assert len(tokens_until_finished(client, "right-1")[0]) == 1
 
