@@ -112,23 +112,15 @@ class EngineCore:
             self._check(message)
             # Hashing a long prompt takes milliseconds: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
-            self._queue(request)
+            with self._changed:
+                self.scheduler.add_request(request, self._clock.now())
+                self._wake()
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
             logger.exception("Request %s could not be added.", message.request_id)
             return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
         return []
-
-    def _queue(self, request: Request) -> None:
-        with self._changed:
-            try:
-                self.scheduler.add_request(request, self._clock.now())
-            except Exception:
-                # The policy refused it before it was queued: it must not count as unfinished for ever.
-                self.scheduler.requests.pop(request.request_id, None)
-                raise
-            self._wake()
 
     def _check(self, message: EngineCoreRequest) -> None:
         """The InputProcessor has checked all this; a client that does not use it must not stop the core."""

@@ -63,7 +63,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     adapter: str | None = None
     media: list[MediaSpan] = []
     job: JobRef | None = None
-    client_index: int = 0
     external_req_id: str | None = None
 
 
@@ -201,8 +200,6 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     utility_output: UtilityOutput | None = None
-    receipts: list[TurnReceipt] = []
-    """Answers to ToolGapStarted: the decision after the tool calls are known."""
 
 
 class EngineReady(msgspec.Struct, omit_defaults=True):

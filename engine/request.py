@@ -50,7 +50,6 @@ class Request:
         "all_token_ids",
         "arrival_time",
         "block_hashes",
-        "client_index",
         "ending_token_ids",
         "first_scheduled_time",
         "first_token_time",
@@ -80,7 +79,6 @@ class Request:
         adapter: str | None = None,
         media: list[MediaSpan] | None = None,
         job: JobRef | None = None,
-        client_index: int = 0,
         block_hasher: BlockHasher | None = None,
     ) -> None:
         self.request_id = request_id
@@ -88,7 +86,6 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.job = job
-        self.client_index = client_index
 
         self.all_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -126,7 +123,6 @@ class Request:
             adapter=message.adapter,
             media=message.media,
             job=message.job,
-            client_index=message.client_index,
             block_hasher=block_hasher,
         )
 

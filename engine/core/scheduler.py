@@ -105,14 +105,15 @@ class Scheduler:
     def add_request(self, request: Request, now: float) -> None:
         """Queue a request. Its id must be new and its length within ``max_model_len``."""
         assert request.request_id not in self.requests, "request ids are unique"
-        self.requests[request.request_id] = request
         self.policy.on_arrival(request, now)
         self.waiting.add(request, self.policy.waiting_key(request, now))
+        self.requests[request.request_id] = request
 
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, now: float
     ) -> list[EngineCoreOutput]:
-        """End requests from outside, at any moment between steps; unknown ids are those that ended already.
+        """End requests from outside, at any moment, also while a planned step runs: its blocks are not handed
+        on before the next ``schedule``. Unknown ids are those that ended already.
 
         FINISHED_STOPPED (the front end saw a stop string) ends a turn like EOS does; other states give up
         what the request held.
