@@ -57,6 +57,8 @@ class EngineCore:
         self._changed = threading.Condition(threading.RLock())
         self._stopping = False
         self._stalled = False
+        self._num_pins_told = 0
+        """As last reported in the stats: pins also end while nothing runs."""
         self._closed = False
         self._tracer = _open_trace(config.trace_path)
         self._executor: Executor = executor_factory(config)
@@ -151,10 +153,12 @@ class EngineCore:
     # ---- running ----
 
     def wait_for_work(self) -> bool:
-        """Block until there is something to step for; False when the core is to stop."""
+        """Block until there is something to step for, or to tell; False when the core is to stop."""
         with self._changed:
             while not self._stopping:
                 if self.scheduler.has_unfinished_requests() and not self._stalled:
+                    return True
+                if self._log_stats and self.scheduler.kv.num_pins != self._num_pins_told:
                     return True
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
@@ -172,13 +176,15 @@ class EngineCore:
         """Plan, run and account one step; None if there was nothing to run and nothing to tell."""
         with self._changed:
             plan = self.scheduler.schedule(self._clock.now())
-            self._stalled = not plan.total_num_scheduled_tokens
+            self._stalled = not plan.total_num_scheduled_tokens and self.scheduler.has_unfinished_requests()
         result = self._execute(plan)
         with self._changed:
             now = self._clock.now()
             outputs = self.scheduler.update_from_output(plan, result, now)
-            if not outputs and not plan.total_num_scheduled_tokens:
+            num_pins = self.scheduler.kv.num_pins
+            if not outputs and not plan.total_num_scheduled_tokens and num_pins == self._num_pins_told:
                 return None
+            self._num_pins_told = num_pins
             stats = self.scheduler.make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 

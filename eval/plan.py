@@ -156,7 +156,9 @@ class Planner:
             keep = max(1, limit - len(await self._client.tokenize(closing)))
             short = await self._client.detokenize(fence_ids[:keep]) + closing
         else:
-            short = await self._client.detokenize(ids[: limit - len(fence_ids)]) + fence
+            thought = await self._client.detokenize(ids[: limit - len(fence_ids)])
+            # Wherever the thought was cut, the fence has to begin a line to be one.
+            short = f"{thought.rstrip()}\n\n{fence}" if thought.strip() else fence
         # A cut inside a character gives replacement characters, which would not survive the round trip.
         short = short.replace("\ufffd", "")
         return short, await self._client.tokenize(short)

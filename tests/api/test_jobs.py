@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -97,3 +98,22 @@ def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
 def test_without_a_job_there_is_no_receipt(http: httpx.Client) -> None:
     """A plain request gets a plain answer."""
     assert "receipt" not in http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()
+
+
+def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> None:
+    """An idle server that lets a pin go says so in /metrics, without a request to wake it."""
+
+    def pins() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("continuum:pins{")).split()[-1])
+
+    http.post("/reset_prefix_cache")
+    assert pins() == 0
+    answer = http.post(
+        "/v1/completions", json={"prompt": "idle " * 40, "max_tokens": 2, "job_id": "idle"}
+    ).json()
+    assert answer["receipt"]["ttl_s"] == 2.0  # it called no tool
+    assert pins() == 1
+    deadline = time.monotonic() + 20
+    while pins():
+        assert time.monotonic() < deadline, "the gauge never came down"
