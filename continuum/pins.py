@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from continuum.jobs import Frontier
+from continuum.jobs import Frontier, Job
 from engine.policy import Pin, PinEnd
 
 AgeKey = tuple[float, int]
@@ -28,7 +28,7 @@ class PinTable:
         self._frontiers: dict[int, Frontier] = {}
         self._by_age: list[AgeKey] = []
         self._deadlines: list[tuple[float, int]] = []
-        self._released: deque[Pin] = deque()
+        self._let_go: deque[tuple[Pin, PinEnd]] = deque()
         self._claimed: set[int] = set()
         self._num_blocks = 0
         self._tenant_blocks: Counter[str | None] = Counter()
@@ -46,12 +46,29 @@ class PinTable:
     def frontier_of(self, pin: Pin) -> Frontier:
         return self._frontiers[pin.pin_id]
 
-    def has_room(self, tenant: str | None, num_blocks: int) -> bool:
-        """Whether the budgets allow a pin of so many blocks."""
-        return (
-            self._num_blocks + num_blocks <= self._budget
-            and self._tenant_blocks[tenant] + num_blocks <= self._tenant_budget
-        )
+    def make_room(self, job: Job, num_blocks: int) -> bool:
+        """Whether the budgets allow this job a pin of so many blocks.
+
+        If need be pins of younger jobs that nobody has come back to are let go, youngest first: the program
+        that began first keeps what it has. Nothing is let go in vain.
+        """
+        missing = self._num_blocks + num_blocks - self._budget
+        tenant_missing = self._tenant_blocks[job.tenant] + num_blocks - self._tenant_budget
+        displaced = []
+        younger = self.youngest_first(job.first_arrival_s)
+        while missing > 0 or tenant_missing > 0:
+            pin = next(younger, None)
+            if pin is None:
+                return False
+            same_tenant = self._frontiers[pin.pin_id].job.tenant == job.tenant
+            if self.is_claimed(pin) or not (missing > 0 or same_tenant):
+                continue
+            displaced.append(pin)
+            missing -= pin.num_blocks
+            tenant_missing -= pin.num_blocks if same_tenant else 0
+        for pin in displaced:
+            self.let_go(pin, PinEnd.BROKEN)
+        return True
 
     def add(self, pin: Pin, frontier: Frontier) -> None:
         frontier.pin = pin
@@ -72,9 +89,9 @@ class PinTable:
     def is_claimed(self, pin: Pin) -> bool:
         return pin.pin_id in self._claimed
 
-    def release(self, pin: Pin) -> None:
-        """Let go at the next ``due``."""
-        self._released.append(pin)
+    def let_go(self, pin: Pin, cause: PinEnd = PinEnd.RELEASED) -> None:
+        """End it at the next ``due``."""
+        self._let_go.append((pin, cause))
 
     def shrunk(self, pin: Pin, num_blocks_lost: int) -> None:
         self._count(self._frontiers[pin.pin_id], -num_blocks_lost)
@@ -92,10 +109,10 @@ class PinTable:
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         """Released pins and those past their deadline; the caller ends each before asking for the next."""
-        while self._released:
-            pin = self._released.popleft()
+        while self._let_go:
+            pin, cause = self._let_go.popleft()
             if pin.pin_id in self._frontiers:
-                yield pin, PinEnd.RELEASED
+                yield pin, cause
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             deadline_s, pin_id = heapq.heappop(deadlines)
@@ -105,7 +122,7 @@ class PinTable:
 
     def next_due_s(self) -> float | None:
         """Time of the next deadline that counts."""
-        if self._released:
+        if self._let_go:
             return 0.0
         while self._deadlines:
             deadline_s, pin_id = self._deadlines[0]

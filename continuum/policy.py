@@ -141,7 +141,7 @@ class ContinuumPolicy:
         del turn.job.turns[request.request_id]
         turn.job.last_active_s = now
         if turn.frontier is not None and turn.frontier.pin is not None:
-            self._pins.release(turn.frontier.pin)
+            self._pins.let_go(turn.frontier.pin)
         return turn
 
     def _learn_prefill_cost(self, request: Request) -> None:
@@ -178,7 +178,7 @@ class ContinuumPolicy:
         num_blocks = len(frontier.block_hashes)
         if decision.ttl_s <= 0 or num_blocks == 0:
             return None
-        if not self._pins.has_room(frontier.job.tenant, num_blocks):
+        if not self._pins.make_room(frontier.job, num_blocks):
             self._tell(frontier, TtlDecision(0.0, "pin budget is used up"))
             self._trace.refused(frontier, now)
             return None
@@ -264,7 +264,7 @@ class ContinuumPolicy:
         frontier.job.frontiers.remove(frontier)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.pin is not None:
-            self._pins.release(frontier.pin)
+            self._pins.let_go(frontier.pin)
 
     def _abandon(self, job: Job, now: float) -> None:
         """Forgotten while its tools ran: they took at least so long."""

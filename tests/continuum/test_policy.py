@@ -193,6 +193,18 @@ def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
     assert pins(room) == 2
 
 
+def test_an_older_job_displaces_younger_pins_from_the_budget() -> None:
+    """The program that began first keeps its KV; a younger one gets no room at an older one's expense."""
+    room = make_room(pin_budget=0.5)
+    turn(room, "old1", "old", [1] * 4)
+    room.clock.advance(1)
+    assert turn(room, "young1", "young", [2] * 44).pinned_tokens == 44
+    held = turn(room, "old2", "old", prompt_of(room, "old1", *[3] * 30))
+    assert held.pinned_tokens >= 36
+    assert ended(room) == {"handed_over": 1, "broken": 1}
+    assert turn(room, "young2", "young", prompt_of(room, "young1", 5)).pinned_tokens == 0
+
+
 def test_order_is_preempted_then_warm_then_program_age() -> None:
     """Of turns that wait, the warm ones go first, then those of the job that began first."""
     room = make_room(num_blocks=65)
