@@ -39,6 +39,7 @@ class ContinuumPolicy:
     """Jobs, pins and order; implements ``engine.policy.SchedulingPolicy``."""
 
     wants_signals = True
+    lets_pass = True
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig) -> None:
         self._config = config
@@ -97,6 +98,11 @@ class ContinuumPolicy:
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         # A new job that does not fit waits behind the pins it may not break: they are the gate.
         return True
+
+    def may_pass(self, request: Request, now: float) -> bool:
+        # A warm turn holds memory that only running it can free: it must not wait behind one that has none.
+        turn = self._turns.get(request.request_id)
+        return turn is not None and turn.warm
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         turn = self._turns.get(request.request_id)

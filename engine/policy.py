@@ -65,6 +65,8 @@ class SchedulingPolicy(Protocol):
 
     wants_signals: bool
     """Whether tool-call signals are of any use to this policy."""
+    lets_pass: bool
+    """Whether ``may_pass`` is worth asking; if not the queue stops at the first request without room."""
 
     def on_arrival(self, request: Request, now: float) -> None:
         """A turn came in: open or continue its job, close the gap."""
@@ -77,6 +79,9 @@ class SchedulingPolicy(Protocol):
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         """Whether a waiting request may start now; if not it is set aside and those behind it are tried."""
+
+    def may_pass(self, request: Request, now: float) -> bool:
+        """Whether a waiting request may start although one ahead of it found no room."""
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         """The request got its blocks: the pins it takes over, which now end."""
@@ -126,6 +131,7 @@ class FcfsPolicy:
     """First come, first served; the youngest running request is preempted. Holds nothing."""
 
     wants_signals = False
+    lets_pass = False
 
     def on_arrival(self, request: Request, now: float) -> None:
         pass
@@ -138,6 +144,9 @@ class FcfsPolicy:
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         return True
+
+    def may_pass(self, request: Request, now: float) -> bool:
+        return False
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         return ()

@@ -9,7 +9,7 @@ from engine.policy import WaitingKey
 from engine.request import Request
 
 
-class _Entry:
+class QueueEntry:
     """A place in the heap; ``request`` is None once it has left."""
 
     __slots__ = ("key", "request", "sequence")
@@ -19,7 +19,7 @@ class _Entry:
         self.sequence = sequence
         self.request: Request | None = request
 
-    def __lt__(self, other: _Entry) -> bool:
+    def __lt__(self, other: QueueEntry) -> bool:
         if self.key == other.key:
             return self.sequence < other.sequence
         return self.key < other.key
@@ -29,19 +29,19 @@ class RequestQueue:
     """Add, prepend, pop, remove and re-key in O(log n); removed entries are dropped when they surface."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
-        self._entries: dict[str, _Entry] = {}
+        self._heap: list[QueueEntry] = []
+        self._entries: dict[str, QueueEntry] = {}
         self._next_back = 0
         self._next_front = -1
 
     def add(self, request: Request, key: WaitingKey) -> None:
         """Behind all with the same key."""
-        self._push(_Entry(key, self._next_back, request))
+        self._push(QueueEntry(key, self._next_back, request))
         self._next_back += 1
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
         """Before all with the same key."""
-        self._push(_Entry(key, self._next_front, request))
+        self._push(QueueEntry(key, self._next_front, request))
         self._next_front -= 1
 
     def rekey(self, request: Request, key: WaitingKey) -> None:
@@ -49,7 +49,7 @@ class RequestQueue:
         entry = self._entries.get(request.request_id)
         if entry is not None and entry.key != key:
             entry.request = None
-            self._push(_Entry(key, entry.sequence, request))
+            self._push(QueueEntry(key, entry.sequence, request))
 
     def peek(self) -> Request | None:
         heap = self._heap
@@ -67,14 +67,14 @@ class RequestQueue:
         del self._entries[request.request_id]
         return request
 
-    def set_aside(self) -> _Entry:
+    def set_aside(self) -> QueueEntry:
         """Pop the head, to be put back where it was with ``put_back``."""
         request = self.peek()
         assert request is not None, "the queue is empty"
         del self._entries[request.request_id]
         return heapq.heappop(self._heap)
 
-    def put_back(self, entry: _Entry) -> None:
+    def put_back(self, entry: QueueEntry) -> None:
         self._push(entry)
 
     def remove(self, request: Request) -> None:
@@ -97,7 +97,7 @@ class RequestQueue:
                     heapq.heappush(candidates, (heap[child], child))
         return found
 
-    def _push(self, entry: _Entry) -> None:
+    def _push(self, entry: QueueEntry) -> None:
         assert entry.request is not None
         self._entries[entry.request.request_id] = entry
         heapq.heappush(self._heap, entry)

@@ -14,13 +14,16 @@ from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
-from engine.core.request_queue import RequestQueue
+from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.step_trace import StepTrace
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import Pin, PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
 from tracing.writer import TraceWriter
+
+MAX_SET_ASIDE = 16
+"""Once a request found no room, so many are looked at for one that may pass it."""
 
 
 class PauseState(Enum):
@@ -194,22 +197,31 @@ class Scheduler:
             index += 1
 
     def _schedule_waiting(self, step: _Step) -> None:
-        """Admit waiting requests in the policy's order until one does not fit."""
-        set_aside = []
+        """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
+        set_aside: list[QueueEntry] = []
+        behind_unfit = False
         while step.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             if request is None:
                 break
-            if not self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
-                set_aside.append(self.waiting.set_aside())
-                continue
-            if not self._admit(request, step):
+            if self._may_start(request, behind_unfit, step.now):
+                if self._admit(request, step):
+                    continue
+                behind_unfit = True
+            if behind_unfit and (not self.policy.lets_pass or len(set_aside) >= MAX_SET_ASIDE):
                 break
+            set_aside.append(self.waiting.set_aside())
         for entry in set_aside:
             self.waiting.put_back(entry)
 
+    def _may_start(self, request: Request, behind_unfit: bool, now: float) -> bool:
+        """What the policy says, before any block is looked for."""
+        if behind_unfit and not self.policy.may_pass(request, now):
+            return False
+        return self.policy.may_admit(request, self.kv.num_free_blocks, now)
+
     def _admit(self, request: Request, step: _Step) -> bool:
-        """Move the head of the queue to running if its blocks can be had."""
+        """Move the head of the queue, which this is, to running if its blocks can be had."""
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:

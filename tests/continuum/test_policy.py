@@ -226,6 +226,23 @@ def test_order_is_preempted_then_warm_then_program_age() -> None:
     assert started == ["warm2", "old2", "young2", "new"]
 
 
+def test_a_warm_turn_passes_one_that_finds_no_room() -> None:
+    """It holds memory that only running it can free; a cold turn of a younger job stays behind."""
+    room = make_room(num_blocks=25, ttl_rule="fixed", fixed_ttl_s=600)
+    turn(room, "warm1", "warm", [1] * 20)
+    room.clock.advance(1)
+    room.add("busy", [5] * 8, max_tokens=50)
+    room.step()
+    big = room.add("big", [6] * 80, job_id="big", max_tokens=2)
+    # As after a preemption, which puts a turn before all warm ones.
+    big.status = RequestStatus.PREEMPTED
+    room.scheduler.waiting.rekey(big, room.scheduler.policy.waiting_key(big, room.clock.now()))
+    room.add("small", [7] * 8, job_id="small", max_tokens=2)
+    room.add("warm2", prompt_of(room, "warm1", 5, 5), job_id="warm", max_tokens=2)
+    plan = room.step()
+    assert [r.req_id for r in plan.scheduled_new_reqs] == ["warm2"]
+
+
 def test_a_new_job_may_not_break_a_pin_until_it_has_waited_its_bound() -> None:
     """While something runs a new job waits behind the pins; after max_wait_s it breaks them, tail first."""
     room = make_room(num_blocks=17, max_wait_s=5, fixed_ttl_s=600, ttl_rule="fixed")

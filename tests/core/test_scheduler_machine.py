@@ -25,6 +25,8 @@ class ChaosPolicy(PriorityPolicy):
     """Pins, breaks, refuses and expires at random, drawn from a stream of bits: the worst policy there can
     be."""
 
+    lets_pass = True
+
     def __init__(self, bits: list[bool]) -> None:
         self._bits = iter(bits)
         self._ids = count()
@@ -35,6 +37,9 @@ class ChaosPolicy(PriorityPolicy):
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         return not self._coin()
+
+    def may_pass(self, request: Request, now: float) -> bool:
+        return self._coin()
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         hashes = request.block_hashes[: request.num_computed_tokens // BLOCK_SIZE]
