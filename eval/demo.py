@@ -36,11 +36,11 @@ class DemoConfig:
     out: Path = Path("out/demo")
     policies: tuple[str, ...] = ("fcfs", "continuum")
     workload: str = SYNTHETIC
-    num_jobs: int = 10
+    num_jobs: int = 16
     seed: int | None = None
     max_turns: int | None = None
     max_context_tokens: int = 4096
-    pool_share: float = 0.5
+    pool_share: float = 0.33
     """KV pool as a share of what all jobs hold together at their ends."""
     hidden_size: int = 256
     num_layers: int = 6
