@@ -11,12 +11,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from estimator.tool_key import ToolKey
-
 from engine.core.block_hash import BlockHash
 from engine.messages import JobRef, TurnReceipt
 from engine.policy import Pin, PinEnd
 from engine.request import Request
+from estimator.tool_key import ToolKey
 
 MAX_FRONTIERS = 32
 """Frontiers remembered per job; the oldest without a pin goes first."""
