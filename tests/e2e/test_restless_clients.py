@@ -1,0 +1,96 @@
+"""Clients that stream, hang up, retry and come back, all at once: whatever they do, nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.worker.tiny_models import make_model_folder
+from eval.server_process import ServerProcess
+
+NUM_CLIENTS, NUM_TURNS = 24, 3
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+
+
+class RestlessClient:
+    """A few turns of a job, some of them left in the middle. Jobs are shared: turns overlap and branch."""
+
+    def __init__(self, number: int) -> None:
+        self._random = random.Random(number)
+        self._job_id = f"job-{number % 10}"
+        self._messages = [{"role": "system", "content": "system " * 40}, self._user(100)]
+        self.statuses: list[int] = []
+
+    def _user(self, max_words: int) -> dict[str, str]:
+        words = (self._random.choice(WORDS) for _ in range(self._random.randint(1, max_words)))
+        return {"role": "user", "content": " ".join(words)}
+
+    def _body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "messages": self._messages,
+            "max_tokens": self._random.randint(1, 40),
+            "n": self._random.choice([1, 1, 1, 2]),
+            "is_last_step": self._random.random() < 0.1,
+        }
+        return body | ({"job_id": self._job_id} if self._random.random() < 0.8 else {})
+
+    async def run(self, http: httpx.AsyncClient) -> None:
+        for _ in range(NUM_TURNS):
+            if self._random.random() < 0.25:
+                await self._leave(http)
+            await self._stream(http)
+            self._messages += [{"role": "assistant", "content": "some reply"}, self._user(60)]
+
+    async def _leave(self, http: httpx.AsyncClient) -> None:
+        """Give up on a request after a moment, wherever it is by then."""
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(self._random.random()):
+                await http.post("/v1/chat/completions", json=self._body())
+
+    async def _stream(self, http: httpx.AsyncClient) -> None:
+        """Read a stream, in a third of the cases only its first lines."""
+        num_lines = self._random.choice([3, 1000, 1000])
+        body = self._body() | {"stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            self.statuses.append(response.status_code)
+            async for _ in response.aiter_lines():
+                num_lines -= 1
+                if num_lines == 0:
+                    break
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    """A pool much too small for all of them: every answered request is fine and every block comes back."""
+    model = make_model_folder(tmp_path / "model", max_position_embeddings=1024)
+    arguments = [str(model), "--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "120"]
+    clients = [RestlessClient(number) for number in range(NUM_CLIENTS)]
+
+    async def run(base_url: str) -> None:
+        async with httpx.AsyncClient(base_url=base_url, timeout=60) as http:
+            await asyncio.gather(*(client.run(http) for client in clients))
+            # Only the last hang-ups may still be on their way; the test's time limit bounds the loops.
+            while not (await http.post("/reset_prefix_cache")).json()["success"]:
+                pass
+            while any((await gauges(http)).values()):
+                pass
+
+    with ServerProcess(arguments, tmp_path / "server.log") as server:
+        asyncio.run(run(server.base_url))
+        assert server.stop() == 0
+    assert {status for client in clients for status in client.statuses} == {200}
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
+    """What is running, waiting and held."""
+    lines = (await http.get("/metrics")).text.splitlines()
+    values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    return {
+        n: values[n] for n in (*(f"vllm:{n}" for n in names), "continuum:pins", "continuum:pinned_blocks")
+    }
