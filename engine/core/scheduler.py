@@ -1,6 +1,6 @@
 """The V1 scheduler: every step hands one token budget to running requests first, then to waiting ones.
 
-It owns the mechanism (queues, blocks, budget, pins as held blocks) and asks a SchedulingPolicy for every
+It owns the mechanism (queues, blocks, budget) and asks a SchedulingPolicy for every
 choice. Pure: it is told the time and never looks at a clock, a socket or a tensor.
 """
 
@@ -14,11 +14,12 @@ from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
+from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.step_trace import StepTrace
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
-from engine.policy import Pin, PinEnd, SchedulingPolicy
+from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
 from tracing.writer import TraceWriter
 
@@ -72,7 +73,6 @@ class _Counts:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
-    pins_ended: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -94,6 +94,7 @@ class Scheduler:
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
+        self.pins = PinHolder(self.kv, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue()
@@ -255,7 +256,7 @@ class Scheduler:
             request.num_recomputed_tokens -= num_hit_tokens
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit_tokens
-        self._end_pins(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
+        self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
 
     def _prefill_limit(self, num_tokens: int) -> int:
         threshold = self.config.long_prefill_token_threshold
@@ -406,8 +407,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End the pins whose deadline has passed or that the policy let go."""
-        for pin, cause in self.policy.due(now):
-            self._end_pin(pin, cause, now)
+        self.pins.expire(now)
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
@@ -416,55 +416,11 @@ class Scheduler:
     def _break_pins_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
-        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be.
-
-        Nothing is broken in vain, unless it is the last resort: when nothing else runs, pins go one by one
-        until the request fits, for two pins may share the blocks that are missing.
-        """
+        """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
         if not self.kv.num_pins:
             return False
-        last_resort = not self.running or (len(self.running) == 1 and self.running[0] is request)
-        if last_resort:
-            for pin in list(self.policy.breakable(request, now, last_resort=True)):
-                self._shrink_pin(pin, self.kv.num_blocks_short(request, num_tokens, hit), now)
-                if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
-                    return True
-            return False
-        missing = self.kv.num_blocks_short(request, num_tokens, hit)
-        sacrifice: list[tuple[Pin, int]] = []
-        for pin in self.policy.breakable(request, now, last_resort=False):
-            _, num_freed = self.kv.num_tail_blocks_to_free(pin.pin_id, missing)
-            if num_freed:
-                sacrifice.append((pin, num_freed))
-                missing -= num_freed
-            if missing <= 0:
-                break
-        if missing > 0:
-            return False
-        for pin, num_freed in sacrifice:
-            self._shrink_pin(pin, num_freed, now)
-        # Own pinned blocks that were hit count as free once broken, yet are needed: measure, don't assume.
-        return self.kv.num_blocks_short(request, num_tokens, hit) <= 0
-
-    def _shrink_pin(self, pin: Pin, wanted: int, now: float) -> None:
-        """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""
-        num_blocks, _ = self.kv.num_tail_blocks_to_free(pin.pin_id, wanted)
-        if num_blocks >= pin.num_blocks:
-            self._end_pin(pin, PinEnd.BROKEN, now)
-            return
-        self.kv.shrink_pin(pin.pin_id, num_blocks)
-        pin.num_blocks -= num_blocks
-        self.policy.on_pin_shrunk(pin, num_blocks, now)
-
-    def _end_pins(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
-        for pin in pins:
-            self._end_pin(pin, cause, now)
-
-    def _end_pin(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        self.kv.unpin(pin.pin_id)
-        self.policy.on_pin_ended(pin, cause, now)
-        ended = self._counts.pins_ended
-        ended[cause] = ended.get(cause, 0) + 1
+        alone = not self.running or (len(self.running) == 1 and self.running[0] is request)
+        return self.pins.make_room(request, num_tokens, hit, now, last_resort=alone)
 
     def _requeue_changed(self, now: float) -> None:
         for request in self.policy.changed_keys():
@@ -474,7 +430,7 @@ class Scheduler:
 
     def reset_prefix_cache(self, now: float) -> bool:
         """End all pins, then forget all cached prefixes; False while requests hold blocks."""
-        self._end_pins(list(self.policy.pins()), PinEnd.RELEASED, now)
+        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
         return self.kv.reset_prefix_cache()
 
     def has_unfinished_requests(self) -> bool:
@@ -496,7 +452,7 @@ class Scheduler:
             prefix_cache_queries=counts.prefix_cache_queries,
             prefix_cache_hits=counts.prefix_cache_hits,
             num_preemptions=counts.num_preemptions,
-            pins_ended=counts.pins_ended,
+            pins_ended=self.pins.take_ended(),
         )
 
     def statistics(self) -> SchedulerStatistics:

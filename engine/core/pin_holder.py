@@ -1,0 +1,89 @@
+"""Carries out what the policy says about pins: ends them, and breaks them where blocks are needed.
+
+Which pins may be broken by whom, and in what order, is the policy's; how many blocks that frees is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.core.block_pool import KVCacheBlock
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.policy import Pin, PinEnd, SchedulingPolicy
+from engine.request import Request
+
+
+class PinHolder:
+    """The blocks of pins are the KVCacheManager's; every pin ends here, and is counted by cause."""
+
+    def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy) -> None:
+        self._kv = kv
+        self._policy = policy
+        self._num_ended: dict[str, int] = {}
+
+    def expire(self, now: float) -> None:
+        for pin, cause in self._policy.due(now):
+            self._end(pin, cause, now)
+
+    def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
+        for pin in pins:
+            self._end(pin, cause, now)
+
+    def take_ended(self) -> dict[str, int]:
+        """Pins ended since the last call, by cause."""
+        ended, self._num_ended = self._num_ended, {}
+        return ended
+
+    def make_room(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, last_resort: bool
+    ) -> bool:
+        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be."""
+        if last_resort:
+            return self._break_one_by_one(request, num_tokens, hit, now)
+        return self._break_if_enough(request, num_tokens, hit, now)
+
+    def _break_one_by_one(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Nothing else can run: break until it fits. Two pins may share the blocks that are missing, so what
+        breaking would free cannot be added up beforehand."""
+        for pin in list(self._policy.breakable(request, now, last_resort=True)):
+            self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now)
+            if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
+                return True
+        return False
+
+    def _break_if_enough(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Break nothing in vain: first add up what it would free."""
+        missing = self._kv.num_blocks_short(request, num_tokens, hit)
+        sacrifice: list[tuple[Pin, int]] = []
+        for pin in self._policy.breakable(request, now, last_resort=False):
+            _, num_freed = self._kv.num_tail_blocks_to_free(pin.pin_id, missing)
+            if num_freed:
+                sacrifice.append((pin, num_freed))
+                missing -= num_freed
+            if missing <= 0:
+                break
+        if missing > 0:
+            return False
+        for pin, num_freed in sacrifice:
+            self._shrink(pin, num_freed, now)
+        # Blocks of a broken pin that the request hit are free now, yet needed: measure, don't assume.
+        return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _shrink(self, pin: Pin, wanted: int, now: float) -> None:
+        """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""
+        num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
+        if num_blocks >= pin.num_blocks:
+            self._end(pin, PinEnd.BROKEN, now)
+            return
+        self._kv.shrink_pin(pin.pin_id, num_blocks)
+        pin.num_blocks -= num_blocks
+        self._policy.on_pin_shrunk(pin, num_blocks, now)
+
+    def _end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        self._kv.unpin(pin.pin_id)
+        self._policy.on_pin_ended(pin, cause, now)
+        self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
