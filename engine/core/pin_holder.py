@@ -1,6 +1,6 @@
 """Carries out what the policy says about pins: ends them, and breaks them where blocks are needed.
 
-Which pins may be broken by whom, and in what order, is the policy's; how many blocks that frees is known here.
+Which pins may be broken by whom, and in what order, is the policy's; what that frees is known here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.scheduler import PauseState
@@ -123,6 +125,28 @@ def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
     room.scheduler.check_invariants()
     room.run()
     assert set(room.finished) == {"worse", "better"}
+
+
+def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
+    """The tokens it had been given in the step serve a request that would have got none."""
+    room = EngineRoom(
+        PriorityPolicy(),
+        num_blocks=8,
+        max_model_len=28,
+        max_num_batched_tokens=6,
+        long_prefill_token_threshold=4,
+        scheduler_reserve_full_isl=False,
+    )
+    room.add("worse", tokens(0, 24), priority=1)
+    room.add("better", tokens(100, 1), max_tokens=9)
+    room.add("third", tokens(200, 1), max_tokens=9)
+    room.scheduler.waiting.rekey(room.scheduler.requests["worse"], (-1, 0.0))  # admitted first
+    assert room.step().num_scheduled_tokens == {"worse": 4, "better": 1, "third": 1}
+    room.scheduler.config = replace(room.scheduler.config, max_num_batched_tokens=5)
+    while not (plan := room.step()).preempted_req_ids:
+        pass
+    assert plan.preempted_req_ids == {"worse"}
+    assert plan.num_scheduled_tokens == {"better": 1, "third": 1}
 
 
 def test_pause_states() -> None:
