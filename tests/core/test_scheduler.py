@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.scheduler import PauseState
 from engine.messages import FinishReason
+from engine.outputs import SchedulerOutput
 from engine.policy import FcfsPolicy, PriorityPolicy
 from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
@@ -127,26 +128,45 @@ def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
     assert set(room.finished) == {"worse", "better"}
 
 
-def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
-    """The tokens it had been given in the step serve a request that would have got none."""
+def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
+    """The step in which a prefilling request is given ``chunk`` tokens and withdrawn for a better one's sake.
+
+    The better one needs its second block in step 5; until then the other has taken all the rest.
+    """
     room = EngineRoom(
         PriorityPolicy(),
-        num_blocks=8,
-        max_model_len=28,
-        max_num_batched_tokens=6,
-        long_prefill_token_threshold=4,
+        num_blocks=5 * chunk // 4 + 3,
+        max_model_len=5 * chunk + 8,
+        max_num_batched_tokens=chunk + 2,
+        long_prefill_token_threshold=chunk,
         scheduler_reserve_full_isl=False,
     )
-    room.add("worse", tokens(0, 24), priority=1)
-    room.add("better", tokens(100, 1), max_tokens=9)
-    room.add("third", tokens(200, 1), max_tokens=9)
+    room.add("worse", tokens(0, 5 * chunk + 4), priority=1)
+    room.add("better", tokens(1000, 1), max_tokens=9)
+    room.add("third", tokens(2000, 1), max_tokens=9)
     room.scheduler.waiting.rekey(room.scheduler.requests["worse"], (-1, 0.0))  # admitted first
-    assert room.step().num_scheduled_tokens == {"worse": 4, "better": 1, "third": 1}
-    room.scheduler.config = replace(room.scheduler.config, max_num_batched_tokens=5)
+    assert room.step().num_scheduled_tokens == {"worse": chunk, "better": 1, "third": 1}
+    room.scheduler.config = replace(room.scheduler.config, max_num_batched_tokens=chunk + 1)
     while not (plan := room.step()).preempted_req_ids:
         pass
     assert plan.preempted_req_ids == {"worse"}
+    return room, plan
+
+
+def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
+    """The tokens it had been given in the step serve a request that would have got none."""
+    _, plan = withdraw(chunk=4)
     assert plan.num_scheduled_tokens == {"better": 1, "third": 1}
+
+
+def test_what_a_withdrawn_victim_never_computed_is_not_found() -> None:
+    """Blocks that its tokens would have filled are unfindable; those computed in earlier steps stay cached."""
+    room, _ = withdraw(chunk=12)
+    found = [
+        room.scheduler.kv.pool.get_cached_block(block_hash) is not None
+        for block_hash in room.scheduler.requests["worse"].block_hashes
+    ]
+    assert found == [True] * 12 + [False] * 4
 
 
 def test_pause_states() -> None:
