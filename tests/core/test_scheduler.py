@@ -160,7 +160,8 @@ def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
 
 
 def test_what_a_withdrawn_victim_never_computed_is_not_found() -> None:
-    """Blocks that its tokens would have filled are unfindable; those computed in earlier steps stay cached."""
+    """Blocks that its tokens would have filled are unfindable; those computed in earlier steps stay
+    cached."""
     room, _ = withdraw(chunk=12)
     found = [
         room.scheduler.kv.pool.get_cached_block(block_hash) is not None
