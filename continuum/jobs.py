@@ -19,6 +19,35 @@ from estimator.tool_key import ToolKey
 
 MAX_FRONTIERS = 32
 """Frontiers remembered per job; the oldest without a pin goes first."""
+HEAD_BYTES = 8
+"""Of each hash, in a chain that is only compared."""
+
+
+class BlockChain:
+    """A hash chain in little memory, to recognise what continues it: 8 bytes a block.
+
+    That is enough to tell prefixes apart, and nothing depends on it: KV is found by the whole hash.
+    """
+
+    __slots__ = ("_heads",)
+
+    def __init__(self, block_hashes: Sequence[BlockHash]) -> None:
+        self._heads = b"".join([block_hash[:HEAD_BYTES] for block_hash in block_hashes])
+
+    def __len__(self) -> int:
+        return len(self._heads) // HEAD_BYTES
+
+    def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
+        """Length of the common prefix with another chain: equal at one place means equal at all before it."""
+        low, high = 0, min(len(self), len(block_hashes))
+        while low < high:
+            middle = (low + high + 1) // 2
+            start = (middle - 1) * HEAD_BYTES
+            if self._heads[start : start + HEAD_BYTES] == block_hashes[middle - 1][:HEAD_BYTES]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +57,7 @@ class Frontier:
     job: Job
     request_id: str
     turn_number: int
-    block_hashes: list[BlockHash]
+    chain: BlockChain
     """Of the full blocks whose KV was computed."""
     num_prompt_tokens: int
     ended_s: float
@@ -91,24 +120,12 @@ class Job:
         for frontier in self.frontiers:
             if request.num_prompt_tokens <= frontier.num_prompt_tokens:
                 continue
-            shared = num_shared_blocks(frontier.block_hashes, request.block_hashes)
+            shared = frontier.chain.num_shared(request.block_hashes)
             # The last prompt block may already hold the start of the reply.
             needed = max(1, frontier.num_prompt_tokens // block_size - 1)
             if shared >= needed and shared > best_shared:
                 best, best_shared = frontier, shared
         return best, best_shared
-
-
-def num_shared_blocks(a: Sequence[BlockHash], b: Sequence[BlockHash]) -> int:
-    """Length of the common prefix of two hash chains; equal at one place means equal at all before it."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class JobTable:

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from continuum.config import ContinuumConfig
-from continuum.jobs import MAX_FRONTIERS, Frontier, Job, JobTable, Turn
+from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, JobTable, Turn
 from continuum.order import waiting_key
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
@@ -19,10 +19,14 @@ from continuum.program_stats import Memoryfulness, QueueDelay
 from continuum.receipts import make_receipt
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
+from engine.core.block_hash import BlockHash
 from engine.messages import JobFinished, Signal, ToolGapStarted, TurnReceipt
 from engine.policy import Pin, PinEnd, PolicyContext, SchedulingPolicy, WaitingKey
 from engine.request import Request, RequestStatus
 from estimator.cost import PrefillCost
+
+GRACE_S = 1.0
+"""Any turn's KV is held so long: the front end reads the tool calls within milliseconds of the turn's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,9 @@ class ContinuumPolicy:
             receipt.reason = "last step of the job"
             self._finish_job(turn.job, now)
             return None
-        frontier = self._open_frontier(turn, receipt, now)
-        return self._hold(frontier, now)
+        block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        frontier = self._open_frontier(turn, block_hashes, receipt, now)
+        return self._hold(frontier, block_hashes, now)
 
     def on_request_gone(self, request: Request, now: float) -> None:
         turn = self._close_turn(request, now)
@@ -160,14 +165,15 @@ class ContinuumPolicy:
         seconds = first_token_s - started_s
         self._prefill_cost.observe(request.num_prompt_tokens - num_cached, num_cached, seconds)
 
-    def _open_frontier(self, turn: Turn, receipt: TurnReceipt, now: float) -> Frontier:
+    def _open_frontier(
+        self, turn: Turn, block_hashes: list[BlockHash], receipt: TurnReceipt, now: float
+    ) -> Frontier:
         request, job = turn.request, turn.job
-        num_blocks = request.num_computed_tokens // self._block_size
         frontier = Frontier(
             job,
             request.request_id,
             turn.number,
-            request.block_hashes[:num_blocks],
+            BlockChain(block_hashes),
             request.num_prompt_tokens,
             ended_s=now,
             receipt=receipt,
@@ -178,13 +184,12 @@ class ContinuumPolicy:
             self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
         return frontier
 
-    def _hold(self, frontier: Frontier, now: float) -> Pin | None:
-        """Pin at once: what the turn called is not known yet, only that its KV must not go meanwhile."""
+    def _hold(self, frontier: Frontier, block_hashes: list[BlockHash], now: float) -> Pin | None:
+        """Pin at once, for a short grace at least: what the turn called is about to be known."""
         decision = self._decide(frontier, now)
-        num_blocks = len(frontier.block_hashes)
-        if decision.ttl_s <= 0 or num_blocks == 0:
+        if not block_hashes:
             return None
-        if not self._pins.make_room(frontier.job, num_blocks):
+        if not self._pins.make_room(frontier.job, len(block_hashes)):
             self._tell(frontier, TtlDecision(0.0, "pin budget is used up"))
             self._trace.refused(frontier, now)
             return None
@@ -192,8 +197,8 @@ class ContinuumPolicy:
             next(self._pin_ids),
             frontier.job.job_id,
             frontier.request_id,
-            frontier.block_hashes,
-            deadline_s=now + decision.ttl_s,
+            block_hashes,
+            deadline_s=now + max(decision.ttl_s, GRACE_S),
         )
         self._pins.add(pin, frontier)
         self._tell(frontier, decision)
@@ -206,8 +211,8 @@ class ContinuumPolicy:
         inputs = TtlInputs(
             curve=curve,
             global_curve=self.tools.curve(None),
-            num_blocks=len(frontier.block_hashes),
-            prefill_s=self._prefill_cost.seconds(len(frontier.block_hashes) * self._block_size),
+            num_blocks=len(frontier.chain),
+            prefill_s=self._prefill_cost.seconds(len(frontier.chain) * self._block_size),
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._memoryfulness.value,
             called_tools=frontier.tools is None or bool(frontier.tools),

@@ -101,7 +101,7 @@ class PolicyTrace:
     def refused(self, frontier: Frontier, now: float) -> None:
         if self._writer is not None:
             event = self._pin_event("refused", frontier, now)
-            event.num_blocks = len(frontier.block_hashes)
+            event.num_blocks = len(frontier.chain)
             event.reason = frontier.receipt.reason if frontier.receipt is not None else None
             self._writer.emit(event)
 

@@ -316,6 +316,23 @@ def test_tools_that_return_late_are_learned_and_let_go() -> None:
     assert pins(room) == 1
 
 
+def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
+    """Until the front end has read the turn its KV is held by grace; then its own tool decides."""
+    room = make_room(num_blocks=65)
+    for i in range(30):
+        command, gap_s = ("ls", 0.5) if i % 3 == 0 else ("make all", 300.0)
+        turn(room, f"{i}-1", f"{i}", [i] * 8)
+        tools_start(room, f"{i}", f"{i}-1", command)
+        room.clock.advance(gap_s)
+        turn(room, f"{i}-2", f"{i}", prompt_of(room, f"{i}-1", 5), is_last_step=True)
+    for command, num_pins in (("make all", 0), ("ls", 1)):
+        at_end = turn(room, command, command, [50] * 8)
+        assert at_end.reason == "median time to return is beyond the horizon"
+        assert pins(room) == 1
+        tools_start(room, command, command, command)
+        assert pins(room) == num_pins
+
+
 def test_a_turn_without_a_tool_call_is_held_briefly() -> None:
     """It is probably the last one: until answers are known to come back, 2 s."""
     room = make_room()
