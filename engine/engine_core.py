@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.clock import Clock
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.scheduler import PauseState, Scheduler, SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import Executor, ExecutorFactory
@@ -63,6 +63,7 @@ class EngineCore:
         self._tracer = _open_trace(config.trace_path)
         self._executor: Executor = executor_factory(config)
         info = self._executor.info
+        _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(
             PolicyContext(config.cache.block_size, info.num_gpu_blocks - 1, self._tracer)
         )
@@ -270,3 +271,12 @@ def _open_trace(path: str | None) -> TraceWriter | None:
         return TraceWriter.open(path)
     except OSError as error:
         raise ConfigError(f"trace_path: cannot write {path!r}: {error.strerror}.") from error
+
+
+def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
+    """A prompt that may not be cut and fits in no step would wait for ever."""
+    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
+            f"least max_model_len ({max_model_len}): raise the one or lower the other."
+        )

@@ -146,3 +146,15 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(model_folder: Path, multi
     """The same error from a core in its own process as from one in ours."""
     with pytest.raises(ModelLoadError, match="KV"):
         LLM(str(model_folder), num_gpu_blocks_override=2, multiprocess=multiprocess)
+
+
+def test_a_prompt_that_could_never_start_is_refused_at_the_start(model_folder: Path) -> None:
+    """Without chunked prefill a step must have room for the longest prompt."""
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        LLM(
+            str(model_folder),
+            multiprocess=False,
+            executor_factory=FakeExecutorFactory(max_model_len=200),
+            enable_chunked_prefill=False,
+            max_num_batched_tokens=100,
+        )
