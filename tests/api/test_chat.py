@@ -227,6 +227,19 @@ def test_a_history_with_tool_results_is_accepted(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("arguments", ["{broken", "[" * 5000, "5"], ids=["cut off", "too deep", "no object"])
+def test_a_history_with_a_bad_call_is_still_served(http: httpx.Client, arguments: str) -> None:
+    """A model that once wrote nonsense as arguments has not ended its job."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "The arguments are no JSON object."},
+    ]
+    body = {"messages": messages, "max_tokens": 1, "chat_template": "{{ messages[-1].content }}"}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_a_call_sent_back_continues_the_same_tokens(http: httpx.Client) -> None:
     """A reply with a call, sent back as messages, renders to the tokens it was generated as."""
     body = {"messages": HELLO, "tools": [TOOL], "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")}
