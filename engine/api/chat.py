@@ -50,7 +50,7 @@ class ChatTurn:
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
         self._job = body.job()
-        self._readers = [_AnswerReader(self._parser()) for _ in range(body.n or 1)]
+        self._readers = [_AnswerReader(self._parser(), body.max_calls) for _ in range(body.n or 1)]
 
     def _parser(self) -> ToolParser | None:
         return self._model.tool_parser() if self._body.wants_tools else None
@@ -198,8 +198,9 @@ class ChatTurn:
 class _AnswerReader:
     """One of the ``n`` answers as it is read."""
 
-    def __init__(self, parser: ToolParser | None) -> None:
+    def __init__(self, parser: ToolParser | None, max_calls: int | None) -> None:
         self._parser = parser
+        self._max_calls = max_calls
         self.reply = ParsedReply()
         self.num_tokens = 0
 
@@ -211,8 +212,14 @@ class _AnswerReader:
             deltas = self._parser.feed(answer.text)
             if answer.finished:
                 deltas += self._parser.finish()
+        if self._max_calls is not None:
+            deltas = [delta for delta in deltas if not self._beyond_limit(delta)]
         self.reply.add(deltas)
         return deltas
+
+    def _beyond_limit(self, delta: ParsedDelta) -> bool:
+        """Whether this is of a call that the client did not want beside the first."""
+        return isinstance(delta, ToolCallDelta) and delta.index >= (self._max_calls or 0)
 
     def finish_reason(self, answer: CompletionOutput) -> str:
         """A reply cut off by its length says so, even if there was a call before the cut."""

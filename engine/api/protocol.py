@@ -198,6 +198,11 @@ class ChatCompletionRequest(GenerationRequest):
     def wants_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def max_calls(self) -> int | None:
+        """Most tool calls of one answer; None is no limit."""
+        return 1 if self.parallel_tool_calls is False else None
+
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 

@@ -189,6 +189,28 @@ def test_tool_calls_are_streamed(client: openai.OpenAI, http: httpx.Client) -> N
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize(("parallel", "expected"), [(None, 2), (True, 2), (False, 1)])
+def test_one_call_where_the_client_wants_no_more(
+    http: httpx.Client, parallel: bool | None, expected: int
+) -> None:
+    """``parallel_tool_calls: false`` keeps the first call only, streamed or not; by default all are there."""
+    replay = token_ids(http, CALL_TEXT + CALL_TEXT.removeprefix("Let me look.") + "<|im_end|>")
+    body = {
+        "messages": HELLO,
+        "tools": [TOOL],
+        "parallel_tool_calls": parallel,
+        "replay_token_ids": replay,
+    }
+    [choice] = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert len(choice["message"]["tool_calls"]) == expected
+    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        chunks = [json.loads(event) for event in events(response) if event != "[DONE]"]
+    deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert {delta["index"] for delta in deltas} == set(range(expected))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("choice", ["none", None])
 def test_without_tools_the_text_is_left_alone(http: httpx.Client, choice: str | None) -> None:
     """No tools, or tool_choice none: nothing is parsed."""
