@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,13 @@ def test_one_wrong_prompt_and_none_is_run(fake_llm: LLM) -> None:
         fake_llm.generate("Hello", [GREEDY, GREEDY], use_tqdm=False)
     [output] = fake_llm.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("prompts", [{"prompt_token_ids": [1, 2]}, [{"prompt": "Hello"}], 5])
+def test_what_is_no_prompt_is_refused(fake_llm: LLM, prompts: Any) -> None:
+    """V1's dictionaries are not taken: they must not be read as a list of their keys."""
+    with pytest.raises(RequestError, match=r"A prompt is a text or a list of token ids, got (dict|int)"):
+        fake_llm.generate(prompts, GREEDY, use_tqdm=False)
 
 
 def test_progress_is_shown_with_rates(fake_llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
