@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
@@ -31,6 +32,8 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         name = config.tokenizer or config.model
+        if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
+            raise ModelLoadError(f"The folder {name} does not exist.")  # the library takes it for a hub name
         try:
             hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # the library raises half a dozen kinds
@@ -43,7 +46,7 @@ class Tokenizer:
         return eos
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(

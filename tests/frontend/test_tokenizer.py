@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_a_folder_without_a_tokenizer_is_a_load_error(tmp_path: Path) -> None:
     """One sentence that names the folder."""
     with pytest.raises(ModelLoadError, match=r"Cannot load the tokenizer of .*tmp"):
         Tokenizer.load(ModelConfig(model=str(tmp_path)))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A mistyped path is told as such, not as a bad name for the hub."""
+    missing = tmp_path / "missing"
+    with pytest.raises(ModelLoadError, match=rf"^The folder {missing} does not exist\.$"):
+        Tokenizer.load(ModelConfig(model=str(missing)))
+
+
+def test_a_long_text_is_encoded_quietly(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it fits is the request's matter; the library's warning of errors to come would be wrong."""
+    logger = logging.getLogger("transformers")
+    tokenizer.hf.deprecation_warnings.clear()  # it warns once per process
+    logger.addHandler(caplog.handler)
+    try:
+        assert len(tokenizer.encode("long " * 5000)) > tokenizer.hf.model_max_length
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_bad_words_are_spelt_at_the_start_and_after_a_space(tokenizer: Tokenizer) -> None:
