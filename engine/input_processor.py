@@ -34,7 +34,10 @@ class GenerationDefaults:
         """``generation_config=vllm`` leaves the sampling defaults out; the EOS tokens always count."""
         own_source = config.generation_config not in ("auto", "vllm")
         source = config.generation_config if own_source else config.model
-        found = _read_json(source, "generation_config.json")
+        try:
+            found = _read_json(source, "generation_config.json")
+        except OSError:  # neither a folder nor a name that the hub may know
+            found = None
         if found is None and own_source:
             raise ConfigError(f"generation_config: no generation_config.json in {source!r}.")
         values = found or {}

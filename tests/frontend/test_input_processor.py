@@ -126,5 +126,6 @@ def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path
 
 def test_a_named_generation_config_must_exist(model_folder: Path, tmp_path: Path) -> None:
     """An option that finds nothing is an error, not ignored."""
-    with pytest.raises(ConfigError, match="generation_config"):
-        GenerationDefaults.load(ModelConfig(model=str(model_folder), generation_config=str(tmp_path)))
+    for source in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="generation_config"):
+            GenerationDefaults.load(ModelConfig(model=str(model_folder), generation_config=str(source)))
