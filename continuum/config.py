@@ -42,7 +42,7 @@ class ContinuumConfig:
         if self.ttl_rule not in TTL_RULES:
             raise ConfigError(f"ttl_rule must be one of {', '.join(TTL_RULES)}, got {self.ttl_rule!r}.")
         for name in ("horizon_s", "cold_horizon_s", "fixed_ttl_s", "answer_ttl_s", "max_ttl_s", "max_wait_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # NaN is refused too
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in ("pin_budget", "pin_tenant_share"):
             if not 0 <= getattr(self, name) <= 1:

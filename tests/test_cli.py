@@ -107,6 +107,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
     [
         (["--max-num-seqs", "0"], "max_num_seqs"),
         (["--pin-budget", "2"], "pin_budget"),
+        (["--horizon-s", "nan"], "horizon_s"),
         (["--port", "70000"], "port"),
     ],
 )
