@@ -66,6 +66,8 @@ class ChatTurn:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
+        if params.max_tokens is None and params.replay_token_ids is None:
+            params.max_tokens = self._model.default_max_tokens(len(prompt))
         outputs = self._model.generate(
             prompt,
             msgspec.structs.replace(params, output_kind=kind),

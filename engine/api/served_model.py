@@ -61,6 +61,11 @@ class ServedModel:
     def sampling_defaults(self) -> SamplingParams:
         return self.engine.generation_defaults.sampling_params()
 
+    def default_max_tokens(self, num_prompt_tokens: int) -> int | None:
+        """What the model's generation config sets, as far as there is room; None if it says nothing."""
+        limit = self.engine.generation_defaults.max_tokens
+        return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
+
     def tool_parser(self) -> ToolParser | None:
         """A fresh parser for one reply; None where the model's calls are in no format we read."""
         return HermesToolParser() if self._reads_hermes else None

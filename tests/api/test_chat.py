@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+from tests.api.server import running_server
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 TOOL: ChatCompletionToolParam = {
@@ -52,6 +56,25 @@ def test_without_a_limit_a_chat_may_fill_the_context(client: openai.OpenAI) -> N
     )
     assert answer.usage is not None
     assert answer.usage.total_tokens == 1024
+
+
+def test_the_models_own_limit_is_the_default(model: Path, tmp_path: Path) -> None:
+    """``max_new_tokens`` of the generation config counts where a request says nothing, within the room."""
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = {"max_new_tokens": 7, "eos_token_id": []}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    with running_server(folder, "--num-gpu-blocks-override", "400") as own, httpx.Client() as http:
+
+        def num_generated(**fields: object) -> int:
+            body = {"messages": HELLO, "ignore_eos": True, **fields}
+            answer = http.post(f"{own.url}/v1/chat/completions", json=body, timeout=30).json()
+            return int(answer["usage"]["completion_tokens"])
+
+        assert num_generated() == 7
+        assert num_generated(max_tokens=9) == 9
+        assert num_generated(replay_token_ids=[5] * 8) == 8
+        assert num_generated(chat_template="{{ '!' * 1020 }}") == 4
+        assert own.interrupt() == 0
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
