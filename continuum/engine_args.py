@@ -173,7 +173,9 @@ def _add_continuum_flags(group: _Group) -> None:
     group.add("max_jobs", "jobs remembered; beyond, the one idle longest is forgotten", int, "JOBS")
     group.add("job_idle_s", "a job idle for so long is forgotten", float, "SECONDS")
     group.add(
-        "estimator_state", "file that keeps what was learnt about tools across restarts", metavar="PATH"
+        "estimator_state",
+        "file that keeps what was learnt about tools across restarts; one server per file",
+        metavar="PATH",
     )
 
 

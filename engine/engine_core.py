@@ -254,7 +254,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
-            self.scheduler.close()
+            self.scheduler.close(self._clock.now())
         if self._tracer is not None:
             self._tracer.close()
 

@@ -52,7 +52,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     replay_token_ids: list[int] | None = None
-    """Emit exactly these tokens (the forward pass is real): for deterministic benchmarks."""
+    """The output begins with exactly these tokens (the forward pass is real), for deterministic benchmarks;
+    if neither ``max_tokens`` nor the last of them ends it, sampling goes on from there."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     # Filled in by the InputProcessor, which knows the tokenizer.

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+"""A folder with none of these has no tokenizer."""
+
 
 class Tokenizer:
     """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
@@ -30,10 +33,14 @@ class Tokenizer:
     def load(cls, config: ModelConfig) -> Tokenizer:
         """The tokenizer of a model folder; ModelLoadError if there is none."""
         from transformers import AutoTokenizer
+        from transformers.utils import logging as transformers_logging
 
         name = config.tokenizer or config.model
         if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
             raise ModelLoadError(f"The folder {name} does not exist.")  # the library takes it for a hub name
+        if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelLoadError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is raised
         try:
             hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # the library raises half a dozen kinds

@@ -490,5 +490,7 @@ class Scheduler:
         assert sum(pin.num_blocks for pin in pins) == self.kv.num_pinned_blocks
         self.kv.check_invariants()
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
+        """The engine stops: every pin has its end, and the policy saves what must survive."""
+        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
         self.policy.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -104,6 +105,17 @@ def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_p
         line = start_up_error(capsys, str(tmp_path), "--host", "127.0.0.1", "--port", str(port))
     assert f"127.0.0.1:{port}" in line
     assert "in use" in line
+
+
+def test_an_unknown_architecture_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], long_model: Path, tmp_path: Path
+) -> None:
+    """What no code here can run is refused by its name, without a warning around it."""
+    folder = tmp_path / "model"
+    shutil.copytree(long_model, folder)
+    config = {"model_type": "foo", "architectures": ["FooForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "'FooForCausalLM'" in start_up_error(capsys, str(folder), "--port", "0")
 
 
 def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], long_model: Path) -> None:

@@ -359,7 +359,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
         tools_start(room, f"j{i}", f"r{i}", "pytest -q")
         room.clock.advance(3)
         turn(room, f"s{i}", f"j{i}", prompt_of(room, f"r{i}", 5))
-    room.scheduler.close()
+    room.scheduler.close(room.clock.now())
     learned = known_duration(make_room(num_blocks=65, estimator_state=state))
     assert learned == pytest.approx(3, rel=0.3)
 

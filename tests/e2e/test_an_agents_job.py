@@ -51,7 +51,7 @@ def arguments(model: Path, folder: Path, trace: str) -> list[str]:
     ]
 
 
-def run_job(base_url: str, job_id: str, num_turns: int) -> list[dict[str, Any]]:
+def run_job(base_url: str, job_id: str, num_turns: int, *, finish: bool = True) -> list[dict[str, Any]]:
     """A conversation of tool calls through the openai client; the receipt of each turn."""
     forced = httpx.post(
         f"{base_url}/tokenize", json={"prompt": CALL + "<|im_end|>", "add_special_tokens": False}
@@ -63,7 +63,7 @@ def run_job(base_url: str, job_id: str, num_turns: int) -> list[dict[str, Any]]:
     receipts = []
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
         for turn in range(num_turns):
-            last = turn == num_turns - 1
+            last = finish and turn == num_turns - 1
             answer = client.chat.completions.create(
                 model=client.models.list().data[0].id,
                 messages=messages,
@@ -98,7 +98,17 @@ def test_a_job_is_kept_learned_and_traced_across_a_restart(model: Path, tmp_path
 
     with ServerProcess(arguments(model, tmp_path, "second.jsonl"), tmp_path / "second.log") as server:
         (first_turn, _) = run_job(server.base_url, "b", 2)
+        run_job(server.base_url, "left-open", 3, finish=False)
+    check_every_pin_ended(tmp_path / "second.jsonl")
     assert first_turn["expected_tool_s"] == pytest.approx(receipts[1]["gap_s"], abs=0.5)
+
+
+def check_every_pin_ended(path: Path) -> None:
+    """Also a pin that was held when the server stopped has its one end."""
+    pins = [e for e in read_trace(str(path)) if isinstance(e, PinEvent)]
+    created = [e.pin_id for e in pins if e.kind == "created"]
+    assert created == [e.pin_id for e in pins if e.kind == "ended"]
+    assert pins[-1].cause == "released"
 
 
 def check_trace(path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Sixteen recorded agent jobs at once through the command line: what pins are for, on real input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.report import read_result
+
+RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
+
+
+@pytest.mark.shared
+@pytest.mark.timeout(300)
+def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> None:
+    """No error, every block back, and fewer tokens computed again than under fcfs on the same pool."""
+    if not RECORDED.exists():
+        pytest.skip("the recorded jobs (../shared/workloads) are not here")
+    arguments = [
+        *("demo", "--workload", str(RECORDED), "--jobs", "16", "--max-turns", "3", "--out", str(tmp_path)),
+        *("--hidden-size", "64", "--layers", "1", "--time-scale", "0.2", "--pool-share", "0.4"),
+        *("--max-context-tokens", "8000"),
+    ]
+    assert main(arguments) == 0
+    fcfs, continuum = (read_result(tmp_path / policy / "result.json") for policy in ("fcfs", "continuum"))
+    for result in (fcfs, continuum):
+        assert (result.num_jobs, result.num_errors) == (16, 0)
+        assert result.kv_usage_at_end == 0
+    assert continuum.recomputed_tokens < 0.5 * fcfs.recomputed_tokens
+    assert continuum.pins_ended["handed_over"] > 0
