@@ -85,7 +85,7 @@ def test_a_model_without_a_template_says_so(model_folder: Path) -> None:
 
 def test_a_folder_without_a_tokenizer_is_a_load_error(tmp_path: Path) -> None:
     """One sentence that names the folder."""
-    with pytest.raises(ModelLoadError, match=r"Cannot load the tokenizer of .*tmp"):
+    with pytest.raises(ModelLoadError, match=r"tmp.* has no tokenizer"):
         Tokenizer.load(ModelConfig(model=str(tmp_path)))
 
 
