@@ -103,17 +103,20 @@ def test_without_a_job_there_is_no_receipt(http: httpx.Client) -> None:
 def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> None:
     """An idle server that lets a pin go says so in /metrics, without a request to wake it."""
 
-    def pins() -> float:
-        lines = http.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith("continuum:pins{")).split()[-1])
+    def wait_for_pins(expected: float) -> None:
+        """The gauge follows the core's report, a message behind the answer that caused it."""
+        deadline = time.monotonic() + 20
+        while True:
+            lines = http.get("/metrics").text.splitlines()
+            pins = float(next(line for line in lines if line.startswith("continuum:pins{")).split()[-1])
+            if pins == expected:
+                return
+            assert time.monotonic() < deadline, f"the gauge stayed at {pins}"
 
     http.post("/reset_prefix_cache")
-    assert pins() == 0
-    answer = http.post(
-        "/v1/completions", json={"prompt": "idle " * 40, "max_tokens": 2, "job_id": "idle"}
-    ).json()
-    assert answer["receipt"]["ttl_s"] == 2.0  # it called no tool
-    assert pins() == 1
-    deadline = time.monotonic() + 20
-    while pins():
-        assert time.monotonic() < deadline, "the gauge never came down"
+    wait_for_pins(0)
+    body = {"prompt": "idle " * 40, "max_tokens": 2, "job_id": "idle"}
+    receipt = http.post("/v1/completions", json=body).json()["receipt"]
+    assert receipt["ttl_s"] == 2.0  # it called no tool
+    wait_for_pins(1)
+    wait_for_pins(0)
