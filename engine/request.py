@@ -59,7 +59,6 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_recomputed_tokens",
         "priority",
         "request_id",
         "sampling_params",
@@ -99,8 +98,6 @@ class Request:
         self.num_cached_tokens: int | None = None
         """Prefix-cache hit when first scheduled; None before."""
         self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
-        """Tokens computed again after preemptions."""
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
 

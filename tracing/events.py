@@ -86,7 +86,6 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     req_id: str
     num_blocks: int
     """Blocks held by the pin (lost blocks for ``shrunk``)."""
-    exclusive_blocks: int | None = None
     deadline_s: float | None = None
     ttl_s: float | None = None
     rule: str | None = None
@@ -95,8 +94,6 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     """What the rule was given; feeding it back gives the same decision."""
     cause: str | None = None
     """For ``ended``: handed_over | expired | broken | released."""
-    detail: str | None = None
-    """Who broke it, or why it was released."""
     held_s: float | None = None
     """For ``ended``: since the turn ended."""
 

@@ -163,10 +163,6 @@ class KVCacheManager:
                 return count, freed
         return len(blocks), freed
 
-    def num_exclusive_blocks(self, pin_id: int) -> int:
-        """Blocks that only this pin holds."""
-        return sum(1 for block in self._pins[pin_id] if block.ref_cnt == 1)
-
     # ---- all ----
 
     def reset_prefix_cache(self) -> bool:

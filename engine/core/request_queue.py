@@ -105,9 +105,6 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._entries
-
     def __iter__(self) -> Iterator[Request]:
         """All requests, in no particular order."""
         return (e.request for e in self._entries.values() if e.request is not None)

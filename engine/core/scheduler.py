@@ -252,8 +252,6 @@ class Scheduler:
             request.first_scheduled_time = now
             self._counts.prefix_cache_queries += request.num_tokens
             self._counts.prefix_cache_hits += num_hit_tokens
-        else:
-            request.num_recomputed_tokens -= num_hit_tokens
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
@@ -281,7 +279,6 @@ class Scheduler:
             step.budget += num_withdrawn
         self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
         victim.status = RequestStatus.PREEMPTED
-        victim.num_recomputed_tokens += victim.num_computed_tokens
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
