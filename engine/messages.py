@@ -191,6 +191,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     pins_ended: dict[str, int] = {}
     """Cause to count."""
+    pin_block_s: dict[str, float] = {}
+    """Cause to blocks times seconds held."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

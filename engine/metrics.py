@@ -96,6 +96,8 @@ class Metrics:
             self._iteration_tokens.observe(stats.step_tokens)
         for cause, count in stats.pins_ended.items():
             self._pins_ended.labels(*self._values, cause).inc(count)
+        for cause, block_s in stats.pin_block_s.items():
+            self._pin_block_s.labels(*self._values, cause).inc(block_s)
 
     def _record_finished(self, stats: FinishedRequestStats) -> None:
         self._success.labels(*self._values, stats.finish_reason).inc()
@@ -140,6 +142,12 @@ class Metrics:
         )
         self._pins_ended = Counter(
             "continuum:pins_ended", "Pins that ended, by cause.", (*_LABELS, "cause"), registry=self.registry
+        )
+        self._pin_block_s = Counter(
+            "continuum:pin_block_seconds",
+            "KV blocks times seconds that pins held, by how the holding ended.",
+            (*_LABELS, "cause"),
+            registry=self.registry,
         )
 
     def _make_latencies(self) -> None:

@@ -127,7 +127,7 @@ class Replay:
         turn = plan.turns[index]
         is_last = index == len(plan.turns) - 1
         request = TurnRequest(
-            messages=conversation(plan.system_text, plan.turns[:index], turn.recorded.input_text),
+            messages=conversation(plan.system_text, plan.turns[:index], turn.recorded.input_text or ""),
             replay_token_ids=turn.replay_token_ids,
             job_id=f"{plan.job_id}.{self._run_id}" if self._options.send_job_id else None,
             is_last_step=is_last,

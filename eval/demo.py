@@ -123,7 +123,10 @@ def _context_tokens(job: Job, limits: Limits, system: int, num_tokens: Callable[
     context = system
     for turn in job.turns[: limits.max_turns]:
         longer = (
-            context + num_tokens(turn.input_text) + num_tokens(turn.output_text) + TEMPLATE_TOKENS_PER_TURN
+            context
+            + num_tokens(turn.input_text or "")
+            + num_tokens(turn.output_text or "")
+            + TEMPLATE_TOKENS_PER_TURN
         )
         if limits.max_context_tokens is not None and longer > limits.max_context_tokens:
             break

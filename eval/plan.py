@@ -120,6 +120,7 @@ class Planner:
         return PlannedJob(job.job_id, job.system_text, turns, len(job.turns))
 
     async def _plan_turn(self, turn: Turn, template: _Template) -> PlannedTurn:
+        assert turn.output_text is not None
         text, ids = await self._shortened(turn.output_text)
         if template.end_of_turn is not None:
             ids = [*ids, template.end_of_turn]
@@ -129,13 +130,13 @@ class Planner:
     async def _added_tokens(self, job: Job, turn: Turn, index: int, template: _Template) -> int:
         """Prompt tokens this turn adds to those of the turn before."""
         if index == 0:
-            messages = conversation(job.system_text, [], turn.input_text)
+            messages = conversation(job.system_text, [], turn.input_text or "")
             return len(await self._client.tokenize_messages(messages, add_generation_prompt=True))
-        return len(await self._client.tokenize(turn.input_text)) + template.tokens_per_turn
+        return len(await self._client.tokenize(turn.input_text or "")) + template.tokens_per_turn
 
     async def _exact_context(self, job: Job, turns: list[PlannedTurn]) -> int:
         """Prompt and output of the last turn, by the server's own template."""
-        messages = conversation(job.system_text, turns[:-1], turns[-1].recorded.input_text)
+        messages = conversation(job.system_text, turns[:-1], turns[-1].recorded.input_text or "")
         prompt = await self._client.tokenize_messages(messages, add_generation_prompt=True)
         return len(prompt) + len(turns[-1].replay_token_ids)
 
@@ -168,7 +169,7 @@ def conversation(system_text: str, answered: list[PlannedTurn], input_text: str)
     """The messages of a turn: everything said so far, then what is new."""
     messages: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
     for turn in answered:
-        messages.append({"role": "user", "content": turn.recorded.input_text})
+        messages.append({"role": "user", "content": turn.recorded.input_text or ""})
         messages.append({"role": "assistant", "content": turn.output_text})
     messages.append({"role": "user", "content": input_text})
     return messages

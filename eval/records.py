@@ -23,6 +23,10 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     output_tokens: int = 0
+    queued_s: float | None = None
+    """From arrival to first scheduling; only a simulation sees it."""
+    replica: int = 0
+    """Which of several engines served it."""
     finish_reason: str | None = None
     as_recorded: bool = False
     """Whether the answer was the recorded text."""
@@ -39,7 +43,10 @@ class JobRecord(msgspec.Struct, kw_only=True):
     """One job from its first request to its last answer."""
 
     job_id: str
+    source: str = ""
+    """The workload it came from."""
     start_s: float
+    """Arrival: with a bounded concurrency, when it was let in."""
     end_s: float
     num_turns: int
     """Turns that were answered."""
@@ -51,6 +58,43 @@ class JobRecord(msgspec.Struct, kw_only=True):
     @property
     def completion_s(self) -> float:
         return self.end_s - self.start_s
+
+
+class EngineCounters(msgspec.Struct, kw_only=True):
+    """What only the engine can say about a run; None or empty where it does not."""
+
+    block_size: int | None = None
+    """Tokens per KV block."""
+    num_blocks: int | None = None
+    """Usable blocks in the pool, of all replicas together."""
+    num_preemptions: int | None = None
+    computed_prefill_tokens: int | None = None
+    """Prompt tokens that were really computed, with what was computed twice."""
+    pins_ended: dict[str, int] = {}
+    """Pins by how they ended: handed_over, expired, broken, released."""
+    pin_block_s: dict[str, float] = {}
+    """Blocks times seconds that pins held, by how the holding ended; all but handed_over was for nothing."""
+    host_tokens_loaded: int | None = None
+    """Tokens whose KV came back from host memory."""
+    kv_usage_at_end: float | None = None
+    """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
+
+
+class Occupancy(msgspec.Struct, kw_only=True):
+    """The KV pool over time: parallel lists, one entry per sample. Blocks, of all replicas together."""
+
+    time_s: list[float] = []
+    running: list[int] = []
+    """Held by running requests (also where a pin holds them too)."""
+    pinned: list[int] = []
+    """Held by pins alone."""
+    cached: list[int] = []
+    """Free, but still findable."""
+    free: list[int] = []
+    """Free and empty."""
+    num_running: list[int] = []
+    """Requests."""
+    num_waiting: list[int] = []
 
 
 def recomputed_tokens(previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int) -> int:

@@ -19,7 +19,14 @@ class PinHolder:
     def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy) -> None:
         self._kv = kv
         self._policy = policy
+        self._held_since_s: dict[int, float] = {}
         self._num_ended: dict[str, int] = {}
+        self._block_s: dict[str, float] = {}
+
+    def hold(self, request: Request, pin: Pin, now: float) -> None:
+        """The request ends and its pin begins."""
+        self._kv.pin(request, pin.pin_id, pin.num_blocks)
+        self._held_since_s[pin.pin_id] = now
 
     def expire(self, now: float) -> None:
         for pin, cause in self._policy.due(now):
@@ -33,6 +40,11 @@ class PinHolder:
         """Pins ended since the last call, by cause."""
         ended, self._num_ended = self._num_ended, {}
         return ended
+
+    def take_block_s(self) -> dict[str, float]:
+        """Blocks times seconds of pins that ended since the last call, in part or whole, by cause."""
+        block_s, self._block_s = self._block_s, {}
+        return block_s
 
     def make_room(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, last_resort: bool
@@ -81,9 +93,16 @@ class PinHolder:
             return
         self._kv.shrink_pin(pin.pin_id, num_blocks)
         pin.num_blocks -= num_blocks
+        self._count(pin, num_blocks, PinEnd.BROKEN, now)
         self._policy.on_pin_shrunk(pin, num_blocks, now)
 
     def _end(self, pin: Pin, cause: PinEnd, now: float) -> None:
         self._kv.unpin(pin.pin_id)
         self._policy.on_pin_ended(pin, cause, now)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
+        self._count(pin, pin.num_blocks, cause, now)
+        del self._held_since_s[pin.pin_id]
+
+    def _count(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float) -> None:
+        held_s = now - self._held_since_s[pin.pin_id]
+        self._block_s[cause] = self._block_s.get(cause, 0.0) + num_blocks * held_s

@@ -378,7 +378,7 @@ class Scheduler:
         else:
             self.policy.on_request_gone(request, now)
         if pin is not None:
-            self.kv.pin(request, pin.pin_id, pin.num_blocks)
+            self.pins.hold(request, pin, now)
         else:
             self.kv.free(request)
         del self.requests[request_id]
@@ -450,6 +450,7 @@ class Scheduler:
             prefix_cache_hits=counts.prefix_cache_hits,
             num_preemptions=counts.num_preemptions,
             pins_ended=self.pins.take_ended(),
+            pin_block_s=self.pins.take_block_s(),
         )
 
     def statistics(self) -> SchedulerStatistics:

@@ -1,42 +1,118 @@
-"""A job as an agent ran it: turns of text with a tool call between them. The one schema of all workloads."""
+"""A job as an agent ran it: turns with a tool call, or a person, between them. One schema for all workloads.
+
+A turn is described by counts (``input_tokens``, ``prefix_tokens``, ``output_tokens``), which is all that a
+simulator needs, and where the source recorded it by text, which a live replay can send as it was.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class GapKind(StrEnum):
+    """What separates a turn from the next one of its job."""
+
+    TOOL = "tool"
+    USER = "user"
+    UNKNOWN = "unknown"
+    END = "end"
+    """Nothing: it was the last turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One request and what followed it: the model was given ``input_text`` more and said ``output_text``."""
+class ToolRun:
+    """One tool call of a turn; several of one turn ran side by side."""
 
-    input_text: str
-    """What this turn adds to the conversation: the task on the first turn, then a tool's result."""
-    output_text: str
-    tool: str | None = None
-    """What ran after this turn; None where nothing did."""
+    tool: str
     command: str | None = None
     """The program, for a shell tool."""
+    seconds: float | None = None
+    """Its own time; None where it was not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One request and what followed it."""
+
+    input_tokens: int
+    """The whole prompt."""
+    prefix_tokens: int
+    """So many tokens at its start are those of the job's previous turn (its prompt, then its output); 0 on
+    the first turn."""
+    output_tokens: int
+    gap_kind: GapKind = GapKind.END
     gap_s: float | None = None
-    """Seconds until the tool's result was there; None where nothing ran or nobody knows."""
+    """Seconds until the next turn may be sent; None where nothing ran or nobody knows."""
     gap_measured: bool = False
     """False: ``gap_s`` is an assumption of the workload's makers, not a measurement."""
+    calls: tuple[ToolRun, ...] = ()
+    spawns: tuple[str, ...] = ()
+    """Ids of jobs (sub-agents) that this turn's calls start; the gap lasts until they are done, and at least
+    ``gap_s``, which does not count them."""
+    block_runs: tuple[tuple[int, int], ...] = ()
+    """Ids of the prompt's full blocks of ``Job.block_size`` tokens, as runs ``(first, count)``; empty where
+    the source has none. Equal ids within one ``Job.block_scope`` mean equal tokens from the very start."""
+    input_text: str | None = None
+    """What this turn adds to the conversation: the task on the first turn, then a tool's result."""
+    output_text: str | None = None
+
+    @property
+    def tool(self) -> str | None:
+        """The first call's tool."""
+        return self.calls[0].tool if self.calls else None
+
+    @property
+    def command(self) -> str | None:
+        """The first call's program."""
+        return self.calls[0].command if self.calls else None
+
+    @property
+    def new_input_tokens(self) -> int:
+        return self.input_tokens - self.prefix_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """All turns of one agent run."""
 
     job_id: str
     source: str
-    system_text: str
+    """Where it comes from: the name of a recording, or ``synthetic``."""
     turns: tuple[Turn, ...]
+    system_text: str = ""
     arrival_s: float | None = None
     """Seconds from the start of the trace; None where arrivals were not recorded."""
+    tokens_measured: bool = True
+    """False: token counts are estimates."""
+    group: str | None = None
+    """Jobs of one group resemble each other: never part them between a training and a test set."""
+    tenant: str | None = None
+    parent_job: str | None = None
+    """This is a sub-agent, started by a turn of that job (``Turn.spawns``)."""
+    block_size: int = 0
+    """Tokens in a block of ``block_runs``; 0 without."""
+    block_scope: str | None = None
+    """Where ids of ``block_runs`` mean the same: a name that jobs share, or None for this job alone."""
+    shared_prefix_tokens: int = 0
+    """So many tokens at the start of every prompt (system prompt and tools) are those of all jobs with the
+    same ``shared_prefix``."""
+    shared_prefix: str | None = None
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and output of its longest turn."""
+        return max(turn.input_tokens + turn.output_tokens for turn in self.turns)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether every turn can be sent as it was."""
+        return all(turn.input_text is not None and turn.output_text is not None for turn in self.turns)
 
 
 def describe_gaps(turns: Iterable[Turn]) -> str:
-    """One line saying where the tool times after these turns come from."""
+    """One line saying where the times after these turns come from."""
     gaps = list(turns)
     measured = sum(turn.gap_measured for turn in gaps)
     unknown = sum(turn.gap_s is None for turn in gaps)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from eval.errors import WorkloadError
-from eval.workloads.job import Job, Turn
+from eval.workloads.job import GapKind, Job, ToolRun, Turn
 
 
 class _RecordedTurn(msgspec.Struct):
@@ -20,7 +20,10 @@ class _RecordedTurn(msgspec.Struct):
 
     input_text: str
     output_text: str
-    gap_kind: str
+    gap_kind: GapKind
+    input_tokens: int = 0
+    prefix_tokens: int = 0
+    output_tokens: int = 0
     tool: str | None = None
     cmd: str | None = None
     tool_s: float | None = None
@@ -68,13 +71,18 @@ def _job(recorded: _RecordedJob) -> Job:
 
 
 def _turn(recorded: _RecordedTurn) -> Turn:
-    ran = recorded.gap_kind == "tool"
+    ran = recorded.gap_kind is GapKind.TOOL
     measured = recorded.tool_s is not None
+    gap_s = (recorded.tool_s if measured else recorded.tool_s_est) if ran else None
+    calls = (ToolRun(recorded.tool, recorded.cmd, gap_s),) if ran and recorded.tool else ()
     return Turn(
+        input_tokens=recorded.input_tokens,
+        prefix_tokens=recorded.prefix_tokens,
+        output_tokens=recorded.output_tokens,
+        gap_kind=recorded.gap_kind,
+        gap_s=gap_s,
+        gap_measured=ran and measured,
+        calls=calls,
         input_text=recorded.input_text,
         output_text=recorded.output_text,
-        tool=recorded.tool if ran else None,
-        command=recorded.cmd if ran else None,
-        gap_s=(recorded.tool_s if measured else recorded.tool_s_est) if ran else None,
-        gap_measured=ran and measured,
     )

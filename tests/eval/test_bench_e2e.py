@@ -123,6 +123,7 @@ def test_a_shortened_output_keeps_its_command(server: str) -> None:
             assert (
                 len(planned.replay_token_ids) <= 45 + 3
             )  # The end of the turn, and a seam that splits anew.
+            assert recorded.output_text is not None
             assert planned.output_text.endswith(recorded.output_text[recorded.output_text.index("```bash") :])
 
 

@@ -146,6 +146,7 @@ def test_made_jobs_look_like_an_agent(seed: int, hermes: bool) -> None:
             assert turn.gap_s is not None
             assert 0 <= turn.gap_s <= config.max_tool_s
             assert not turn.gap_measured
+            assert turn.output_text is not None
             call = turn.output_text.partition(opening)[2].removesuffix("\n</tool_call>")
             command = json.loads(call)["arguments"]["command"] if hermes else call
             assert turn.command is not None

@@ -1,0 +1,1 @@
+"""Policies to compare with: published rules and an oracle, each a policy object in a page."""

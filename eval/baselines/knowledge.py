@@ -1,0 +1,40 @@
+"""What a policy under test may be told beyond what an engine sees: profiled costs, and for an oracle the future."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.policy import PolicyContext, SchedulingPolicy
+
+
+class Knowledge(Protocol):
+    """Answered by the simulator. Costs are what an offline profile would say; the rest nobody knows."""
+
+    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
+        """Seconds to compute the KV of ``num_tokens`` after ``context_tokens``, alone on the device."""
+
+    def reload_s(self, num_tokens: int) -> float | None:
+        """Seconds to copy the KV of ``num_tokens`` back from host memory; None without a host tier."""
+
+    def gap_s(self, request_id: str) -> float | None:
+        """After this turn has ended: seconds until its job's next one arrives; None if it was the last."""
+
+    def remaining_turns(self, request_id: str) -> int:
+        """Turns of the job from this one on, this one included."""
+
+    def remaining_s(self, request_id: str) -> float:
+        """Seconds of model work of the job from this turn on, alone on the device with its prefix kept."""
+
+
+MakePolicy = Callable[[PolicyContext, Knowledge], SchedulingPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy as a command line names it."""
+
+    name: str
+    """As given, with its parameters: ``fixed-ttl:10``."""
+    make: MakePolicy

@@ -1,0 +1,43 @@
+"""What a step costs: the contract between the simulated executor and whoever knows the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What one step computes, in the sums that its time depends on."""
+
+    prefills: list[tuple[int, int]] = field(default_factory=list)
+    """Per request that computes more than its next token, or a part of its prompt: tokens computed now, and
+    tokens whose KV was there before."""
+    num_decodes: int = 0
+    """Requests that compute one token after their prompt."""
+    decode_context_tokens: int = 0
+    """Sum over these of tokens whose KV is read."""
+
+
+class StepCost(Protocol):
+    """Seconds of the parts of a run, on one replica."""
+
+    kv_bytes_per_token: int
+    step_overhead_s: float
+    """Of every step, whatever it computes: scheduling, launches, the way to the front end."""
+    arrival_overhead_s: float
+    """From the client's sending to the scheduler's queue: HTTP, template, tokenizer."""
+    reply_overhead_s: float
+    """From a step's end until the client has its tokens."""
+
+    def step_s(self, work: StepWork) -> float:
+        """Seconds of one step, its overhead included."""
+
+    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
+        """Seconds to compute ``num_tokens`` after ``context_tokens`` in steps of the usual size, alone."""
+
+    def copy_s(self, num_tokens: int) -> float:
+        """Seconds to copy the KV of ``num_tokens`` between host and device."""
+
+    def notes(self) -> list[str]:
+        """What is measured and what is assumed, a sentence each, for the report."""
