@@ -1,4 +1,4 @@
-"""What a policy under test may be told beyond what an engine sees: profiled costs, and for an oracle the future."""
+"""What a tested policy may be told beyond what an engine sees: profiled costs; for an oracle, the future."""
 
 from __future__ import annotations
 
