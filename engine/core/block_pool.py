@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from engine.core.block_hash import BlockHash
 
@@ -113,6 +114,8 @@ class BlockPool:
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._free = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.num_freed = 0
+        """Blocks that became free since the start; only grows."""
         # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
 
@@ -163,7 +166,9 @@ class BlockPool:
             self._free.extend_left(unhashed)
         if hashed:
             self._free.extend(hashed)
-        return len(hashed) + len(unhashed)
+        num_freed = len(hashed) + len(unhashed)
+        self.num_freed += num_freed
+        return num_freed
 
     def cache_full_blocks(
         self, blocks: Sequence[KVCacheBlock], hashes: Sequence[BlockHash], start: int, end: int
@@ -201,6 +206,10 @@ class BlockPool:
         for block in self.blocks:
             block.block_hash = None
         return True
+
+    def count_free_empty_blocks(self) -> int:
+        """Free blocks that cache nothing: walks them, for occasional looks."""
+        return sum(1 for _ in takewhile(lambda block: block.block_hash is None, self._free))
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)

@@ -30,6 +30,16 @@ class KVCacheStatistics:
 NO_BLOCKS: list[KVCacheBlock] = []
 
 
+@dataclass(frozen=True, slots=True)
+class _Shortage:
+    """Why a waiting request found no room."""
+
+    num_hit_blocks: int
+    num_missing: int
+    num_freed: int
+    """``BlockPool.num_freed`` then."""
+
+
 class KVCacheManager:
     """Finds, allocates and frees the blocks of requests; holds the blocks of pins."""
 
@@ -43,6 +53,7 @@ class KVCacheManager:
         self._max_model_len = max_model_len
         self._coordinator: KVCacheCoordinator = UnitaryKVCacheCoordinator(self.pool, block_size)
         self._requests: set[str] = set()
+        self._shortages: dict[str, _Shortage] = {}
         self._pins: dict[int, list[KVCacheBlock]] = {}
         self._num_pinned_blocks = 0
 
@@ -71,6 +82,25 @@ class KVCacheManager:
         )
         return needed - self.pool.num_free_blocks
 
+    def note_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
+        """All tokens of this waiting request were looked for and found no room."""
+        missing = self.num_blocks_short(request, request.num_tokens, hit)
+        self._shortages[request.request_id] = _Shortage(len(hit), missing, self.pool.num_freed)
+
+    def still_short(self, request: Request) -> bool:
+        """Whether a request with a noted shortage has no room now either, by a bound that costs nothing.
+
+        What it misses is its length less the blocks that are free or hit. That shrinks only by blocks that
+        became free since, and by a longer hit: one look at the block behind the old one tells.
+        """
+        shortage = self._shortages.get(request.request_id)
+        if shortage is None or shortage.num_missing <= self.pool.num_freed - shortage.num_freed:
+            return False
+        following = shortage.num_hit_blocks
+        if following >= (request.num_tokens - 1) // self.block_size or not self.enable_caching:
+            return True
+        return self.pool.get_cached_block(request.block_hashes[following]) is None
+
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
     ) -> list[KVCacheBlock] | None:
@@ -88,6 +118,7 @@ class KVCacheManager:
             return None
         if request_id not in self._requests:
             self._requests.add(request_id)
+            self._shortages.pop(request_id, None)
             coordinator.add_hit(request_id, hit)
         blocks = coordinator.allocate_new_blocks(request_id, num_tokens)
         if self.enable_caching:
@@ -107,6 +138,7 @@ class KVCacheManager:
         withdrawn); blocks beyond must not be found by anybody.
         """
         request_id = request.request_id
+        self._shortages.pop(request_id, None)
         if request_id not in self._requests:
             return
         if num_computed_tokens is not None and self.enable_caching:

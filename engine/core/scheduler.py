@@ -223,6 +223,8 @@ class Scheduler:
 
     def _admit(self, request: Request, step: _Step) -> bool:
         """Move the head of the queue, which this is, to running if its blocks can be had."""
+        if self._surely_short(request, step.now):
+            return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
@@ -234,6 +236,7 @@ class Scheduler:
         if self.kv.num_blocks_short(request, num_reserved, hit) > 0 and not self._break_pins_for(
             request, num_reserved, hit, step.now
         ):
+            self.kv.note_shortage(request, hit)
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
         assert blocks is not None, "room was checked"
@@ -243,6 +246,12 @@ class Scheduler:
         self._note_admission(request, num_hit_tokens, step.now)
         self._commit(request, num_new, blocks, step)
         return True
+
+    def _surely_short(self, request: Request, now: float) -> bool:
+        """Whether looking for room again would be in vain: looking a long prompt up costs as much as a step."""
+        if not self.running or not self.config.scheduler_reserve_full_isl or not self.kv.still_short(request):
+            return False
+        return not self.kv.num_pins or next(self.policy.breakable(request, now, False), None) is None
 
     def _note_admission(self, request: Request, num_hit_tokens: int, now: float) -> None:
         if self._trace is not None:
