@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.messages import TokenLogprobs
@@ -34,9 +35,44 @@ class CachedRequestData:
     num_computed_tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """KV blocks to copy between the device pool and the host pool.
+
+    Block ``block_ids[i]`` goes with slot ``host_slots[i]``. No block and no slot is named twice.
+    """
+
+    block_ids: Sequence[int] = ()
+    host_slots: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+
+NO_COPIES = BlockCopies()
+
+
+@dataclass(frozen=True, slots=True)
+class KVLoad:
+    """Blocks of one request to be filled from the host pool.
+
+    Named by an id of its own: the request may be aborted, and its id used again, while the copy runs.
+    """
+
+    load_id: int
+    request_id: str
+    copies: BlockCopies
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What to run in one step."""
+    """What to run in one step.
+
+    In this order: ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A
+    load may take several steps; the scheduler leaves its blocks and slots alone until it is reported. A store
+    is not reported: it is done when the step is, or the worker itself lets a later write of that block, or a
+    later load from that slot, wait for it.
+    """
 
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
@@ -46,6 +82,10 @@ class SchedulerOutput:
     finished_req_ids: set[str]
     """Requests that ended since the last step: the worker drops its state of them."""
     preempted_req_ids: set[str]
+    kv_loads: Sequence[KVLoad] = ()
+    """Host to device. May come with no token scheduled."""
+    kv_stores: BlockCopies = NO_COPIES
+    """Device to host."""
 
 
 @dataclass(slots=True)
@@ -57,6 +97,10 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Only of requests that asked, one entry per sampled token."""
+    finished_loads: Sequence[int] = ()
+    """Ids of loads, of this plan or an earlier one, whose blocks are now filled. Each load ends once."""
+    failed_loads: Sequence[int] = ()
+    """Ids of loads that came to nothing: their tokens will be computed, their host slots are forgotten."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

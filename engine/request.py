@@ -13,12 +13,14 @@ class RequestStatus(IntEnum):
     """Life of a request; everything after PREEMPTED is finished."""
 
     WAITING = 1
-    RUNNING = 2
-    PREEMPTED = 3
-    FINISHED_STOPPED = 4
-    FINISHED_LENGTH_CAPPED = 5
-    FINISHED_ABORTED = 6
-    FINISHED_ERROR = 7
+    WAITING_FOR_REMOTE_KVS = 2
+    """It has its blocks, and part of them is being loaded from another tier."""
+    RUNNING = 3
+    PREEMPTED = 4
+    FINISHED_STOPPED = 5
+    FINISHED_LENGTH_CAPPED = 6
+    FINISHED_ABORTED = 7
+    FINISHED_ERROR = 8
 
     @property
     def finished(self) -> bool:
@@ -57,6 +59,7 @@ class Request:
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_external_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -96,7 +99,9 @@ class Request:
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
-        """Prefix-cache hit when first scheduled; None before."""
+        """Prefix-cache hit when first admitted, what was loaded from another tier included; None before."""
+        self.num_external_computed_tokens = 0
+        """Of those computed when last admitted: loaded from another tier."""
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None

@@ -1,0 +1,111 @@
+"""Which block contents lie in which slots of the host pool, and which of them may give way.
+
+Least recently used contents go first. A slot that a transfer uses is busy: found, but never reused. Knows no
+requests and no device blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.core.block_hash import BlockHash
+
+
+@dataclass(slots=True)
+class _Busy:
+    """A slot that transfers use."""
+
+    slot: int
+    num_users: int
+
+
+class HostTier:
+    """A set of block hashes with a slot for each; all operations are O(1) per block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 1, "a tier without slots is no tier"
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[BlockHash, int] = OrderedDict()
+        """Least recently used first."""
+        self._busy: dict[BlockHash, _Busy] = {}
+
+    def __len__(self) -> int:
+        """Slots in use."""
+        return len(self._idle) + len(self._busy)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._idle or block_hash in self._busy
+
+    def count_held(self, block_hashes: Iterable[BlockHash]) -> int:
+        """How many of these, from the first on, are there without a gap."""
+        count = 0
+        for block_hash in block_hashes:
+            if block_hash not in self:
+                break
+            count += 1
+        return count
+
+    def acquire(self, block_hashes: Iterable[BlockHash]) -> list[int]:
+        """Slots of contents that are there; busy until released as often as acquired."""
+        slots: list[int] = []
+        for block_hash in block_hashes:
+            busy = self._busy.get(block_hash)
+            if busy is None:
+                busy = self._busy[block_hash] = _Busy(self._idle.pop(block_hash), 0)
+            busy.num_users += 1
+            slots.append(busy.slot)
+        return slots
+
+    def add(self, block_hash: BlockHash) -> int | None:
+        """A slot for a new content, acquired; None if it is there already or all slots are busy."""
+        if block_hash in self:
+            return None
+        if self._free:
+            slot = self._free.pop()
+        elif self._idle:
+            _, slot = self._idle.popitem(last=False)
+        else:
+            return None
+        self._busy[block_hash] = _Busy(slot, 1)
+        return slot
+
+    def release(self, block_hashes: Sequence[BlockHash]) -> None:
+        """One user less for each. The first gives way last: the head of a prefix is worth the most."""
+        for block_hash in reversed(block_hashes):
+            busy = self._busy[block_hash]
+            busy.num_users -= 1
+            if not busy.num_users:
+                del self._busy[block_hash]
+                self._idle[block_hash] = busy.slot
+
+    def touch(self, block_hashes: Sequence[BlockHash]) -> None:
+        """These were just of use; those that are not there are passed over."""
+        idle = self._idle
+        for block_hash in reversed(block_hashes):
+            if block_hash in idle:
+                idle.move_to_end(block_hash)
+
+    def discard(self, block_hashes: Iterable[BlockHash]) -> None:
+        """Forget contents that cannot be had; those that another transfer uses are its own to judge."""
+        for block_hash in block_hashes:
+            slot = self._idle.pop(block_hash, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def reset(self) -> bool:
+        """Forget all; False, and no change, while a transfer uses a slot."""
+        if self._busy:
+            return False
+        self._free.extend(self._idle.values())
+        self._idle.clear()
+        return True
+
+    def check_invariants(self, num_users: dict[BlockHash, int]) -> None:
+        """Raise AssertionError unless each slot has one place and each content these users."""
+        slots = [*self._free, *self._idle.values(), *(busy.slot for busy in self._busy.values())]
+        assert sorted(slots) == list(range(self.num_blocks)), "a host slot is lost or has two owners"
+        assert not self._idle.keys() & self._busy.keys()
+        assert {h: busy.num_users for h, busy in self._busy.items()} == num_users, "host slots in wrong use"

@@ -1,0 +1,64 @@
+"""The seam to a second tier of KV blocks: what the scheduler asks of whoever keeps copies beyond the device.
+
+Named after V1's KVConnector, scheduler side. Bookkeeping only: the worker copies what the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.core.block_hash import BlockHash
+from engine.outputs import NO_COPIES, BlockCopies, KVLoad
+from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KVConnectorMetadata:
+    """The transfers that go with one plan."""
+
+    loads: Sequence[KVLoad] = ()
+    stores: BlockCopies = NO_COPIES
+
+
+@dataclass(frozen=True, slots=True)
+class KVConnectorStatistics:
+    """How full the tier is."""
+
+    num_blocks: int
+    num_used_blocks: int
+
+
+class KVConnector(Protocol):
+    """Knows which block contents the other tier holds. O(1) per block."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks; 0 if none,
+        or if loading them is not worth it. The last token is never among them."""
+
+    def update_state_after_alloc(
+        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+    ) -> None:
+        """The request got blocks for the tokens that were matched: load into them with the next plan."""
+
+    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """When the next plan has run these blocks hold this content: keep copies of those that are new."""
+
+    def build_connector_meta(self) -> KVConnectorMetadata:
+        """The transfers that go with the plan being made; asked once per plan."""
+
+    def end_load(self, load_id: int, loaded: bool) -> None:
+        """The worker reported a load; what could not be loaded is not offered again."""
+
+    def request_finished(self, request: Request) -> None:
+        """The request lets go of its blocks, at its end or preempted: its copies were of use until now."""
+
+    def reset_cache(self) -> bool:
+        """Forget every copy; False, and no change, while a load reads any."""
+
+    def statistics(self) -> KVConnectorStatistics:
+        """Capacity and use now."""
+
+    def check_invariants(self, load_ids: Sequence[int]) -> None:
+        """Raise AssertionError unless exactly these loads are in flight and every slot is accounted for."""
