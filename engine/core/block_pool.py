@@ -137,6 +137,17 @@ class BlockPool:
             return next(iter(found.values()))
         return found  # type: ignore[return-value]
 
+    def get_cached_prefix(self, block_hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
+        """The cached blocks of a chain up to its first miss, which is the last word on a chain."""
+        prefix: list[KVCacheBlock] = []
+        get, append = self._by_hash.get, prefix.append
+        for block_hash in block_hashes:
+            found = get(block_hash)
+            if found is None:
+                break
+            append(next(iter(found.values())) if type(found) is dict else found)  # type: ignore[arg-type]
+        return prefix
+
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
         """``count`` blocks for one holder; what they cached before is forgotten."""
         blocks = self._free.popleft_n(count)

@@ -60,15 +60,7 @@ class UnitaryKVCacheCoordinator:
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int
     ) -> list[KVCacheBlock]:
-        hit: list[KVCacheBlock] = []
-        get = self._pool.get_cached_block
-        # Hashes are chained: the first miss is the last word.
-        for block_hash in block_hashes[: max_tokens // self.block_size]:
-            block = get(block_hash)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+        return self._pool.get_cached_prefix(block_hashes[: max_tokens // self.block_size])
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
         num_needed = -(-num_tokens // self.block_size) - len(self._blocks.get(request_id, ())) - len(hit)

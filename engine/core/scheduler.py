@@ -248,7 +248,7 @@ class Scheduler:
         return True
 
     def _surely_short(self, request: Request, now: float) -> bool:
-        """Whether looking for room again would be in vain: looking a long prompt up costs as much as a step."""
+        """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl or not self.kv.still_short(request):
             return False
         return not self.kv.num_pins or next(self.policy.breakable(request, now, False), None) is None
