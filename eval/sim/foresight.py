@@ -1,0 +1,60 @@
+"""What only a simulation knows: how long each gap will be, how much work each job still has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from eval.sim.cost_model import StepCost, StepWork
+from eval.workloads.job import Job, Turn
+
+
+class Foresight:
+    """Implements ``eval.baselines.knowledge.Knowledge`` from the jobs themselves."""
+
+    def __init__(self, jobs: Mapping[str, Job], cost: StepCost, *, host_tier: bool = False) -> None:
+        self._jobs = jobs
+        self._cost = cost
+        self._host_tier = host_tier
+        self._remaining_s: dict[str, list[float]] = {}
+
+    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
+        return self._cost.prefill_s(num_tokens, context_tokens)
+
+    def reload_s(self, num_tokens: int) -> float | None:
+        return self._cost.copy_s(num_tokens) if self._host_tier else None
+
+    def gap_s(self, request_id: str) -> float | None:
+        """Without sub-agents, whose time nobody knows before they have run."""
+        job, index = self._turn(request_id)
+        if index + 1 == len(job.turns):
+            return None
+        on_the_way_s = self._cost.reply_overhead_s + self._cost.arrival_overhead_s
+        return (job.turns[index].gap_s or 0.0) + on_the_way_s
+
+    def remaining_turns(self, request_id: str) -> int:
+        job, index = self._turn(request_id)
+        return len(job.turns) - index
+
+    def remaining_s(self, request_id: str) -> float:
+        job, index = self._turn(request_id)
+        remaining_s = self._remaining_s.get(job.job_id)
+        if remaining_s is None:
+            remaining_s = self._remaining_s[job.job_id] = self._sums(job)
+        return remaining_s[index]
+
+    def _turn(self, request_id: str) -> tuple[Job, int]:
+        job_id, _, index = request_id.rpartition("/")
+        return self._jobs[job_id], int(index)
+
+    def _sums(self, job: Job) -> list[float]:
+        sums, total_s = [], 0.0
+        for turn in reversed(job.turns):
+            total_s += self._turn_s(turn)
+            sums.append(total_s)
+        return sums[::-1]
+
+    def _turn_s(self, turn: Turn) -> float:
+        context = turn.input_tokens + turn.output_tokens // 2
+        decode = StepWork(num_decodes=1, decode_context_tokens=context)
+        new_s = self._cost.prefill_s(turn.new_input_tokens, turn.prefix_tokens)
+        return new_s + (turn.output_tokens - 1) * self._cost.step_s(decode)

@@ -1,0 +1,120 @@
+"""One engine of a simulation: the real scheduler and policy in simulated time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.config import SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.engine_core import STALLED_RETRY_S
+from engine.messages import EngineCoreOutput, Signal
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.policy import SchedulingPolicy
+from eval.sim.cost_model import StepCost
+from eval.sim.event_heap import EventHeap
+from eval.sim.sim_executor import SimExecutor
+from eval.sim.sim_request import SimRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """Sizes of one engine."""
+
+    cost: StepCost
+    scheduler: SchedulerConfig
+    block_size: int
+    num_blocks: int
+    """Usable ones."""
+    max_model_len: int
+
+
+class Replica:
+    """Steps while there is work, as ``EngineCore`` does; sleeps otherwise."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        policy: SchedulingPolicy,
+        events: EventHeap,
+        on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
+    ) -> None:
+        """``on_outputs`` is told at a step's end of the requests that ended in it."""
+        self.scheduler = Scheduler(
+            config.scheduler,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks + 1,
+            max_model_len=config.max_model_len,
+            policy=policy,
+        )
+        self.policy = policy
+        self.executor = SimExecutor(config.cost)
+        self.pins_ended: Counter[str] = Counter()
+        self.pin_block_s: Counter[str] = Counter()
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._events = events
+        self._on_outputs = on_outputs
+        self._stepping = False
+        self._nap = 0
+        """Number of the sleep that a wake-up call was set for: later ones make it void."""
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.scheduler.requests)
+
+    def add_request(self, request: SimRequest) -> None:
+        self.scheduler.add_request(request, self._events.now)
+        self._wake()
+
+    def signal(self, signal: Signal) -> None:
+        self.scheduler.signal(signal, self._events.now)
+        self._wake()
+
+    def close(self) -> None:
+        """End all pins and count them."""
+        self.scheduler.close(self._events.now)
+        self._count()
+
+    def _wake(self) -> None:
+        if not self._stepping:
+            self._step()
+
+    def _step(self) -> None:
+        """Begin a step, or sleep if there is nothing to run."""
+        now = self._events.now
+        self._nap += 1
+        if not self.scheduler.has_unfinished_requests():
+            self.scheduler.expire(now)
+            self._sleep_until(self.scheduler.next_due_s())
+            return
+        plan = self.scheduler.schedule(now)
+        if not plan.total_num_scheduled_tokens:
+            self._sleep_until(now + STALLED_RETRY_S)
+            return
+        result, seconds = self.executor.execute(plan)
+        self._stepping = True
+        self.num_steps += 1
+        self._events.at(now + seconds, lambda: self._end_step(plan, result))
+
+    def _end_step(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        outputs = self.scheduler.update_from_output(plan, result, self._events.now)
+        ended = [output for output in outputs if output.finish_reason is not None]
+        if ended:
+            self._on_outputs(ended)
+            self._count()
+        self._stepping = False
+        self._step()
+
+    def _sleep_until(self, time_s: float | None) -> None:
+        if time_s is None:
+            return
+        nap = self._nap
+        self._events.at(max(time_s, self._events.now), lambda: self._wake() if nap == self._nap else None)
+
+    def _count(self) -> None:
+        stats = self.scheduler.make_stats()
+        self.pins_ended.update(stats.pins_ended)
+        self.pin_block_s.update(stats.pin_block_s)
+        self.num_preemptions += stats.num_preemptions

@@ -1,0 +1,53 @@
+"""A request of which only the length is known: what the real scheduler sees in a simulation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from engine.core.block_hash import BlockHash
+from engine.messages import JobRef
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+TOKEN_IDS = [0]
+"""What every simulated step samples for a request."""
+
+
+class SimRequest(Request):
+    """Counts tokens instead of holding them; its block hashes are given, not computed."""
+
+    __slots__ = ("_block_size", "_chain", "num_tokens")
+
+    num_tokens: int
+    """A slot in the place of a property: it is read in every step."""
+
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        chain: list[BlockHash],
+        block_size: int,
+        arrival_time: float,
+        job: JobRef | None,
+    ) -> None:
+        """``chain``: hashes of all full blocks of prompt and output."""
+        params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
+        super().__init__(request_id, [], params, arrival_time, job=job)
+        # As long as the request will get: whoever slices the prompt off finds it, nobody needs the rest.
+        self.all_token_ids = cast(list[int], range(num_prompt_tokens + num_output_tokens))
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = num_prompt_tokens
+        self._block_size = block_size
+        self._chain = chain
+        self.block_hashes = chain[: num_prompt_tokens // block_size]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append_output_token(self, token_id: int) -> None:
+        self.num_tokens += 1
+        if not self.num_tokens % self._block_size:
+            self.block_hashes.append(self._chain[self.num_tokens // self._block_size - 1])

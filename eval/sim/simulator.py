@@ -1,0 +1,303 @@
+"""Plays jobs against simulated engines: an agent sends a turn, has the answer, runs its tool, comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.config import SchedulerConfig
+from engine.messages import EngineCoreOutput, FinishReason, JobRef, ToolCall, ToolGapStarted
+from engine.policy import PolicyContext
+from eval.baselines.knowledge import NamedPolicy
+from eval.errors import WorkloadError
+from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
+from eval.sim.block_chains import BlockNames, JobChain
+from eval.sim.cost_model import StepCost
+from eval.sim.event_heap import EventHeap
+from eval.sim.foresight import Foresight
+from eval.sim.occupancy import OccupancySampler
+from eval.sim.replica import Replica, ReplicaConfig
+from eval.sim.router import make_router
+from eval.sim.sim_request import SimRequest
+from eval.workloads.job import GapKind, Job, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """What the jobs meet."""
+
+    cost: StepCost
+    kv_tokens: int
+    """Room of one replica's KV pool."""
+    block_size: int = 16
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    num_replicas: int = 1
+    router: str = "session"
+    tell_last_step: bool = False
+    """Whether the client says which turn is a job's last."""
+    share_prefixes: bool = False
+    """Whether jobs with the same system prompt and tools begin with the same blocks."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_tokens // self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRun:
+    """What a simulation leaves, like any measured run."""
+
+    jobs: list[JobRecord]
+    turns: list[TurnRecord]
+    counters: EngineCounters
+    occupancy: Occupancy
+    num_steps: int
+    simulated_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Agent:
+    """One job on its way."""
+
+    job: Job
+    chain: JobChain
+    arrival_s: float
+    parent: _Agent | None
+    next_turn: int = 0
+    last: TurnRecord | None = None
+    num_children: int = 0
+    """Sub-agents it waits for."""
+    tools_done: bool = False
+    """Whether the gap's own time is over."""
+
+
+@dataclass(slots=True, eq=False)
+class _OpenTurn:
+    """A turn between its sending and its answer."""
+
+    agent: _Agent
+    request: SimRequest
+    record: TurnRecord
+    sent_s: float
+
+
+class Simulator:
+    """One run of all jobs under one policy."""
+
+    def __init__(self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job]) -> None:
+        """``jobs``: with the sub-agents that they start. WorkloadError if a job can never fit."""
+        _check_fit(config, jobs)
+        self._config = config
+        self._jobs = {job.job_id: job for job in jobs}
+        self._events = EventHeap()
+        self._names = BlockNames(config.block_size, share_prefixes=config.share_prefixes)
+        self._router = make_router(config.router)
+        self._foresight = Foresight(self._jobs, config.cost)
+        context = PolicyContext(config.block_size, config.num_blocks)
+        replica = ReplicaConfig(
+            cost=config.cost,
+            scheduler=config.scheduler,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            max_model_len=max(job.max_context_tokens for job in jobs) + 1,
+        )
+        self._replicas = [
+            Replica(replica, policy.make(context, self._foresight), self._events, self._on_outputs)
+            for _ in range(config.num_replicas)
+        ]
+        self._sampler = OccupancySampler([replica.scheduler for replica in self._replicas])
+        self._open: dict[str, _OpenTurn] = {}
+        self._turn_records: list[TurnRecord] = []
+        self._job_records: list[JobRecord] = []
+        self._waiting_roots: list[Job] = []
+
+    def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
+        """Play the root jobs, in order, from their arrivals on to their ends.
+
+        ``concurrency``: at most so many at once; a job that arrived waits until an earlier one has ended, and
+        its time counts from then.
+        """
+        roots = [job for job in self._jobs.values() if not self._is_child(job)]
+        assert len(arrivals_s) == len(roots)
+        for number, (job, arrival_s) in enumerate(zip(roots, arrivals_s, strict=True)):
+            if concurrency is None or number < concurrency:
+                self._events.at(arrival_s, lambda job=job: self._start(job, None))  # type: ignore[misc]
+            else:
+                self._waiting_roots.append(job)
+        self._waiting_roots.reverse()
+        self._events.run()
+        assert len(self._job_records) == len(self._jobs), "a job did not end"
+        return self._finished_run()
+
+    def _is_child(self, job: Job) -> bool:
+        return job.parent_job is not None and job.parent_job in self._jobs
+
+    # ---- the agent's side ----
+
+    def _start(self, job: Job, parent: _Agent | None) -> None:
+        self._send(_Agent(job, JobChain(self._names, job), self._events.now, parent))
+
+    def _send(self, agent: _Agent) -> None:
+        """The agent sends its next turn."""
+        index = agent.next_turn
+        agent.next_turn += 1
+        turn = agent.job.turns[index]
+        now = self._events.now
+        queued_s = now + self._config.cost.arrival_overhead_s
+        is_last = self._config.tell_last_step and index + 1 == len(agent.job.turns)
+        request = SimRequest(
+            request_id(agent.job, index),
+            num_prompt_tokens=turn.input_tokens,
+            num_output_tokens=turn.output_tokens,
+            chain=agent.chain.turn(index),
+            block_size=self._config.block_size,
+            arrival_time=queued_s,
+            job=JobRef(agent.job.job_id, is_last, agent.job.tenant),
+        )
+        replica = self._router.choose(agent.job.job_id, self._replicas)
+        record = TurnRecord(
+            job_id=agent.job.job_id,
+            turn=index + 1,
+            start_s=now,
+            prompt_tokens=turn.input_tokens,
+            tool=turn.tool,
+            command=turn.command,
+            as_recorded=True,
+            replica=replica,
+        )
+        self._open[request.request_id] = _OpenTurn(agent, request, record, now)
+        self._events.at(queued_s, lambda: self._replicas[replica].add_request(request))
+
+    def _on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Turns ended in a step: their clients know a little later."""
+        for output in outputs:
+            assert output.finish_reason is FinishReason.LENGTH
+            answered = self._open.pop(output.request_id)
+            self._note_engine_times(answered)
+            self._events.at(
+                self._events.now + self._config.cost.reply_overhead_s,
+                lambda answered=answered: self._on_reply(answered),  # type: ignore[misc]
+            )
+        self._sampler.look(self._events.now)
+
+    def _note_engine_times(self, answered: _OpenTurn) -> None:
+        request, record, overhead_s = answered.request, answered.record, self._config.cost.reply_overhead_s
+        assert request.first_token_time is not None
+        assert request.first_scheduled_time is not None
+        record.ttft_s = request.first_token_time + overhead_s - answered.sent_s
+        record.queued_s = request.first_scheduled_time - request.arrival_time
+        record.latency_s = self._events.now + overhead_s - answered.sent_s
+        record.cached_tokens = request.num_cached_tokens or 0
+        record.output_tokens = request.num_output_tokens
+        record.finish_reason = "length"
+
+    def _on_reply(self, answered: _OpenTurn) -> None:
+        """The client has the answer: the tools run, or the job is done."""
+        agent, record = answered.agent, answered.record
+        turn = agent.job.turns[record.turn - 1]
+        record.recomputed_tokens = _recomputed(agent.last, record, turn)
+        agent.last = record
+        self._turn_records.append(record)
+        self._signal(answered, turn)
+        if agent.next_turn == len(agent.job.turns):
+            self._finish(agent)
+            return
+        record.gap_s = turn.gap_s or 0.0
+        agent.tools_done = False
+        children = [self._jobs[job_id] for job_id in turn.spawns if job_id in self._jobs]
+        agent.num_children = len(children)
+        for child in children:
+            self._start(child, agent)
+        self._events.at(self._events.now + record.gap_s, lambda: self._on_tools_done(agent))
+
+    def _signal(self, answered: _OpenTurn, turn: Turn) -> None:
+        """The front end has read the answer and tells the core what runs now."""
+        replica = self._replicas[answered.record.replica]
+        if not replica.policy.wants_signals:
+            return
+        calls = [ToolCall(call.tool, call.command or "") for call in turn.calls]
+        if not calls and turn.gap_kind is GapKind.TOOL:
+            calls = [ToolCall("unnamed")]
+        replica.signal(ToolGapStarted(answered.agent.job.job_id, answered.request.request_id, calls))
+
+    def _on_tools_done(self, agent: _Agent) -> None:
+        agent.tools_done = True
+        self._return(agent)
+
+    def _return(self, agent: _Agent) -> None:
+        """Send the next turn once the tools and all sub-agents are done."""
+        if agent.tools_done and not agent.num_children:
+            self._send(agent)
+
+    def _finish(self, agent: _Agent) -> None:
+        job = agent.job
+        self._job_records.append(
+            JobRecord(
+                job_id=job.job_id,
+                source=job.source,
+                start_s=agent.arrival_s,
+                end_s=self._events.now,
+                num_turns=len(job.turns),
+                num_planned_turns=len(job.turns),
+                num_recorded_turns=len(job.turns),
+            )
+        )
+        if agent.parent is not None:
+            agent.parent.num_children -= 1
+            self._return(agent.parent)
+        elif self._waiting_roots:
+            self._start(self._waiting_roots.pop(), None)
+
+    # ---- the end ----
+
+    def _finished_run(self) -> SimRun:
+        pins_ended: Counter[str] = Counter()
+        pin_block_s: Counter[str] = Counter()
+        used = 0
+        for replica in self._replicas:
+            replica.close()
+            pins_ended.update(replica.pins_ended)
+            pin_block_s.update(replica.pin_block_s)
+            used += replica.scheduler.kv.pool.num_usable_blocks - replica.scheduler.kv.num_free_blocks
+        num_blocks = self._config.num_blocks * len(self._replicas)
+        counters = EngineCounters(
+            block_size=self._config.block_size,
+            num_blocks=num_blocks,
+            num_preemptions=sum(replica.num_preemptions for replica in self._replicas),
+            computed_prefill_tokens=sum(replica.executor.num_computed_tokens for replica in self._replicas),
+            pins_ended=dict(sorted(pins_ended.items())),
+            pin_block_s={cause: round(held, 3) for cause, held in sorted(pin_block_s.items())},
+            kv_usage_at_end=used / num_blocks,
+        )
+        return SimRun(
+            jobs=sorted(self._job_records, key=lambda job: job.start_s),
+            turns=sorted(self._turn_records, key=lambda turn: turn.start_s),
+            counters=counters,
+            occupancy=self._sampler.occupancy,
+            num_steps=sum(replica.num_steps for replica in self._replicas),
+            simulated_s=self._events.now,
+        )
+
+
+def request_id(job: Job, index: int) -> str:
+    """Of the turn at ``index``, counted from 0."""
+    return f"{job.job_id}/{index}"
+
+
+def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
+    """As in a replay, but of the tokens that the recording says are shared."""
+    if last is None:
+        return 0
+    return max(
+        0, min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0)) - record.cached_tokens
+    )
+
+
+def _check_fit(config: SimConfig, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if -(-job.max_context_tokens // config.block_size) > config.num_blocks:
+            raise WorkloadError(
+                f"Job {job.job_id} needs {job.max_context_tokens:,} tokens of KV at once; the pool holds "
+                f"{config.num_blocks * config.block_size:,}. Raise --kv-tokens or lower --max-context-tokens."
+            )
