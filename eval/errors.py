@@ -3,7 +3,10 @@
 EngineError
 └── EvalError
     ├── WorkloadError   a workload cannot be read; names file and line
+    ├── ResultError     a result cannot be read, written or drawn; names the file
+    ├── CostModelError  a model, a GPU or a profile of costs is unknown or does not fit; names the choice
     └── ServerError     the server cannot be reached, started or understood
+        └── ServerGoneError   it was there before, or nothing listens at its address
 """
 
 from __future__ import annotations
@@ -19,5 +22,17 @@ class WorkloadError(EvalError):
     """A workload file is missing or malformed."""
 
 
+class ResultError(EvalError):
+    """A result file is missing, cut or of another version, or a report of it cannot be made."""
+
+
+class CostModelError(EvalError):
+    """No cost model can be made of what was named."""
+
+
 class ServerError(EvalError):
     """The server under test is gone, refuses, or does not speak the protocol."""
+
+
+class ServerGoneError(ServerError):
+    """Nothing answers at the server's address, or it says itself that its engine is dead."""

@@ -1,0 +1,95 @@
+"""What GPUs can do at most: the ceilings of the roofline. Knows no models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.errors import CostModelError
+
+GIB = 2**30
+
+H200_BANDWIDTH = 4.3e12
+"""bytes/s, measured: a large copy, bytes read and written both counted."""
+H200_FLOPS = 790e12
+"""FLOP/s, measured: large bf16 matrix products."""
+BANDWIDTH_SHARE = H200_BANDWIDTH / 4.8e12
+"""Of the published peak; taken for GPUs that were not measured."""
+FLOPS_SHARE = H200_FLOPS / 989e12
+"""Likewise, of the published dense bf16 peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator of the SXM form, with NVLink to its peers in the machine."""
+
+    name: str
+    memory_bytes: float
+    """As CUDA reports it."""
+    bandwidth: float
+    """Of its memory, bytes/s, as large kernels reach it."""
+    flops: float
+    """bf16 with dense matrices, FLOP/s, as large products reach it."""
+    fp8_speedup: float
+    """Of matrix products with fp8 weights against bf16; 1 where the hardware has no fp8."""
+    host_link: float
+    """Host memory to GPU, bytes/s in one direction, with blocks of 2 MiB."""
+    peer_link: float
+    """NVLink, bytes/s in one direction, published."""
+    measured: bool = False
+    """Whether bandwidth and flops were measured; otherwise a share of the published peak."""
+
+
+# Published peaks: data sheets; B200's bandwidth as its driver reports it (pytorch/ao #4002: 7680 bits at
+# 3996 MHz). Memory: what CUDA reports (79.1 of 80 "GB", 139.8 of 141, 178.4 of 180). fp8: the data sheets say
+# 2, of which 1.5 is taken to arrive. Host link: 50 GB/s was measured over PCIe 5 with block-major KV (vLLM
+# blog, 8 January 2026); PCIe 4 is half as fast.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(
+            name="a100-80",
+            memory_bytes=79.1 * GIB,
+            bandwidth=BANDWIDTH_SHARE * 2.039e12,
+            flops=FLOPS_SHARE * 312e12,
+            fp8_speedup=1.0,
+            host_link=25e9,
+            peer_link=300e9,
+        ),
+        Gpu(
+            name="h100",
+            memory_bytes=79.1 * GIB,
+            bandwidth=BANDWIDTH_SHARE * 3.35e12,
+            flops=FLOPS_SHARE * 989e12,
+            fp8_speedup=1.5,
+            host_link=50e9,
+            peer_link=450e9,
+        ),
+        Gpu(
+            name="h200",
+            memory_bytes=139.8 * GIB,
+            bandwidth=H200_BANDWIDTH,
+            flops=H200_FLOPS,
+            fp8_speedup=1.5,
+            host_link=50e9,
+            peer_link=450e9,
+            measured=True,
+        ),
+        Gpu(
+            name="b200",
+            memory_bytes=178.4 * GIB,
+            bandwidth=BANDWIDTH_SHARE * 7.672e12,
+            flops=FLOPS_SHARE * 2250e12,
+            fp8_speedup=1.5,
+            host_link=50e9,
+            peer_link=900e9,
+        ),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """A preset by its name, in any case; CostModelError names the known ones."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        raise CostModelError(f"Unknown GPU {name!r}; there are presets for {', '.join(GPUS)}.")
+    return gpu

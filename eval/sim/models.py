@@ -1,0 +1,182 @@
+"""Sizes of the models that the simulator has presets for, and what follows from them. Knows no hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.errors import CostModelError
+
+PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer with grouped-query attention and a gated MLP; fields as in its config.json.
+
+    Embedding and output head are not tied in any of the presets.
+    """
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    """Of the dense MLP; unused where every layer has experts."""
+    vocab_size: int
+    head_dim: int = 128
+    num_dense_layers: int | None = None
+    """Layers, from the first, whose MLP is dense; None: all."""
+    num_experts: int = 0
+    """Routed experts per layer."""
+    experts_per_token: int = 0
+    num_shared_experts: int = 0
+    """Experts that every token passes, of the same size."""
+    moe_intermediate_size: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    left_out: str = ""
+    """Parts of the checkpoint that serving does not use, for the report."""
+
+    @property
+    def num_moe_layers(self) -> int:
+        return 0 if self.num_dense_layers is None else self.num_layers - self.num_dense_layers
+
+    @property
+    def head_params(self) -> int:
+        """Of the output head; the embedding has as many, but a step reads only a few of its rows."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one routed expert in one layer."""
+        return 3 * self.hidden_size * self.moe_intermediate_size
+
+    @property
+    def shared_params(self) -> int:
+        """Parameters of the layers that every token passes: all but routed experts, embedding and head."""
+        dense = self.num_layers - self.num_moe_layers
+        moe = (self.num_experts * self.hidden_size) + self.num_shared_experts * self.expert_params
+        return (
+            self.num_layers * self._attention_params
+            + dense * 3 * self.hidden_size * self.intermediate_size
+            + self.num_moe_layers * moe
+            + self.hidden_size
+        )
+
+    @property
+    def _attention_params(self) -> int:
+        """Of one layer, with its two norms."""
+        query_width = self.num_heads * self.head_dim
+        kv_width = self.num_kv_heads * self.head_dim
+        params = 2 * self.hidden_size * query_width + 2 * self.hidden_size * kv_width + 2 * self.hidden_size
+        params += (query_width + 2 * kv_width) * self.qkv_bias
+        return params + 2 * self.head_dim * self.qk_norm
+
+    @property
+    def total_params(self) -> int:
+        routed = self.num_moe_layers * self.num_experts * self.expert_params
+        return self.shared_params + routed + 2 * self.head_params
+
+    @property
+    def body_params_per_token(self) -> int:
+        """Parameters of the layers that one token is multiplied with."""
+        return self.shared_params + self.num_moe_layers * self.experts_per_token * self.expert_params
+
+    @property
+    def active_params(self) -> int:
+        """As model cards count them: what one token passes, embedding and head included."""
+        return self.body_params_per_token + 2 * self.head_params
+
+    def params_read(self, num_tokens: int) -> float:
+        """Parameters that a step of so many tokens reads at least once, the output head included.
+
+        Of E experts, of which each token takes k, a step touches E·(1 - (1 - k/E)^tokens) on average: each is
+        missed by one token with probability 1 - k/E, and tokens are taken to choose alike and independently.
+        """
+        if not self.num_experts:
+            return self.shared_params + self.head_params
+        missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        touched = self.num_experts * (1 - missed)
+        return self.shared_params + self.head_params + self.num_moe_layers * touched * self.expert_params
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+
+    @property
+    def attention_flop_per_pair(self) -> int:
+        """For a query token and a key token: a multiplication and an addition, for scores and for values."""
+        return 4 * self.num_layers * self.num_heads * self.head_dim
+
+
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape(
+            name="llama-3.1-8b",
+            hidden_size=4096,
+            num_layers=32,
+            num_heads=32,
+            num_kv_heads=8,
+            intermediate_size=14336,
+            vocab_size=128256,
+        ),
+        ModelShape(
+            name="llama-3.1-70b",
+            hidden_size=8192,
+            num_layers=80,
+            num_heads=64,
+            num_kv_heads=8,
+            intermediate_size=28672,
+            vocab_size=128256,
+        ),
+        ModelShape(
+            name="qwen3-30b-a3b",
+            hidden_size=2048,
+            num_layers=48,
+            num_heads=32,
+            num_kv_heads=4,
+            intermediate_size=6144,
+            vocab_size=151936,
+            num_dense_layers=0,
+            num_experts=128,
+            experts_per_token=8,
+            moe_intermediate_size=768,
+            qk_norm=True,
+        ),
+        ModelShape(
+            name="glm-4.5",
+            hidden_size=5120,
+            num_layers=92,
+            num_heads=96,
+            num_kv_heads=8,
+            intermediate_size=12288,
+            vocab_size=151552,
+            num_dense_layers=3,
+            num_experts=160,
+            experts_per_token=8,
+            num_shared_experts=1,
+            moe_intermediate_size=1536,
+            qkv_bias=True,
+            qk_norm=True,
+            left_out="its layer for multi-token prediction",
+        ),
+    )
+}
+
+
+def find_model(name: str) -> ModelShape:
+    """A preset by its name, in any case; CostModelError names the known ones."""
+    shape = MODELS.get(name.lower())
+    if shape is None:
+        raise CostModelError(f"Unknown model {name!r}; there are presets for {', '.join(MODELS)}.")
+    return shape
+
+
+def parameter_bytes(dtype: str, option: str = "dtype") -> int:
+    """Bytes of a value; CostModelError for an unknown type."""
+    size = PARAMETER_BYTES.get(dtype)
+    if size is None:
+        raise CostModelError(f"{option} must be one of {', '.join(PARAMETER_BYTES)}, got {dtype!r}.")
+    return size

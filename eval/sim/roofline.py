@@ -1,0 +1,245 @@
+"""A step's time computed from a model's sizes and a GPU's ceilings. Measures nothing; says what it assumes.
+
+    step = overhead + max(weight bytes / W, linear FLOP / R) + attention + all-reduces
+    attention = sum over decodes and prefills of max(KV bytes / W, attention FLOP / R)
+
+W and R are a GPU's ceilings times the share of them that a serving engine reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.errors import CostModelError
+from eval.sim.cost_model import StepWork
+from eval.sim.hardware import GIB, Gpu, find_gpu
+from eval.sim.models import ModelShape, find_model, parameter_bytes
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+"""GPUs of one machine that can share a model."""
+RESERVE_BYTES = 3 * GIB
+"""Per GPU, for activations, graphs and the runtime."""
+ENOUGH_KV_TOKENS = 131_072
+"""The fewest GPUs that leave a pool of this size are the default: one context of 128 Ki."""
+DEFAULT_STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Shares of the ceilings that an engine reaches, and the fixed costs of a step.
+
+    The defaults come from vLLM 0.19 with Llama-3.1-8B in bf16 on an H100: its time per token of
+    6.44 ms + 43.7 ns x context (vLLM blog on FP8 KV, 22 April 2026) is met exactly, and its prefill at about
+    630 TFLOP/s for 10k tokens and 590 for 100k (vLLM blog on KV offloading, 8 January 2026) within 3 %.
+    How the 6.44 ms divide into reading weights and fixed costs is not published: here 5.6 and 0.9.
+    """
+
+    weights: float = 0.9
+    """Reading weights, of the bandwidth."""
+    kv: float = 1.0
+    """Reading KV, of the bandwidth: 43.7 ns per token of 128 KiB is all that a large copy reaches."""
+    linear: float = 0.8
+    """Matrix products, of the FLOP/s."""
+    attention: float = 0.72
+    """Attention of a prefill, of the FLOP/s."""
+    host_link: float = 1.0
+    """The links of the presets are what was measured for KV blocks."""
+    peer_link: float = 0.7
+    step_s: float = 0.25e-3
+    """Scheduling, sampling and launch of a step."""
+    layer_s: float = 20e-6
+    """What lies between the large kernels of a layer."""
+    all_reduce_s: float = 10e-6
+    """One all-reduce of few bytes."""
+    copy_s: float = 1e-3
+    """One copy between host and device of few bytes."""
+    arrival_s: float = 2e-3
+    reply_s: float = 1e-3
+
+
+IDEAL = Efficiency(
+    weights=1,
+    kv=1,
+    linear=1,
+    attention=1,
+    peer_link=1,
+    step_s=0,
+    layer_s=0,
+    all_reduce_s=0,
+    copy_s=0,
+    arrival_s=0,
+    reply_s=0,
+)
+"""The floor: nothing can be faster on the hardware."""
+
+
+class RooflineCost:
+    """StepCost of one replica: a model on ``tensor_parallel`` GPUs of one kind."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        gpu: Gpu,
+        *,
+        tensor_parallel: int = 1,
+        dtype: str = "bf16",
+        kv_dtype: str = "bf16",
+        step_tokens: int = DEFAULT_STEP_TOKENS,
+        efficiency: Efficiency | None = None,
+    ) -> None:
+        """``step_tokens``: a longer prefill takes several steps. CostModelError for an unknown option."""
+        if tensor_parallel not in TENSOR_PARALLEL:
+            known = ", ".join(str(degree) for degree in TENSOR_PARALLEL)
+            raise CostModelError(f"tensor_parallel must be one of {known}, got {tensor_parallel}.")
+        e = Efficiency() if efficiency is None else efficiency
+        self.model = model
+        self.gpu = gpu
+        self.tensor_parallel = tensor_parallel
+        self.dtype = dtype
+        self.kv_dtype = kv_dtype
+        self.efficiency = e
+        self.step_overhead_s = e.step_s + model.num_layers * e.layer_s
+        self.arrival_overhead_s = e.arrival_s
+        self.reply_overhead_s = e.reply_s
+        self._step_tokens = step_tokens
+        self._weight_bytes = parameter_bytes(dtype)
+        kv_bytes = model.kv_bytes_per_token(parameter_bytes(kv_dtype, "kv_dtype"))
+        # With more GPUs than KV heads each head lies on several of them.
+        self.kv_bytes_per_token = kv_bytes * max(1, tensor_parallel // model.num_kv_heads)
+        self._set_rates(e)
+
+    def _set_rates(self, e: Efficiency) -> None:
+        """Seconds per unit of each kind of work, all GPUs together."""
+        gpus, gpu, model = self.tensor_parallel, self.gpu, self.model
+        speedup = gpu.fp8_speedup if self.dtype == "fp8" else 1.0
+        linear_flops = gpu.flops * speedup * e.linear * gpus
+        self._s_per_param_read = self._weight_bytes / (gpu.bandwidth * e.weights * gpus)
+        self._linear_s_per_token = 2 * model.body_params_per_token / linear_flops
+        self._head_s_per_row = 2 * model.head_params / linear_flops
+        self._kv_read_s_per_token = self.kv_bytes_per_token / (gpu.bandwidth * e.kv * gpus)
+        self._attention_s_per_pair = model.attention_flop_per_pair / (gpu.flops * e.attention * gpus)
+        self._dense_read_s = None if model.num_experts else self._s_per_param_read * model.params_read(0)
+        # Two all-reduces per layer; a ring sends 2(g-1)/g of the bf16 activations over each GPU's link.
+        num_reduces = 2 * model.num_layers if gpus > 1 else 0
+        self._reduce_s = num_reduces * e.all_reduce_s
+        sent_bytes = num_reduces * 2 * (gpus - 1) / gpus * 2 * model.hidden_size
+        self._reduce_s_per_token = sent_bytes / (gpu.peer_link * e.peer_link)
+        self._copy_s_per_token = self.kv_bytes_per_token / gpus / (gpu.host_link * e.host_link)
+
+    def step_s(self, work: StepWork) -> float:
+        """Seconds of one step, its overhead included."""
+        num_tokens = work.num_decodes
+        attention_s = self._attention_s(work.decode_context_tokens, 1)
+        for new_tokens, context_tokens in work.prefills:
+            num_tokens += new_tokens
+            attention_s += self._attention_s(context_tokens + new_tokens / 2, new_tokens)
+        if not num_tokens:
+            return self.step_overhead_s
+        num_rows = work.num_decodes + len(work.prefills)
+        compute_s = self._linear_s_per_token * num_tokens + self._head_s_per_row * num_rows
+        reduce_s = self._reduce_s + self._reduce_s_per_token * num_tokens
+        return self.step_overhead_s + max(self._read_s(num_tokens), compute_s) + attention_s + reduce_s
+
+    def _attention_s(self, mean_context_tokens: float, num_queries: float) -> float:
+        """Of queries that each see so many tokens on average and all read the same KV."""
+        read_tokens = mean_context_tokens + (num_queries - 1) / 2
+        pairs = mean_context_tokens * num_queries
+        return max(self._kv_read_s_per_token * read_tokens, self._attention_s_per_pair * pairs)
+
+    def _read_s(self, num_tokens: int) -> float:
+        if self._dense_read_s is not None:
+            return self._dense_read_s
+        return self._s_per_param_read * self.model.params_read(num_tokens)
+
+    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
+        """Seconds to compute ``num_tokens`` after ``context_tokens`` in steps of the usual size, alone."""
+        total_s = 0.0
+        work = StepWork()
+        for start in range(0, num_tokens, self._step_tokens):
+            work.prefills = [(min(self._step_tokens, num_tokens - start), context_tokens + start)]
+            total_s += self.step_s(work)
+        return total_s
+
+    def copy_s(self, num_tokens: int) -> float:
+        """Seconds to copy the KV of ``num_tokens`` one way; each GPU has a link of its own."""
+        return self.efficiency.copy_s + num_tokens * self._copy_s_per_token if num_tokens else 0.0
+
+    def kv_tokens(self, gpu_memory_utilization: float = 0.92) -> int:
+        """Tokens whose KV fits beside the weights, all GPUs together; 0 or less if the weights do not fit."""
+        memory = self.gpu.memory_bytes * gpu_memory_utilization - RESERVE_BYTES
+        free_bytes = memory * self.tensor_parallel - self.model.total_params * self._weight_bytes
+        return int(free_bytes // self.kv_bytes_per_token)
+
+    def describe(self) -> str:
+        """The replica in a few words."""
+        number = "" if self.tensor_parallel == 1 else f"{self.tensor_parallel} x "
+        return f"{self.model.name} in {self.dtype} on {number}{self.gpu.name}"
+
+    def notes(self) -> list[str]:
+        """What is measured and what is assumed, a sentence each, for the report."""
+        gpu, e = self.gpu, self.efficiency
+        source = "measured" if gpu.measured else "ASSUMED: the published peak times the share an H200 reached"
+        left_out = f", without {self.model.left_out}" if self.model.left_out else ""
+        reached = (
+            f"{e.weights:.0%} reading weights, {e.kv:.0%} reading KV, "
+            f"{e.linear:.0%} in matrix products, {e.attention:.0%} in attention"
+        )
+        around_ms = (
+            f"{self.arrival_overhead_s * 1e3:g} ms before and {self.reply_overhead_s * 1e3:g} ms after"
+        )
+        notes = [
+            f"step times: COMPUTED for {self.describe()} (roofline), not measured{left_out}",
+            f"{gpu.name}: {gpu.bandwidth / 1e12:.2f} TB/s, {gpu.flops / 1e12:.0f} TFLOP/s (bf16), {source}",
+            f"of that {reached}: PUBLISHED for vLLM with Llama-3.1-8B on an H100, ASSUMED for other pairs",
+            f"ASSUMED: {self.step_overhead_s * 1e3:.1f} ms fixed cost per step, {around_ms} a request",
+            f"ASSUMED: host link {gpu.host_link / 1e9:.0f} GB/s per GPU and direction",
+        ]
+        if self.model.num_experts:
+            notes.append("ASSUMED: tokens choose their experts alike and independently")
+        if self.tensor_parallel > 1:
+            notes.append(
+                f"ASSUMED: {e.peer_link:.0%} of NVLink's published {gpu.peer_link / 1e9:.0f} GB/s and "
+                f"{e.all_reduce_s * 1e6:.0f} us per all-reduce"
+            )
+        if self.dtype == "fp8" and gpu.fp8_speedup > 1:
+            notes.append(f"ASSUMED: fp8 weights make matrix products {gpu.fp8_speedup:g} times as fast")
+        return notes
+
+
+def make_cost(
+    model: str,
+    gpu: str,
+    *,
+    tensor_parallel: int | None = None,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    step_tokens: int = DEFAULT_STEP_TOKENS,
+) -> RooflineCost:
+    """The cost model of a preset pair, by names; CostModelError if one is unknown or the weights do not fit.
+
+    ``tensor_parallel`` is by default the fewest GPUs that leave a pool of ENOUGH_KV_TOKENS. ``dtype`` is of
+    the weights, ``kv_dtype`` of the KV: bf16 or fp8.
+    """
+    shape, hardware = find_model(model), find_gpu(gpu)
+    degrees = TENSOR_PARALLEL if tensor_parallel is None else (tensor_parallel,)
+    costs = [
+        RooflineCost(
+            shape, hardware, tensor_parallel=degree, dtype=dtype, kv_dtype=kv_dtype, step_tokens=step_tokens
+        )
+        for degree in degrees
+    ]
+    enough = ENOUGH_KV_TOKENS if tensor_parallel is None else 1
+    for cost in costs:
+        if cost.kv_tokens() >= enough:
+            return cost
+    raise _does_not_fit(costs[-1])
+
+
+def _does_not_fit(cost: RooflineCost) -> CostModelError:
+    weights_gb = cost.model.total_params * parameter_bytes(cost.dtype) / 1e9
+    memory_gb = cost.tensor_parallel * cost.gpu.memory_bytes / 1e9
+    return CostModelError(
+        f"{cost.model.name} in {cost.dtype} ({weights_gb:.0f} GB of weights) leaves no room for its KV on "
+        f"{cost.tensor_parallel} x {cost.gpu.name} ({memory_gb:.0f} GB); "
+        "try more GPUs, larger ones, or the other dtype."
+    )

@@ -1,0 +1,210 @@
+"""Holds the computed cost model to published figures: models' sizes, floors of an H200, measured servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.errors import CostModelError
+from eval.sim.cost_model import StepCost, StepWork
+from eval.sim.hardware import GPUS, find_gpu
+from eval.sim.models import MODELS, find_model
+from eval.sim.roofline import IDEAL, RooflineCost, make_cost
+
+
+def _floor(gpu: str = "h200", **options: str) -> RooflineCost:
+    return RooflineCost(find_model("llama-3.1-8b"), find_gpu(gpu), efficiency=IDEAL, **options)  # type: ignore[arg-type]
+
+
+def _decode_s(cost: StepCost, batch: int, context: int) -> float:
+    return cost.step_s(StepWork(num_decodes=batch, decode_context_tokens=batch * context))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv_bytes"),
+    [
+        # Exact: the size of the checkpoint's tensors. KV: 128 and 320 KiB per token.
+        ("llama-3.1-8b", 8_030_261_248, 8_030_261_248, 131_072),
+        ("llama-3.1-70b", 70_553_706_496, 70_553_706_496, 327_680),
+        # Model cards: 30.5B in total and 3.3B activated; 355B and 32B, with a prediction layer of 3.9B.
+        ("qwen3-30b-a3b", 30.5e9, 3.3e9, 98_304),
+        ("glm-4.5", 355e9 - 3.9e9, 32e9, 376_832),
+    ],
+)
+def test_parameters_follow_from_the_dimensions(name: str, total: float, active: float, kv_bytes: int) -> None:
+    """Counted from a config's fields: as in the checkpoint where that is published, else as on the card."""
+    shape = MODELS[name]
+    assert shape.total_params == pytest.approx(total, rel=0 if isinstance(total, int) else 0.01)
+    assert shape.active_params == pytest.approx(active, rel=0.06)
+    assert shape.kv_bytes_per_token(2) == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "step_ms", "fp8_kv_ms", "fp8_both_ms"),
+    [
+        (1, 4096, 3.62, 3.55, 1.81),
+        (1, 16384, 3.99, 3.74, 2.00),
+        (32, 4096, 7.49, 5.49, 3.74),
+        (32, 16384, 19.5, 11.5, 9.7),
+        (128, 4096, 19.5, 11.5, 9.7),
+        (128, 16384, 67.4, 35.5, 33.7),
+        (256, 4096, 36.8, 20.9, 18.4),
+        (256, 16384, 132.7, 68.8, 66.4),
+    ],
+)
+def test_decode_floors_of_an_h200(
+    batch: int, context: int, step_ms: float, fp8_kv_ms: float, fp8_both_ms: float
+) -> None:
+    """max(15.01 GB / W, 15.01 GFLOP x batch / R) + KV / W, to the printed digits. The rows in fp8 were summed
+    from rounded parts, and those bound by compute assume twice the FLOP/s where the presets say 1.5 times."""
+    assert round(_decode_s(_floor(), batch, context) * 1e3, 2 if step_ms < 10 else 1) == step_ms
+    fp8_kv = _floor(kv_dtype="fp8")
+    assert _decode_s(fp8_kv, batch, context) * 1e3 == pytest.approx(fp8_kv_ms, abs=0.06)
+    if batch < 256:
+        fp8_both = _floor(dtype="fp8", kv_dtype="fp8")
+        assert _decode_s(fp8_both, batch, context) * 1e3 == pytest.approx(fp8_both_ms, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("new", "cached", "floor_ms", "digits"),
+    [
+        (2048, 0, 37.6, 1),
+        (8192, 0, 167, 0),
+        (16384, 0, 379, 0),
+        (32768, 0, 935, 0),
+        (2048, 8192, 49, 0),
+        (2048, 32768, 82, 0),
+        (2048, 131072, 216, 0),
+    ],
+)
+def test_prefill_floors_of_an_h200(new: int, cached: int, floor_ms: float, digits: int) -> None:
+    """[13.96 GFLOP x n + 524288 (n P + n²/2)] / R, to the printed digits, whatever the step size."""
+    assert round(_floor().prefill_s(new, cached) * 1e3, digits) == floor_ms
+
+
+@pytest.mark.parametrize("context", [4096, 20_000, 100_000])
+def test_decoding_is_as_fast_as_a_measured_server(context: int) -> None:
+    """vLLM 0.19, Llama-3.1-8B bf16 on an H100, one request: 6.44 ms + 43.7 ns per token of context."""
+    cost = make_cost("llama-3.1-8b", "h100")
+    assert _decode_s(cost, 1, context) == pytest.approx(6.44e-3 + 43.7e-9 * context, rel=0.01)
+
+
+@pytest.mark.parametrize(("tokens", "tflops"), [(10_000, 630), (100_000, 590)])
+def test_prefill_is_as_fast_as_a_measured_server(tokens: int, tflops: float) -> None:
+    """vLLM, the same pair: about 630 TFLOP/s at 10k tokens and 590 at 100k, read off a plot of TTFT."""
+    flop = 13.96e9 * tokens + 524288 * tokens**2 / 2
+    assert flop / make_cost("llama-3.1-8b", "h100").prefill_s(tokens) / 1e12 == pytest.approx(
+        tflops, rel=0.04
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "options", "share", "tokens", "tolerance"),
+    [
+        # The round number of the policy sketch.
+        ("llama-3.1-8b", "h100", {}, 0.92, 400_000, 0.15),
+        # 115 to 120 GB beside the weights.
+        ("llama-3.1-8b", "h200", {}, 0.92, 900_000, 0.03),
+        # A pod of Qwen3-Coder-30B-A3B-FP8, two H100, vLLM 0.28 with fp8 KV: 2.24 M tokens.
+        (
+            "qwen3-30b-a3b",
+            "h100",
+            {"tensor_parallel": 2, "dtype": "fp8", "kv_dtype": "fp8"},
+            0.9,
+            2_240_000,
+            0.07,
+        ),
+    ],
+)
+def test_kv_pools_are_as_large_as_published(
+    model: str, gpu: str, options: dict[str, object], share: float, tokens: int, tolerance: float
+) -> None:
+    """Memory x share - weights - reserve, over the bytes of a token."""
+    cost = make_cost(model, gpu, **options)  # type: ignore[arg-type]
+    assert cost.kv_tokens(share) == pytest.approx(tokens, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "dtype", "gpus"),
+    [
+        ("llama-3.1-8b", "a100-80", "bf16", 1),
+        ("llama-3.1-70b", "h100", "bf16", 4),  # As the Continuum paper serves it.
+        ("glm-4.5", "h200", "bf16", 8),  # The rest: GLM-4.5's model card.
+        ("glm-4.5", "h200", "fp8", 4),
+        ("glm-4.5", "h100", "fp8", 8),
+    ],
+)
+def test_the_default_number_of_gpus_is_the_usual_one(model: str, gpu: str, dtype: str, gpus: int) -> None:
+    """The fewest that hold the weights and a pool worth the name."""
+    assert make_cost(model, gpu, dtype=dtype).tensor_parallel == gpus
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "options", "sentence"),
+    [
+        # The model card asks for sixteen.
+        ("glm-4.5", "h100", {}, "glm-4.5 in bf16 (706 GB of weights) leaves no room for its KV on 8 x h100"),
+        ("llama-3.1-70b", "h100", {"tensor_parallel": 1}, "leaves no room for its KV on 1 x h100 (85 GB)"),
+        ("llama-3.1-8b", "h100", {"tensor_parallel": 3}, "tensor_parallel must be one of 1, 2, 4, 8, got 3."),
+        ("llama-3.1-8b", "h100", {"dtype": "int4"}, "dtype must be one of bf16, fp8, got 'int4'."),
+        ("llama-4", "h100", {}, "Unknown model 'llama-4'; there are presets for llama-3.1-8b, llama-3.1-70b"),
+        ("llama-3.1-8b", "tpu", {}, "Unknown GPU 'tpu'; there are presets for a100-80, h100, h200, b200."),
+    ],
+)
+def test_an_impossible_choice_is_one_sentence(
+    model: str, gpu: str, options: dict[str, object], sentence: str
+) -> None:
+    """It names what was asked for and what there is."""
+    with pytest.raises(CostModelError) as caught:
+        make_cost(model, gpu, **options)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_experts_are_read_as_tokens_choose_them() -> None:
+    """One token reads its 8 experts of 128; many read all; in between, E(1 - (1 - k/E)^tokens)."""
+    shape = MODELS["qwen3-30b-a3b"]
+    always = shape.shared_params + shape.head_params
+    experts = shape.num_layers * shape.expert_params
+    assert shape.params_read(1) == pytest.approx(always + 8 * experts)
+    assert shape.params_read(2) == pytest.approx(always + (16 - 0.5) * experts)
+    assert shape.params_read(4096) == pytest.approx(shape.total_params - shape.head_params)
+
+
+@pytest.mark.parametrize("gpu", list(GPUS))
+@pytest.mark.parametrize("model", list(MODELS))
+def test_more_work_takes_more_time(model: str, gpu: str) -> None:
+    """On every pair: more requests, longer contexts, longer prompts, more GPUs."""
+    cost = make_cost(model, gpu, dtype="fp8")
+    assert 0 < cost.step_overhead_s < _decode_s(cost, 1, 1000) < _decode_s(cost, 8, 1000)
+    assert _decode_s(cost, 8, 1000) < _decode_s(cost, 8, 50_000)
+    assert cost.prefill_s(1000) < cost.prefill_s(8000) < cost.prefill_s(8000, 50_000)
+    assert 0 == cost.copy_s(0) < cost.copy_s(100) < cost.copy_s(100_000)
+    if cost.tensor_parallel < 8:
+        wider = make_cost(model, gpu, dtype="fp8", tensor_parallel=2 * cost.tensor_parallel)
+        assert wider.kv_tokens() > 2 * cost.kv_tokens()
+        assert wider.prefill_s(8000) < cost.prefill_s(8000)
+
+
+def test_a_prefill_is_the_sum_of_its_steps() -> None:
+    """``prefill_s`` and the simulator's steps must not disagree."""
+    cost = make_cost("qwen3-30b-a3b", "h100", step_tokens=1000)
+    steps = [(1000, 500), (1000, 1500), (300, 2500)]
+    apart_s = sum(cost.step_s(StepWork(prefills=[step])) for step in steps)
+    assert cost.prefill_s(2300, 500) == pytest.approx(apart_s)
+
+
+def test_reload_beats_recompute_by_the_published_factor() -> None:
+    """Llama-3.1-8B, H200, 32k tokens over a link of 50 GB/s: 86 ms against 1.23 s at 600 TFLOP/s."""
+    cost = make_cost("llama-3.1-8b", "h200")
+    assert cost.copy_s(32_768) == pytest.approx(86e-3, rel=0.02)
+    assert cost.prefill_s(32_768) == pytest.approx(1.23, rel=0.02)
+
+
+def test_the_notes_tell_measured_from_assumed() -> None:
+    """Every report says so, for the pair at hand."""
+    notes = "\n".join(make_cost("glm-4.5", "h200").notes())
+    assert "COMPUTED for glm-4.5 in bf16 on 8 x h200" in notes
+    assert "h200: 4.30 TB/s, 790 TFLOP/s (bf16), measured" in notes
+    assert "experts alike" in notes
+    assert "NVLink" in notes
+    assert "3.00 TB/s, 790 TFLOP/s (bf16), ASSUMED" in "\n".join(make_cost("llama-3.1-8b", "h100").notes())
