@@ -16,6 +16,7 @@ from eval.sim.cost_model import StepCost
 from eval.sim.event_heap import EventHeap
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
+from tracing.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class ReplicaConfig:
     num_blocks: int
     """Usable ones."""
     max_model_len: int
+    enable_prefix_caching: bool = True
+    stalled_retry_s: float = STALLED_RETRY_S
+    """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
+    tracer: TraceWriter | None = None
 
 
 class Replica:
@@ -47,6 +52,8 @@ class Replica:
             num_blocks=config.num_blocks + 1,
             max_model_len=config.max_model_len,
             policy=policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+            tracer=config.tracer,
         )
         self.policy = policy
         self.executor = SimExecutor(config.cost)
@@ -54,6 +61,7 @@ class Replica:
         self.pin_block_s: Counter[str] = Counter()
         self.num_preemptions = 0
         self.num_steps = 0
+        self._stalled_retry_s = config.stalled_retry_s
         self._events = events
         self._on_outputs = on_outputs
         self._stepping = False
@@ -91,7 +99,7 @@ class Replica:
             return
         plan = self.scheduler.schedule(now)
         if not plan.total_num_scheduled_tokens:
-            self._sleep_until(now + STALLED_RETRY_S)
+            self._sleep_until(now + self._stalled_retry_s)
             return
         result, seconds = self.executor.execute(plan)
         self._stepping = True
