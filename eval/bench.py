@@ -16,11 +16,12 @@ from pathlib import Path
 
 from eval.arguments import amount, count, count_or_all, positive
 from eval.client import Reply, ServerClient, TurnFailedError, TurnRequest
-from eval.metrics import BenchResult, summarise
+from eval.metrics import RunResult, RunSetting, summarise
 from eval.plan import Limits, PlannedJob, PlannedTurn, Planner, conversation
 from eval.progress import Progress, shown
 from eval.records import JobRecord, TurnRecord, recomputed_tokens, write_records
-from eval.report import read_result, render, write_result
+from eval.report import render
+from eval.results import ResultFile, read_results, write_results
 from eval.server_metrics import ServerMetrics
 from eval.workloads.catalog import load_jobs
 from eval.workloads.job import Job, describe_gaps
@@ -36,6 +37,8 @@ class BenchOptions:
     base_url: str
     jobs: list[Job]
     name: str = "result"
+    workload: str = ""
+    """What the jobs are called in the result."""
     concurrency: int | None = None
     """Most jobs at once; None means all."""
     arrivals_per_s: float | None = None
@@ -52,7 +55,7 @@ class BenchOptions:
 class BenchRun:
     """A result and the turns it was made from."""
 
-    result: BenchResult
+    result: RunResult
     turns: list[TurnRecord]
 
 
@@ -181,9 +184,26 @@ async def run_bench(options: BenchOptions) -> BenchRun:
         replay = Replay(client, plans, options)
         await replay.run()
         after = await _settled_metrics(client)
-    notes = _notes(options, plans)
-    result = summarise(options.name, info.model, replay.jobs, replay.turns, before, after, notes)
+    result = summarise(
+        _setting(options, info.model),
+        replay.jobs,
+        replay.turns,
+        after.counters_since(before),
+        notes=_notes(options, plans),
+        detail=True,
+    )
     return BenchRun(result, replay.turns)
+
+
+def _setting(options: BenchOptions, model: str) -> RunSetting:
+    return RunSetting(
+        name=options.name,
+        model=model,
+        workload=options.workload,
+        seed=options.seed,
+        jobs_per_s=options.arrivals_per_s,
+        concurrency=options.concurrency,
+    )
 
 
 def _context(limits: Limits, max_model_len: int | None) -> int | None:
@@ -252,6 +272,7 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         base_url=arguments.base_url,
         jobs=load_jobs(arguments.workload, arguments.jobs, arguments.seed),
         name=arguments.name,
+        workload=Path(arguments.workload).name,
         concurrency=arguments.concurrency,
         arrivals_per_s=arguments.arrivals_per_s,
         limits=Limits(
@@ -270,10 +291,10 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
-    earlier = [read_result(arguments.against)] if arguments.against else []
+    earlier = read_results(arguments.against).runs if arguments.against else []
     bench = asyncio.run(run_bench(_options(arguments)))
     if arguments.json:
-        write_result(arguments.json, bench.result)
+        write_results(arguments.json, ResultFile(title=bench.result.name, runs=[bench.result]))
     if arguments.records:
         write_records(arguments.records, bench.turns)
     print(render([*earlier, bench.result]))

@@ -18,7 +18,8 @@ from eval.arguments import amount, count, positive
 from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
 from eval.plan import Limits
 from eval.records import write_records
-from eval.report import render, write_result
+from eval.report import render
+from eval.results import ResultFile, write_results
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.workloads.catalog import SYNTHETIC, load_jobs
 from eval.workloads.job import Job
@@ -139,9 +140,16 @@ def _run_policy(config: DemoConfig, policy: str, model: Path, jobs: list[Job], n
     folder.mkdir(parents=True, exist_ok=True)
     _say(f"\n{policy}: starting the server")
     with ServerProcess(_serve_arguments(config, policy, model, num_blocks), folder / "server.log") as server:
-        options = BenchOptions(base_url=server.base_url, jobs=jobs, name=policy, limits=config.limits)
+        options = BenchOptions(
+            base_url=server.base_url,
+            jobs=jobs,
+            name=policy,
+            workload=Path(config.workload).name,
+            limits=config.limits,
+            seed=config.seed or 0,
+        )
         run = asyncio.run(run_bench(options))
-    write_result(folder / "result.json", run.result)
+    write_results(folder / "result.json", ResultFile(title=policy, runs=[run.result]))
     write_records(folder / "records.jsonl", run.turns)
     return run
 

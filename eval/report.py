@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from eval.errors import EvalError, WorkloadError
-from eval.metrics import BenchResult, Distribution
+from eval.errors import EvalError
+from eval.metrics import Distribution, RunResult
+from eval.results import read_results
 
 Value = float | int | None
 
@@ -19,26 +18,26 @@ Value = float | int | None
 @dataclass(frozen=True, slots=True)
 class _Row:
     label: str
-    value: Callable[[BenchResult], Value]
+    value: Callable[[RunResult], Value]
     form: str
     """How a value is written."""
 
 
-def _of(name: str, statistic: str) -> Callable[[BenchResult], Value]:
+def _of(name: str, statistic: str) -> Callable[[RunResult], Value]:
     """A getter of one statistic of one distribution; None where nothing was measured."""
 
-    def get(result: BenchResult) -> Value:
+    def get(result: RunResult) -> Value:
         distribution: Distribution | None = getattr(result, name)
         return None if distribution is None else getattr(distribution, statistic)
 
     return get
 
 
-def _share_cached(result: BenchResult) -> Value:
-    return 100 * result.cached_tokens / result.prompt_tokens if result.prompt_tokens else None
+def _share_cached(result: RunResult) -> Value:
+    return None if result.hit_rate is None else 100 * result.hit_rate
 
 
-def _kv_usage_at_end(result: BenchResult) -> Value:
+def _kv_usage_at_end(result: RunResult) -> Value:
     return None if result.kv_usage_at_end is None else 100 * result.kv_usage_at_end
 
 
@@ -74,7 +73,7 @@ _ROWS = (
 )
 
 
-def render(results: Sequence[BenchResult]) -> str:
+def render(results: Sequence[RunResult]) -> str:
     """A table with a column per result, and for two results their ratio; then the notes."""
     rows = [*_ROWS, *_pin_rows(results)]
     heads = [result.name for result in results]
@@ -91,7 +90,7 @@ def render(results: Sequence[BenchResult]) -> str:
     return _aligned(lines) + "".join(f"\n* {note}" for note in notes)
 
 
-def _pin_rows(results: Sequence[BenchResult]) -> list[_Row]:
+def _pin_rows(results: Sequence[RunResult]) -> list[_Row]:
     """One row for every way in which a pin ended in any of the results."""
     causes = sorted({cause for result in results for cause in result.pins_ended})
     return [
@@ -115,7 +114,7 @@ def _aligned(lines: list[list[str]]) -> str:
     return "\n".join([text[0].rstrip(), rule, *text[1:]])
 
 
-def _notes(result: BenchResult) -> list[str]:
+def _notes(result: RunResult) -> list[str]:
     """What a reader must know before quoting the numbers."""
     notes = [_RECOMPUTED, *result.notes]
     if result.num_cut_jobs:
@@ -130,28 +129,13 @@ def _notes(result: BenchResult) -> list[str]:
     return notes
 
 
-def read_result(path: Path) -> BenchResult:
-    """A result as ``continuum bench --json`` wrote it."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=BenchResult)
-    except OSError as error:
-        raise WorkloadError(f"Cannot read the result {path}: {error.strerror}.") from error
-    except msgspec.DecodeError as error:
-        raise WorkloadError(f"{path} is not a result of `continuum bench --json`: {error}.") from error
-
-
-def write_result(path: Path, result: BenchResult) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print results of ``continuum bench --json`` side by side."""
     parser = argparse.ArgumentParser(prog="python -m eval.report", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result of `bench --json FILE`")
     arguments = parser.parse_args(argv)
     try:
-        print(render([read_result(path) for path in arguments.files]))
+        print(render([run for path in arguments.files for run in read_results(path).runs]))
     except EvalError as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,10 +12,10 @@ import pytest
 from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.client import ServerClient
-from eval.metrics import BenchResult
+from eval.metrics import RunResult
 from eval.plan import Limits, PlannedJob, Planner
 from eval.records import TurnRecord
-from eval.report import read_result
+from eval.results import read_results
 from eval.server_metrics import ServerMetrics
 from eval.server_process import ServerProcess
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
@@ -55,13 +55,14 @@ def _plan(base_url: str, limits: Limits) -> list[PlannedJob]:
     return asyncio.run(plan())
 
 
-def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[BenchResult, list[TurnRecord]]:
+def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[RunResult, list[TurnRecord]]:
     """Run the command as a user would; what it left on disk."""
     result, records = folder / "result.json", folder / "records.jsonl"
     command = ["bench", "--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
     assert main([*command, "--records", str(records), *arguments]) == 0
     lines = records.read_bytes().splitlines()
-    return read_result(result), [msgspec.json.decode(line, type=TurnRecord) for line in lines]
+    (run,) = read_results(result).runs
+    return run, [msgspec.json.decode(line, type=TurnRecord) for line in lines]
 
 
 def test_jobs_at_once_are_all_served_and_every_block_comes_back(
@@ -142,6 +143,7 @@ def test_the_demo_ends_with_the_policies_side_by_side(
     printed = capsys.readouterr().out
     assert "continuum / fcfs" in printed
     for policy in ("fcfs", "continuum"):
-        assert read_result(tmp_path / policy / "result.json").num_completed_jobs == 3
+        (run,) = read_results(tmp_path / policy / "result.json").runs
+        assert run.num_completed_jobs == 3
         for name in ("trace.jsonl", "records.jsonl", "server.log"):
             assert (tmp_path / policy / name).stat().st_size > 0

@@ -8,9 +8,14 @@ import msgspec
 import pytest
 
 from engine.messages import TurnReceipt
-from eval.metrics import Distribution, summarise
-from eval.records import JobRecord, TurnRecord, recomputed_tokens, write_records
+from eval.errors import ResultError
+from eval.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, Distribution, RunSetting, summarise
+from eval.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens, write_records
+from eval.results import ResultFile, read_results, write_results
 from eval.server_metrics import ServerMetrics
+from tests.eval.hand_made import job, run, turn
+
+SETTING = RunSetting(name="fcfs", model="m", workload="w", seed=3)
 
 BEFORE = """
 # TYPE vllm:num_preemptions counter
@@ -18,6 +23,8 @@ vllm:num_preemptions_total{model_name="m",engine="0"} 3
 # TYPE continuum:pins_ended counter
 continuum:pins_ended_total{model_name="m",engine="0",cause="handed_over"} 5
 continuum:pins_ended_total{model_name="m",engine="0",cause="expired"} 2
+# TYPE continuum:pin_block_seconds counter
+continuum:pin_block_seconds_total{model_name="m",engine="0",cause="expired"} 10.5
 """
 AFTER = """
 # TYPE vllm:num_requests_running gauge
@@ -34,33 +41,14 @@ continuum:pins{model_name="m",engine="0"} 1
 continuum:pins_ended_total{model_name="m",engine="0",cause="handed_over"} 9
 continuum:pins_ended_total{model_name="m",engine="0",cause="expired"} 2
 continuum:pins_ended_total{model_name="m",engine="0",cause="broken"} 1
+# TYPE continuum:pin_block_seconds counter
+continuum:pin_block_seconds_total{model_name="m",engine="0",cause="expired"} 10.5
+continuum:pin_block_seconds_total{model_name="m",engine="0",cause="handed_over"} 30
+continuum:pin_block_seconds_total{model_name="m",engine="0",cause="broken"} 2.5
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="101",engine="0"} 1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="51",engine="1"} 1
 """
-
-
-def _turn(job_id: str, turn: int, *, ttft_s: float, prompt: int = 100, cached: int = 0) -> TurnRecord:
-    return TurnRecord(
-        job_id=job_id,
-        turn=turn,
-        start_s=float(turn),
-        latency_s=ttft_s + 1,
-        ttft_s=ttft_s,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        output_tokens=10,
-        as_recorded=True,
-    )
-
-
-def _job(job_id: str, start_s: float, end_s: float, error: str | None = None) -> JobRecord:
-    return JobRecord(
-        job_id=job_id,
-        start_s=start_s,
-        end_s=end_s,
-        num_turns=2,
-        num_planned_turns=2,
-        num_recorded_turns=3 if job_id == "b" else 2,
-        error=error,
-    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +64,7 @@ def test_recomputed_is_what_the_previous_turn_had_and_the_cache_did_not(
     prompt: int, cached: int, expected: int
 ) -> None:
     """Of the previous turn's 200 prompt and 20 output tokens, those that the cache did not give back."""
-    previous = _turn("a", 1, ttft_s=1.0, prompt=200)
+    previous = turn("a", 1, 0.0, prompt_tokens=200)
     previous.output_tokens = 20
     assert recomputed_tokens(previous, prompt, cached) == expected
 
@@ -93,39 +81,143 @@ def test_a_distribution_of_nothing_is_none_and_of_something_is_exact() -> None:
     assert found == Distribution(count=101, mean=50.0, p50=50.0, p95=95.0, p99=99.0, max=100.0)
 
 
-def test_a_replay_is_summed_up() -> None:
-    """First and returning turns are apart, failed turns count as errors only, counters are differences."""
-    pinned = _turn("a", 1, ttft_s=2.0)
-    pinned.receipt = TurnReceipt(request_id="r", job_id="a", turn=1, ttl_s=3.0)
-    returned = _turn("a", 2, ttft_s=0.5, prompt=150, cached=96)
-    returned.recomputed_tokens = 14
-    unlike = _turn("b", 1, ttft_s=4.0)
-    unlike.as_recorded = False
+def test_a_run_is_summed_up() -> None:
+    """First and returning turns are apart; failed turns count as errors and nowhere else."""
+    pinned = turn("a", 1, 1.0, 2.0, receipt=TurnReceipt(request_id="r", job_id="a", turn=1, ttl_s=3.0))
+    returned = turn("a", 2, 4.0, 0.5, prompt_tokens=150, cached_tokens=96, recomputed_tokens=14)
+    unlike = turn("b", 1, 0.0, 4.0, as_recorded=False)
     failed = TurnRecord(job_id="b", turn=2, start_s=9.0, error="HTTP 500")
-    jobs = [_job("a", 1.0, 5.0), _job("b", 0.0, 9.0, error="HTTP 500")]
-    before, after = ServerMetrics.parse(BEFORE), ServerMetrics.parse(AFTER)
+    jobs = [job("a", 1.0, 5.0), job("b", 0.0, 10.0, error="HTTP 500")]
+    jobs[1].num_recorded_turns = 3
+    counters = EngineCounters(num_preemptions=1, kv_usage_at_end=0.25, host_tokens_loaded=64)
 
-    result = summarise("x", "m", jobs, [pinned, returned, unlike, failed], before, after, ["note"])
+    result = summarise(SETTING, jobs, [pinned, returned, unlike, failed], counters, notes=["note"])
 
+    assert (result.name, result.notes) == ("fcfs", ["note"])
     assert (result.num_jobs, result.num_completed_jobs, result.num_cut_jobs) == (2, 1, 1)
     assert (result.num_turns, result.num_errors, result.num_unlike_recording) == (3, 1, 1)
-    assert result.wall_s == 9.0
-    assert result.job_completion_s is not None
-    assert (result.job_completion_s.count, result.job_completion_s.mean) == (1, 4.0)
+    assert (result.wall_s, result.jobs_per_hour) == (10.0, 360.0)
+    assert result.job_completion_s == Distribution(count=1, mean=4.0, p50=4.0, p95=4.0, p99=4.0, max=4.0)
+    assert result.ttft_s is not None
+    assert (result.ttft_s.count, result.ttft_s.p50, result.ttft_s.max) == (3, 2.0, 4.0)
     assert result.first_ttft_s is not None
     assert (result.first_ttft_s.mean, result.first_ttft_s.max) == (3.0, 4.0)
     assert result.returning_ttft_s is not None
     assert (result.returning_ttft_s.count, result.returning_ttft_s.p99) == (1, 0.5)
     tokens = (result.prompt_tokens, result.cached_tokens, result.recomputed_tokens, result.output_tokens)
     assert tokens == (350, 96, 14, 30)
-    assert result.num_preemptions == 1
+    assert result.hit_rate == 96 / 350
+    assert result.output_tokens_per_s == 3.0
+    assert (result.num_preemptions, result.host_tokens_loaded, result.kv_usage_at_end) == (1, 64, 0.25)
     assert result.num_pinned_turns == 1
-    assert result.pins_ended == {"broken": 1, "handed_over": 4}
-    assert result.kv_usage_at_end == 0.25
+    assert result.jobs == [jobs[1], jobs[0]]
+
+
+def test_goodput_counts_turns_within_the_limit_and_their_tokens() -> None:
+    """Of TTFTs of 1, 3 and 5 s over 10 s, two are within 3 s: the limit itself is good."""
+    turns = [turn("a", i, 0.0, ttft_s, output_tokens=10 * i) for i, ttft_s in ((1, 1.0), (2, 3.0), (3, 5.0))]
+    result = summarise(SETTING, [job("a", 0.0, 10.0)], turns, EngineCounters(), ttft_limit_s=3.0)
+    assert (result.ttft_limit_s, result.goodput_turns_per_s, result.goodput_tokens_per_s) == (3.0, 0.2, 3.0)
+    assert result.output_tokens_per_s == 6.0
+
+
+def test_the_longest_wait_is_in_the_queue_where_the_run_tells() -> None:
+    """A simulation sees the queue; of a server only the first token is seen."""
+    jobs = [job("a", 0.0, 10.0)]
+    seen = [turn("a", 1, 0.0, 5.0, queued_s=1.5), turn("a", 2, 6.0, 2.0, queued_s=0.25)]
+    assert summarise(SETTING, jobs, seen, EngineCounters()).longest_wait_s == 1.5
+    unseen = [turn("a", 1, 0.0, 5.0), turn("a", 2, 6.0, 2.0)]
+    assert summarise(SETTING, jobs, unseen, EngineCounters()).longest_wait_s == 5.0
+
+
+def test_memory_held_for_nothing_is_what_no_turn_took_over() -> None:
+    """30 block-seconds expired and 10 were broken, of 16 tokens: 640, of a pool of 16,000."""
+    held = {"handed_over": 500.0, "expired": 30.0, "broken": 10.0}
+    counters = EngineCounters(block_size=16, num_blocks=100, pin_block_s=held)
+    result = summarise(SETTING, [job("a", 0.0, 10.0)], [], counters)
+    assert (result.held_in_vain_token_s, result.held_in_vain_share) == (640.0, 0.04)
+    unknown = summarise(SETTING, [job("a", 0.0, 10.0)], [], EngineCounters(pin_block_s=held))
+    assert (unknown.held_in_vain_token_s, unknown.held_in_vain_share) == (None, None)
+
+
+def test_computed_prefill_is_the_engines_count_where_it_keeps_one() -> None:
+    """Else it is the prompt less what the cache gave, by the server's usage."""
+    turns, jobs = [turn("a", 1, 0.0, cached_tokens=64)], [job("a", 0.0, 10.0)]
+    assert summarise(SETTING, jobs, turns, EngineCounters()).computed_prefill_tokens == 36
+    counted = EngineCounters(computed_prefill_tokens=50)
+    assert summarise(SETTING, jobs, turns, counted).computed_prefill_tokens == 50
+
+
+def test_a_run_of_nothing_has_no_rates() -> None:
+    """Nothing is divided by zero, and nothing unknown passes for zero."""
+    result = summarise(SETTING, [], [], EngineCounters())
+    rates = (result.jobs_per_hour, result.output_tokens_per_s, result.goodput_turns_per_s, result.hit_rate)
+    assert rates == (None, None, None, None)
+    assert (result.longest_wait_s, result.job_completion_s, result.ttft_s) == (None, None, None)
+
+
+def test_detail_is_bounded_and_from_the_middle_of_the_run() -> None:
+    """However long a run is, a plot gets some jobs in full and a few hundred samples; without, none."""
+    jobs = [job(f"j{i:03}", float(i), i + 5.0) for i in range(100)]
+    turns = [turn(each.job_id, 1, each.start_s, 2.0, queued_s=0.5) for each in jobs]
+    many = Occupancy(time_s=[float(i) for i in range(1200)], free=list(range(1200)))
+    result = summarise(SETTING, jobs, turns, EngineCounters(), occupancy=many, detail=True)
+    assert [span.job_id for span in result.spans] == [f"j{i:03}" for i in range(35, 65)]
+    assert len(result.spans) == MAX_DETAIL_JOBS
+    first = result.spans[0]
+    assert (first.start_s, first.wait_s, first.end_s, first.tool) == (35.0, 0.5, 38.0, "bash")
+    assert result.occupancy is not None
+    assert len(result.occupancy.time_s) <= MAX_DETAIL_SAMPLES
+    assert result.occupancy.free[1] == result.occupancy.time_s[1] == 3
+    plain = summarise(SETTING, jobs, turns, EngineCounters(), occupancy=many)
+    assert (plain.spans, plain.occupancy, len(plain.jobs)) == ([], None, 100)
+
+
+def test_counters_of_a_server_are_differences_between_two_readings() -> None:
+    """Two engines of 100 and 50 usable blocks; what did not change between the readings is left out."""
+    counters = ServerMetrics.parse(AFTER).counters_since(ServerMetrics.parse(BEFORE))
+    assert counters.num_preemptions == 1
+    assert counters.pins_ended == {"broken": 1, "handed_over": 4}
+    assert counters.pin_block_s == {"broken": 2.5, "handed_over": 30.0}
+    assert (counters.block_size, counters.num_blocks, counters.kv_usage_at_end) == (16, 150, 0.25)
+
+
+def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) -> None:
+    """A result has no clock and no host in it, and the order of its counters does not matter."""
+    paths = [tmp_path / "deep" / name for name in ("a.json", "b.json")]
+    for path, pins in zip(paths, ({"expired": 1, "broken": 2}, {"broken": 2, "expired": 1}), strict=True):
+        runs = [run("fcfs", 10.0, counters=EngineCounters(pins_ended=pins)), run("oracle", 5.0)]
+        write_results(path, ResultFile(title="t", command="simulate", notes=["n"], runs=runs))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert len(paths[0].read_bytes().splitlines()) == 4
+    assert read_results(paths[0]).runs == runs
+    write_results(paths[0], ResultFile())
+    assert read_results(paths[0]) == ResultFile()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "Cannot read the result"),
+        (b"{}", "is not a result of `--json`"),
+        (b'{"schema_version":99,"runs":[]}', "has schema version 99"),
+        (b'{"schema_version":1,"runs":[{}]}', "is not a whole result"),
+        (b'{"schema_version":1,"runs":[', "is cut short or not JSON"),
+        (b"\x00not json", "is cut short or not JSON"),
+    ],
+)
+def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, content: bytes | None, told: str) -> None:
+    """It names the file and what is wrong with it."""
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ResultError, match=r"x\.json.*\.$") as caught:
+        read_results(path)
+    assert told in str(caught.value)
 
 
 def test_gauges_tell_whether_a_server_is_idle() -> None:
-    """First and returning turns are apart, failed turns are only errors, counters are differences."""
+    """Nothing runs and nothing waits, as far as it says."""
     assert ServerMetrics.parse(AFTER).idle
     assert ServerMetrics.parse(AFTER).kv_usage == 0.25
     assert ServerMetrics.parse(AFTER).pins == 1
@@ -141,7 +233,7 @@ def test_a_series_that_a_server_lacks_is_unknown_not_zero() -> None:
 
 def test_records_are_lines_in_order_of_start(tmp_path: Path) -> None:
     """Each line is one turn that reads back equal; the folder is made if need be."""
-    late, early = _turn("a", 7, ttft_s=1.0), _turn("b", 1, ttft_s=2.0)
+    late, early = turn("a", 7, 7.0), turn("b", 1, 1.0)
     path = tmp_path / "deep" / "records.jsonl"
     write_records(path, [late, early])
     read = [msgspec.json.decode(line, type=TurnRecord) for line in path.read_bytes().splitlines()]

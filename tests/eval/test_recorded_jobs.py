@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from continuum.cli import main
-from eval.report import read_result
+from eval.results import read_results
 
 RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
 
@@ -24,7 +24,8 @@ def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> 
         *("--max-context-tokens", "8000"),
     ]
     assert main(arguments) == 0
-    fcfs, continuum = (read_result(tmp_path / policy / "result.json") for policy in ("fcfs", "continuum"))
+    (fcfs,) = read_results(tmp_path / "fcfs" / "result.json").runs
+    (continuum,) = read_results(tmp_path / "continuum" / "result.json").runs
     for result in (fcfs, continuum):
         assert (result.num_jobs, result.num_errors) == (16, 0)
         assert result.kv_usage_at_end == 0
