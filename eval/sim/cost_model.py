@@ -22,13 +22,20 @@ class StepWork:
 class StepCost(Protocol):
     """Seconds of the parts of a run, on one replica."""
 
-    kv_bytes_per_token: int
-    step_overhead_s: float
-    """Of every step, whatever it computes: scheduling, launches, the way to the front end."""
-    arrival_overhead_s: float
-    """From the client's sending to the scheduler's queue: HTTP, template, tokenizer."""
-    reply_overhead_s: float
-    """From a step's end until the client has its tokens."""
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+    @property
+    def step_overhead_s(self) -> float:
+        """Of every step, whatever it computes: scheduling, launches, the way to the front end."""
+
+    @property
+    def arrival_overhead_s(self) -> float:
+        """From the client's sending to the scheduler's queue: HTTP, template, tokenizer."""
+
+    @property
+    def reply_overhead_s(self) -> float:
+        """From a step's end until the client has its tokens."""
 
     def step_s(self, work: StepWork) -> float:
         """Seconds of one step, its overhead included."""

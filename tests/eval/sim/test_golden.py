@@ -12,35 +12,16 @@ import pytest
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.messages import EngineCoreOutput
-from eval.sim.cost_model import StepWork
 from eval.sim.event_heap import EventHeap
 from eval.sim.replica import Replica, ReplicaConfig
 from eval.sim.sim_request import SimRequest
 from tests.conformance.golden import POLICIES, GoldenCase, GoldenRequest, GoldenStep, read_cases, sample
+from tests.eval.sim.plain_cost import PlainCost
 from tracing.events import PrefixCacheEvent, StepDecision, TraceEvent
 from tracing.writer import TraceWriter
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "scheduler.jsonl.gz"
 NUM_CASES = 60
-
-
-class _OneSecond:
-    """Every step takes a second, so that a step's number is its time."""
-
-    kv_bytes_per_token = 1
-    step_overhead_s = arrival_overhead_s = reply_overhead_s = 0.0
-
-    def step_s(self, work: StepWork) -> float:
-        return 1.0
-
-    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
-        return 1.0
-
-    def copy_s(self, num_tokens: int) -> float:
-        return 0.0
-
-    def notes(self) -> list[str]:
-        return []
 
 
 class _PunctualReplica(Replica):
@@ -74,7 +55,7 @@ class _GoldenRun:
         self._writer = TraceWriter(self._file)
         self._replica = _PunctualReplica(
             ReplicaConfig(
-                cost=_OneSecond(),
+                cost=PlainCost(step_overhead_s=1.0),  # a step's number is its time
                 scheduler=SchedulerConfig(
                     max_num_seqs=config.max_num_seqs,
                     max_num_batched_tokens=config.max_num_batched_tokens,
