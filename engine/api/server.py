@@ -38,7 +38,10 @@ def serve(config: ServerConfig, make_engine: Callable[[], AsyncLLM]) -> int:
 def _bound_socket(config: ServerConfig) -> socket.socket:
     """Taken before the model is loaded, which may take minutes, so that a port in use is told at once.
     It does not listen yet: probes are refused until the server can answer."""
-    sock = socket.socket(_family(config))
+    # asyncio sends at once only on sockets that say they are TCP: else a first token waits 40 ms for the
+    # acknowledgement of the headers.
+    protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
+    sock = socket.socket(_family(config), socket.SOCK_STREAM, protocol)
     try:
         if config.uds is not None:
             _remove_stale_socket(config.uds)

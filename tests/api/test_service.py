@@ -37,6 +37,20 @@ def test_models(http: httpx.Client) -> None:
     assert http.get("/v1/models/other").status_code == 404
 
 
+def test_a_first_token_does_not_wait_for_an_acknowledgement(http: httpx.Client) -> None:
+    """The headers and the first token are two small packets: with Nagle's algorithm the second one is held
+    back for 40 ms, whatever the model does, once the connection is a few requests old."""
+    waits_s = []
+    for _ in range(20):
+        with http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
+            headers_at = time.monotonic()
+            lines = response.iter_lines()
+            next(lines)
+            waits_s.append(time.monotonic() - headers_at)
+            assert list(lines)[-2] == "data: [DONE]"
+    assert min(waits_s[10:]) < 0.03
+
+
 @pytest.mark.parametrize("text", ["hello world", "naïve 日本語 🙂\n\ttabs", ""])
 def test_tokens_and_back(http: httpx.Client, text: str) -> None:
     """What is tokenised can be put together again."""
