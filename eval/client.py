@@ -1,10 +1,11 @@
-"""Talks to an OpenAI-compatible server as an agent would, and times it. Knows nothing of jobs or workloads.
+"""Talks to an OpenAI-compatible server as an agent would, and times it. Knows nothing of workloads.
 
-Works against servers that know no job fields: those ignore them.
+What may be sent beyond the standard is the dialect's to say.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,14 +15,20 @@ import httpx
 import msgspec
 
 from engine.messages import TurnReceipt
-from eval.errors import ServerError
+from eval.dialect import Dialect, Identity, Message, TurnRequest, dialect_of
+from eval.errors import ServerError, ServerGoneError
 from eval.server_metrics import ServerMetrics
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
-Message = dict[str, str]
-"""``role`` and ``content``, as the API has them."""
+TIMEOUT_S = 3600.0
+"""Longest silence within one answer. A server that holds memory for others may let a turn wait for minutes; a
+client that loses patience would abort it and measure itself instead of the server."""
+BUSY = frozenset({httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS})
+BUSY_WAIT_S = 1.0
+"""Until the next try where a busy server does not say how long."""
+MAX_BUSY_WAIT_S = 60.0
 
 
 class TurnFailedError(Exception):
@@ -33,32 +40,26 @@ class Reply:
     """What a streamed answer said and how long it took."""
 
     text: str
+    token_ids: list[int] | None = None
+    """None where the server does not return them."""
     finish_reason: str | None
     ttft_s: float
     """From sending the request to the first chunk with a choice."""
     latency_s: float
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
+    """None where the server does not say."""
     output_tokens: int
     receipt: TurnReceipt | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The model behind a server."""
+    """The model behind a server, and what the server understands."""
 
     model: str
     max_model_len: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRequest:
-    """One turn to send."""
-
-    messages: list[Message]
-    replay_token_ids: list[int]
-    job_id: str | None
-    is_last_step: bool
+    dialect: Dialect
 
 
 class _Delta(msgspec.Struct):
@@ -66,7 +67,11 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta
+    delta: _Delta | None = None
+    """Of a chat."""
+    text: str | None = None
+    """Of a completion."""
+    token_ids: list[int] | None = None
     finish_reason: str | None = None
 
 
@@ -94,6 +99,7 @@ class _Chunk(msgspec.Struct):
 class _Card(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    owned_by: str | None = None
 
 
 class _Cards(msgspec.Struct):
@@ -114,11 +120,24 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 class ServerClient:
     """An async client of one server; use it as a context manager."""
 
-    def __init__(self, base_url: str, *, model: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        api_key: str | None = None,
+        extra_body: dict[str, Any] | None = None,
+        retry_busy: bool = False,
+    ) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model or ""
+        self._timeout_s = timeout_s
+        self._extra_body = extra_body or {}
+        self._retry_busy = retry_busy
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=60.0),
             trust_env=False,
@@ -138,7 +157,20 @@ class ServerClient:
             served = ", ".join(card.id for card in cards) or "nothing"
             raise ServerError(f"The server at {self.base_url} does not serve {self.model!r} but {served}.")
         self.model = chosen[0].id
-        return ServerInfo(self.model, chosen[0].max_model_len)
+        return ServerInfo(self.model, chosen[0].max_model_len, dialect_of(chosen[0].owned_by))
+
+    async def can_tokenize(self, *, chat: bool = False) -> bool:
+        """Whether the server tokenizes texts for us (with ``chat``: whole conversations)."""
+        try:
+            if chat:
+                await self.tokenize_messages([{"role": "user", "content": "a"}], add_generation_prompt=True)
+            else:
+                await self.tokenize("a")
+        except ServerGoneError:
+            raise
+        except ServerError:
+            return False
+        return True
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of a text alone, no special tokens added."""
@@ -147,7 +179,11 @@ class ServerClient:
 
     async def tokenize_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Token ids of a conversation as the server's chat template writes it."""
-        body = {"model": self.model, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         return (await self._call("POST", "/tokenize", body, _Tokens)).tokens
 
     async def detokenize(self, token_ids: list[int]) -> str:
@@ -162,91 +198,147 @@ class ServerClient:
             return ServerMetrics.parse("")
         return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
 
-    async def chat(self, turn: TurnRequest) -> Reply:
-        """Send one turn and read its streamed answer to the end."""
-        body = self._chat_body(turn)
-        started = time.perf_counter()
-        try:
-            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise TurnFailedError(_http_error(response.status_code, await response.aread()))
-                return await read_reply(response.aiter_lines(), started)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
-            raise TurnFailedError(_reason(error)) from error
+    async def send(self, turn: TurnRequest, dialect: Dialect, identity: Identity) -> Reply:
+        """Send one turn and read its streamed answer to the end.
 
-    def _chat_body(self, turn: TurnRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": turn.messages,
-            "max_tokens": len(turn.replay_token_ids),
-            "temperature": 0.0,
-            "replay_token_ids": turn.replay_token_ids,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if turn.job_id is not None:
-            body |= {"job_id": turn.job_id, "is_last_step": turn.is_last_step}
-        return body
+        Raises TurnFailedError, and ServerGoneError if nothing listens any more. Nothing is sent twice, except
+        with ``retry_busy`` what the server refused for being busy; waiting for that counts as latency.
+        """
+        path = "/v1/chat/completions" if turn.is_chat else "/v1/completions"
+        content = msgspec.json.encode(dialect.body(self.model, turn, identity) | self._extra_body)
+        headers = {"Content-Type": "application/json"} | dialect.headers(turn, identity)
+        started = time.perf_counter()
+        while True:
+            try:
+                async with self._http.stream("POST", path, content=content, headers=headers) as response:
+                    if response.status_code == httpx.codes.OK:
+                        return await read_reply(_lines(response.aiter_bytes()), started)
+                    complaint = _http_error(response.status_code, await response.aread())
+            except httpx.HTTPError as error:
+                await self._check_alive()
+                raise TurnFailedError(self._reason(error)) from error
+            except msgspec.MsgspecError as error:
+                raise TurnFailedError(f"the answer is not in OpenAI's form: {error}") from error
+            if not self._retry_busy or response.status_code not in BUSY:
+                raise TurnFailedError(complaint)
+            await asyncio.sleep(_retry_after_s(response.headers.get("Retry-After")))
+
+    async def _check_alive(self) -> None:
+        """A broken connection may mean one turn or the whole server: ask for its health."""
+        try:
+            response = await self._http.get("/health", timeout=CONNECT_TIMEOUT_S)
+        except httpx.TimeoutException:
+            return  # busy, but there
+        except httpx.HTTPError as error:
+            raise ServerGoneError(f"The server at {self.base_url} is gone: {_reason(error)}.") from error
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise ServerGoneError(f"The server at {self.base_url} says that its engine is dead.")
+
+    def _reason(self, error: httpx.HTTPError) -> str:
+        if isinstance(error, httpx.ReadTimeout):
+            return f"no word from the server for {self._timeout_s:g} s"
+        return _reason(error)
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None, kind: type[T]) -> T:
         try:
             response = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise ServerError(f"Cannot reach the server at {self.base_url}: {_reason(error)}.") from error
+            raise ServerGoneError(f"Cannot reach the server at {self.base_url}: {_reason(error)}.") from error
         if response.status_code != httpx.codes.OK:
             reason = _http_error(response.status_code, response.content)
             raise ServerError(f"{self.base_url}{path} answered: {reason}")
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ServerError(
                 f"{self.base_url}{path} answered something else than expected: {error}."
             ) from error
 
 
-async def read_reply(lines: AsyncIterator[str], started: float) -> Reply:
-    """Follow a stream of server-sent events to its ``[DONE]``."""
-    parts: list[str] = []
-    ttft_s: float | None = None
-    finish_reason: str | None = None
-    usage = _Usage()
-    receipt: TurnReceipt | None = None
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines as the event stream means them: text may hold other characters that Python would break at."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+    if rest:
+        yield rest
+
+
+async def read_reply(lines: AsyncIterator[bytes], started: float) -> Reply:
+    """Follow a stream of server-sent events past its ``[DONE]``, so that the connection can be used again."""
+    reader = _ReplyReader(started)
     async for line in lines:
-        if not line.startswith("data: "):
-            continue
-        if line == "data: [DONE]":
-            break
-        chunk = _CHUNK.decode(line[len("data: ") :])
+        if line.startswith(b"data:"):
+            reader.read(line[len(b"data:") :].strip())
+    return reader.reply()
+
+
+class _ReplyReader:
+    """Puts the chunks of one answer together."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._parts: list[str] = []
+        self._token_ids: list[int] = []
+        self._ttft_s: float | None = None
+        self._latency_s: float | None = None
+        self._finish_reason: str | None = None
+        self._usage = _Usage()
+        self._receipt: TurnReceipt | None = None
+
+    def read(self, event: bytes) -> None:
+        if event == b"[DONE]":
+            self._latency_s = time.perf_counter() - self._started
+            return
+        chunk = _CHUNK.decode(event)
         if chunk.error is not None:
             raise TurnFailedError(chunk.error.message)
         for choice in chunk.choices:
-            ttft_s = ttft_s if ttft_s is not None else time.perf_counter() - started
-            parts.append(choice.delta.content or "")
-            finish_reason = choice.finish_reason or finish_reason
-        usage = chunk.usage or usage
-        receipt = chunk.receipt or receipt
-    else:
-        raise TurnFailedError("the stream ended before [DONE]")
-    if ttft_s is None:
-        raise TurnFailedError("the answer held no choices")
-    details = usage.prompt_tokens_details
-    return Reply(
-        text="".join(parts),
-        finish_reason=finish_reason,
-        ttft_s=ttft_s,
-        latency_s=time.perf_counter() - started,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=(details.cached_tokens or 0) if details else 0,
-        output_tokens=usage.completion_tokens,
-        receipt=receipt,
-    )
+            self._take(choice)
+        self._usage = chunk.usage or self._usage
+        self._receipt = chunk.receipt or self._receipt
+
+    def _take(self, choice: _Choice) -> None:
+        if self._ttft_s is None:
+            self._ttft_s = time.perf_counter() - self._started
+        self._parts.append((choice.delta.content if choice.delta else choice.text) or "")
+        self._token_ids.extend(choice.token_ids or ())
+        self._finish_reason = choice.finish_reason or self._finish_reason
+
+    def reply(self) -> Reply:
+        if self._latency_s is None:
+            raise TurnFailedError("the stream ended before [DONE]")
+        if self._ttft_s is None:
+            raise TurnFailedError("the answer held no choices")
+        details = self._usage.prompt_tokens_details
+        return Reply(
+            text="".join(self._parts),
+            token_ids=self._token_ids or None,
+            finish_reason=self._finish_reason,
+            ttft_s=self._ttft_s,
+            latency_s=self._latency_s,
+            prompt_tokens=self._usage.prompt_tokens,
+            cached_tokens=details.cached_tokens if details else None,
+            output_tokens=self._usage.completion_tokens,
+            receipt=self._receipt,
+        )
+
+
+def _retry_after_s(header: str | None) -> float:
+    """Seconds; a date, which the header may hold too, is not worth reading."""
+    try:
+        return min(max(0.0, float(header or BUSY_WAIT_S)), MAX_BUSY_WAIT_S)
+    except ValueError:
+        return BUSY_WAIT_S
 
 
 def _http_error(status: int, content: bytes) -> str:
     """The server's own words where it has the OpenAI error shape, else the start of what it sent."""
     try:
         error = msgspec.json.decode(content, type=_Chunk).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         error = None
     return f"HTTP {status}: {error.message if error else content[:200].decode(errors='replace')}"
 

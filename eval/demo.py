@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.arguments import amount, count, positive
-from eval.bench import BenchOptions, BenchRun, report_errors, run_bench
+from eval.bench import report_errors
+from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.plan import Limits
 from eval.records import write_records
 from eval.report import render

@@ -1,15 +1,28 @@
-"""What a replay leaves behind, turn by turn and job by job. Times are seconds since the replay began."""
+"""What a replay leaves behind, turn by turn and job by job. Times are seconds since the replay began.
+
+A file of records is JSON lines, each with its ``kind``: ``run`` first where it is known, then ``turn`` and
+``job`` as they ended.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from engine.messages import TurnReceipt
+from eval.errors import ResultError
 
 
-class TurnRecord(msgspec.Struct, kw_only=True):
+class RunHeader(msgspec.Struct, kw_only=True, tag_field="kind", tag="run"):
+    """Which run the records are of."""
+
+    settings: dict[str, str] = {}
+    """All that decides what is sent and when, in words; a run can go on only under the same."""
+
+
+class TurnRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="turn"):
     """One request, answered or failed. Token counts are the server's own (``usage``)."""
 
     job_id: str
@@ -39,7 +52,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
-class JobRecord(msgspec.Struct, kw_only=True):
+class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
     """One job from its first request to its last answer."""
 
     job_id: str
@@ -53,6 +66,10 @@ class JobRecord(msgspec.Struct, kw_only=True):
     num_planned_turns: int
     num_recorded_turns: int
     """More than planned if the job was cut."""
+    parent_job: str | None = None
+    """It was a sub-agent of that job: its time is part of its parent's too."""
+    warmup: bool = False
+    """Replayed, but not counted."""
     error: str | None = None
 
     @property
@@ -97,15 +114,43 @@ class Occupancy(msgspec.Struct, kw_only=True):
     num_waiting: list[int] = []
 
 
-def recomputed_tokens(previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int) -> int:
+Record = RunHeader | TurnRecord | JobRecord
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a file of records holds."""
+
+    header: RunHeader | None = None
+    turns: list[TurnRecord] = field(default_factory=list)
+    jobs: list[JobRecord] = field(default_factory=list)
+    was_cut: bool = False
+    """The last line was cut off, as when a run is killed; it is not in the lists."""
+
+    def add(self, record: Record) -> None:
+        match record:
+            case RunHeader():
+                self.header = record
+            case TurnRecord():
+                self.turns.append(record)
+            case JobRecord():
+                self.jobs.append(record)
+
+
+def recomputed_tokens(
+    previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int, prefix_tokens: int | None = None
+) -> int:
     """Prompt tokens that the job's previous turn had computed and that the cache did not give back.
 
-    The previous turn's prompt and output are taken to be shared in full. A cache keeps whole blocks, and the
-    last token of an answer is never computed, so up to one block per turn counts whatever the server does.
+    The previous turn's prompt and output are taken to be shared in full, or up to ``prefix_tokens`` where
+    that is known. A cache keeps whole blocks, and the last token of an answer is never computed, so up to one
+    block per turn counts whatever the server does.
     """
     if previous is None:
         return 0
     shared = min(previous.prompt_tokens + previous.output_tokens, prompt_tokens)
+    if prefix_tokens is not None:
+        shared = min(shared, prefix_tokens)
     return max(0, shared - cached_tokens)
 
 
@@ -115,3 +160,24 @@ def write_records(path: Path, turns: list[TurnRecord]) -> None:
     encoder = msgspec.json.Encoder()
     ordered = sorted(turns, key=lambda turn: turn.start_s)
     path.write_bytes(b"".join(encoder.encode(turn) + b"\n" for turn in ordered))
+
+
+def read_records(path: Path) -> Recording:
+    """Read a file of records, also one whose run was killed. Raises ResultError naming a line that is bad."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ResultError(f"Cannot read the records {path}: {error.strerror}.") from error
+    decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+    found = Recording()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.add(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if number == len(lines):  # no newline behind it: it was being written
+                found.was_cut = True
+                break
+            raise ResultError(f"{path}, line {number}: not a record: {error}.") from error
+    return found

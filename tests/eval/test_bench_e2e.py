@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.client import ServerClient
+from eval.conversation import ChatConversation, ChatTurn
 from eval.metrics import RunResult
-from eval.plan import Limits, PlannedJob, Planner
-from eval.records import TurnRecord
+from eval.plan import Limits, Plan, Planner, PlanOptions
+from eval.records import TurnRecord, read_records
 from eval.results import read_results
 from eval.server_metrics import ServerMetrics
 from eval.server_process import ServerProcess
+from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
 MAX_MODEL_LEN = 4096
@@ -46,13 +47,14 @@ def _metrics(base_url: str) -> ServerMetrics:
     return asyncio.run(read())
 
 
-def _plan(base_url: str, limits: Limits) -> list[PlannedJob]:
-    async def plan() -> list[PlannedJob]:
+def _planned_chats(base_url: str, limits: Limits, jobs: list[Job]) -> list[Sequence[ChatTurn]]:
+    async def plan() -> Plan:
         async with ServerClient(base_url) as client:
             await client.connect()
-            return await Planner(client, limits).plan(make_jobs(SyntheticConfig(num_jobs=2)))
+            return await Planner(client, PlanOptions(limits=limits)).plan(jobs)
 
-    return asyncio.run(plan())
+    conversations = (planned.conversation for planned in asyncio.run(plan()).jobs)
+    return [chat.turns for chat in conversations if isinstance(chat, ChatConversation)]
 
 
 def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[RunResult, list[TurnRecord]]:
@@ -60,9 +62,8 @@ def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[RunResult, lis
     result, records = folder / "result.json", folder / "records.jsonl"
     command = ["bench", "--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
     assert main([*command, "--records", str(records), *arguments]) == 0
-    lines = records.read_bytes().splitlines()
     (run,) = read_results(result).runs
-    return run, [msgspec.json.decode(line, type=TurnRecord) for line in lines]
+    return run, read_records(records).turns
 
 
 def test_jobs_at_once_are_all_served_and_every_block_comes_back(
@@ -118,12 +119,12 @@ def test_a_shortened_output_keeps_its_command(server: str) -> None:
     """With few tokens left, the reasoning goes first: what the tool parser reads is still there."""
     jobs = make_jobs(SyntheticConfig(num_jobs=2))
     limits = Limits(max_output_tokens=45, max_turns=3, max_context_tokens=MAX_MODEL_LEN)
-    for job, plan in zip(jobs, _plan(server, limits), strict=True):
-        assert len(plan.turns) > 1
-        for recorded, planned in zip(job.turns, plan.turns, strict=False):
-            assert (
-                len(planned.replay_token_ids) <= 45 + 3
-            )  # The end of the turn, and a seam that splits anew.
+    for job, turns in zip(jobs, _planned_chats(server, limits, jobs), strict=True):
+        assert len(turns) > 1
+        for recorded, planned in zip(job.turns, turns, strict=False):
+            assert planned.output_token_ids is not None
+            # The end of the turn, and a seam that splits anew.
+            assert len(planned.output_token_ids) <= 45 + 3
             assert recorded.output_text is not None
             assert planned.output_text.endswith(recorded.output_text[recorded.output_text.index("```bash") :])
 

@@ -20,9 +20,9 @@ USAGE = (
 DONE = "data: [DONE]"
 
 
-async def _lines(*lines: str) -> AsyncIterator[str]:
+async def _lines(*lines: str) -> AsyncIterator[bytes]:
     for line in lines:
-        yield line
+        yield line.encode()
 
 
 async def test_a_streamed_answer_is_read_to_its_end() -> None:
@@ -38,12 +38,12 @@ async def test_a_streamed_answer_is_read_to_its_end() -> None:
 
 
 async def test_a_server_that_counts_no_cached_tokens_is_read_too() -> None:
-    """Without usage details the cached tokens are 0 and nothing breaks."""
+    """Without usage details the cached tokens are unknown and nothing breaks."""
     usage = (
         'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3,"prompt_tokens_details":null}}'
     )
     reply = await read_reply(_lines(TEXT, usage, DONE), started=0.0)
-    assert (reply.prompt_tokens, reply.cached_tokens, reply.receipt) == (4, 0, None)
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.receipt) == (4, None, None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixtur
         "--time-scale=-1",
         "--gap-cap-s=inf",
         "--max-turns=0",
-        "--arrivals-per-s=0",
+        "--rate=0",
     ],
 )
 def test_a_senseless_number_is_refused_before_anything_starts(
