@@ -136,6 +136,7 @@ def _add_cache_flags(group: _Group) -> None:
     group.add("gpu_memory_utilization", "share of the memory that weights and KV may take", float, "SHARE")
     group.add("kv_cache_memory_bytes", "exact size of the KV pool, such as 2G", _number, "BYTES")
     group.add("num_gpu_blocks_override", "exact number of KV blocks", int, "BLOCKS")
+    group.add("kv_offloading_size", "host memory for copies of KV blocks; none by default", float, "GIB")
     group.add_switch("enable_prefix_caching", "reuse the KV of equal prefixes")
 
 

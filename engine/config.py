@@ -5,6 +5,7 @@ Names and defaults are V1's where V1 has the option.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,28 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92
     """Share of the accelerator's memory for weights, activations and KV (CPU: see ``worker``)."""
     enable_prefix_caching: bool = True
+    kv_offloading_size: float | None = None
+    """GiB of host memory for copies of KV blocks that the pool may drop; none by default."""
+    num_host_blocks_override: int | None = None
+    """Exact number of such copies; overrides the size."""
+
+    @property
+    def has_host_tier(self) -> bool:
+        return self.num_host_blocks_override is not None or self.kv_offloading_size is not None
+
+    def num_host_blocks(self, bytes_per_block: int) -> int:
+        """Copies that the host tier holds; 0 without one. ConfigError if its size is less than a block's."""
+        if self.num_host_blocks_override is not None:
+            return self.num_host_blocks_override
+        if self.kv_offloading_size is None:
+            return 0
+        num_blocks = int(self.kv_offloading_size * 2**30) // bytes_per_block
+        if not num_blocks:
+            raise ConfigError(
+                f"kv_offloading_size of {self.kv_offloading_size} GiB holds no block: one takes "
+                f"{bytes_per_block} bytes."
+            )
+        return num_blocks
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
@@ -73,6 +96,20 @@ class CacheConfig:
             _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
+        self._check_host_tier()
+
+    def _check_host_tier(self) -> None:
+        if self.num_host_blocks_override is not None:
+            _at_least("num_host_blocks_override", self.num_host_blocks_override, 1)
+        if self.kv_offloading_size is not None and not 0 < self.kv_offloading_size < math.inf:
+            raise ConfigError(
+                f"kv_offloading_size must be a positive GiB count, got {self.kv_offloading_size}."
+            )
+        if self.has_host_tier and not self.enable_prefix_caching:
+            name = (
+                "kv_offloading_size" if self.num_host_blocks_override is None else "num_host_blocks_override"
+            )
+            raise ConfigError(f"{name} needs prefix caching: copies are found by the hashes of blocks.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import PauseState, Scheduler, SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import Executor, ExecutorFactory
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 STALLED_RETRY_S = 0.05
 """Requests wait but none could be scheduled (paused, or held back by the policy): look again after this."""
+LOAD_POLL_S = 0.001
+"""Nothing can run before a load has ended: ask the executor again after this."""
 SHORTEST_WAIT_S = 0.001
 
 
@@ -75,6 +78,11 @@ class EngineCore:
             policy=self.policy,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             tracer=self._tracer,
+            kv_connector=(
+                OffloadingConnector(info.num_host_blocks, config.cache.block_size)
+                if info.num_host_blocks
+                else None
+            ),
         )
         self.ready = EngineReady(
             num_gpu_blocks=info.num_gpu_blocks,
@@ -157,7 +165,7 @@ class EngineCore:
         """Block until there is something to step for, or to tell; False when the core is to stop."""
         with self._changed:
             while not self._stopping:
-                if self.scheduler.has_unfinished_requests() and not self._stalled:
+                if self._has_work() and not self._stalled:
                     return True
                 if self._log_stats and self.scheduler.kv.num_pins != self._num_pins_told:
                     return True
@@ -166,20 +174,27 @@ class EngineCore:
                 self.scheduler.expire(self._clock.now())
             return False
 
+    def _has_work(self) -> bool:
+        """A load of an aborted request is work too: it holds blocks until the executor reports it."""
+        return self.scheduler.has_unfinished_requests() or self.scheduler.num_pending_loads > 0
+
     def _idle_timeout_s(self) -> float | None:
         due_s = self.scheduler.next_due_s()
         until_due_s = None if due_s is None else max(SHORTEST_WAIT_S, due_s - self._clock.now())
         if not self._stalled:
             return until_due_s
-        return STALLED_RETRY_S if until_due_s is None else min(STALLED_RETRY_S, until_due_s)
+        retry_s = LOAD_POLL_S if self.scheduler.num_pending_loads else STALLED_RETRY_S
+        return retry_s if until_due_s is None else min(retry_s, until_due_s)
 
     def step(self) -> EngineCoreOutputs | None:
         """Plan, run and account one step; None if there was nothing to run and nothing to tell."""
         with self._changed:
             plan = self.scheduler.schedule(self._clock.now())
-            self._stalled = not plan.total_num_scheduled_tokens and self.scheduler.has_unfinished_requests()
+            self._stalled = not plan.total_num_scheduled_tokens and self._has_work()
         result = self._execute(plan)
         with self._changed:
+            if result.finished_loads or result.failed_loads:
+                self._stalled = False
             now = self._clock.now()
             outputs = self.scheduler.update_from_output(plan, result, now)
             num_pins = self.scheduler.kv.num_pins
@@ -190,7 +205,12 @@ class EngineCore:
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        if plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.preempted_req_ids:
+        if (
+            plan.total_num_scheduled_tokens
+            or plan.finished_req_ids
+            or plan.preempted_req_ids
+            or self.scheduler.num_pending_loads
+        ):
             return self._executor.execute_model(plan)
         return EMPTY_MODEL_RUNNER_OUTPUT
 

@@ -18,6 +18,8 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     dtype: str
+    num_host_blocks: int = 0
+    """Slots of the host tier; 0 without one."""
 
 
 class Executor(Protocol):
@@ -27,7 +29,11 @@ class Executor(Protocol):
     def info(self) -> ModelInfo: ...
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step and sample. Called once per plan, in order."""
+        """Run one step and sample. Called once per plan, in order.
+
+        While loads are pending it is also called with plans of no tokens, about every millisecond, to hear of
+        them; it must not wait for them.
+        """
 
     def shutdown(self) -> None:
         """Free the model and its memory."""

@@ -193,6 +193,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Cause to count."""
     pin_block_s: dict[str, float] = {}
     """Cause to blocks times seconds held."""
+    num_host_blocks: int = 0
+    """Slots of the host tier; 0 without one."""
+    num_used_host_blocks: int = 0
+    loaded_tokens: int = 0
+    """Tokens whose KV came back from the host tier."""
+    failed_loads: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

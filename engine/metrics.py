@@ -89,6 +89,10 @@ class Metrics:
             self._kv_usage.set(1 - stats.num_free_blocks / stats.num_total_blocks)
         self._pins.set(stats.num_pins)
         self._pinned_blocks.set(stats.num_pinned_blocks)
+        if stats.num_host_blocks:
+            self._host_usage.set(stats.num_used_host_blocks / stats.num_host_blocks)
+        self._loaded_tokens.inc(stats.loaded_tokens)
+        self._failed_loads.inc(stats.failed_loads)
         self._cache_queries.inc(stats.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
@@ -121,6 +125,9 @@ class Metrics:
         self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
         self._pins = self._gauge("continuum:pins", "Frontiers held across a tool call.")
         self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks held by pins.")
+        self._host_usage = self._gauge(
+            "continuum:host_kv_usage_perc", "Slots of the host tier in use; 1 is all of them."
+        )
 
     def _make_counters(self) -> None:
         self._cache_queries = self._counter(
@@ -133,6 +140,12 @@ class Metrics:
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._recomputed_tokens = self._counter(
             "continuum:recomputed_tokens", "Tokens computed again though an earlier turn of the job had them."
+        )
+        self._loaded_tokens = self._counter(
+            "continuum:host_kv_loaded_tokens", "Tokens whose KV came back from the host tier."
+        )
+        self._failed_loads = self._counter(
+            "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
         )
         self._success = Counter(
             "vllm:request_success",

@@ -18,6 +18,9 @@ from engine.messages import TokenLogprobs
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.sampling_params import SamplingParams
 
+BYTES_PER_BLOCK = 2**20
+"""What a block is said to take, where a size is given in bytes."""
+
 
 def fake_token(request_id: str, position: int, vocab_size: int) -> int:
     """Token at ``position`` of the output of a request, by its external or its internal id."""
@@ -37,6 +40,10 @@ class FakeExecutorFactory:
     kill_at_step: int | None = None
     """Die like by ``kill -9``."""
     raise_at_step: int | None = None
+    load_steps: int = 1
+    """A load from the host tier is reported by so many-th step; 1 is the one it came with."""
+    fail_load: int | None = None
+    """This load comes to nothing, counted from 1."""
     gate: Path | None = None
     """A named pipe: a step does not return before a test has opened it for writing and closed it again."""
 
@@ -63,12 +70,16 @@ class FakeExecutor:
         self._behaviour = behaviour
         self._rows: dict[str, _Row] = {}
         self._num_steps = 0
+        self._num_loads = 0
+        self._loads_due: dict[int, list[int]] = {}
+        """Loads that the step of that number reports."""
         wanted_len = config.model.max_model_len or behaviour.max_model_len
         self.info = ModelInfo(
             num_gpu_blocks=config.cache.num_gpu_blocks_override or behaviour.num_gpu_blocks,
             max_model_len=min(wanted_len, behaviour.max_model_len),
             vocab_size=behaviour.vocab_size,
             dtype="float32",
+            num_host_blocks=config.cache.num_host_blocks(BYTES_PER_BLOCK),
         )
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -88,7 +99,20 @@ class FakeExecutor:
             sampled.append([token])
             if row.params.logprobs is not None:
                 logprobs[req_id] = [_certain(token, row.params.logprobs, self.info.vocab_size)]
-        return ModelRunnerOutput(req_ids, sampled, logprobs)
+        finished, failed = self._loads_reported(plan)
+        return ModelRunnerOutput(req_ids, sampled, logprobs, finished, failed)
+
+    def _loads_reported(self, plan: SchedulerOutput) -> tuple[list[int], list[int]]:
+        """Ids of the loads that finish in this step, and of those that fail in it."""
+        behaviour = self._behaviour
+        if plan.kv_loads:
+            due = self._num_steps + behaviour.load_steps - 1
+            self._loads_due.setdefault(due, []).extend(load.load_id for load in plan.kv_loads)
+        reported = self._loads_due.pop(self._num_steps, [])
+        first = self._num_loads + 1
+        self._num_loads += len(reported)
+        failed = [i for number, i in enumerate(reported, start=first) if number == behaviour.fail_load]
+        return [load_id for load_id in reported if load_id not in failed], failed
 
     def _misbehave(self) -> None:
         self._num_steps += 1

@@ -44,6 +44,10 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     num_pins: int
     total_blocks: int
     token_budget: int
+    num_loading: int = 0
+    """Requests that have their blocks and wait for a load, or for the step after it."""
+    host_blocks: int = 0
+    """Copies on the host tier."""
 
 
 class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_only=True):
@@ -59,20 +63,27 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     """Request id to scheduled tokens."""
     total_tokens: int
     free_blocks: int
+    loads: dict[str, int] = {}
+    """Request id to blocks that start to be loaded from the host tier."""
+    stored_blocks: int = 0
+    """Blocks that this step copies to the host tier."""
 
 
 class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event", kw_only=True):
-    """A request was admitted: how much of it was found in the cache."""
+    """A request joined the batch: how much of it was found in the cache."""
 
     step: int
     now: float
     req_id: str
     job_id: str | None
     hit_tokens: int
+    """On the device, or loaded to it."""
     num_prompt_tokens: int
     num_tokens: int
     """Prompt plus any output so far (a resumed request has some)."""
     resumed: bool
+    loaded_tokens: int = 0
+    """Of the hit: loaded from the host tier."""
 
 
 class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, omit_defaults=True):
@@ -108,6 +119,10 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     req_id: str | None = None
     turn: int = 0
     num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    """So far; all of them when the turn has ended."""
+    num_known_tokens: int = 0
+    """Prompt tokens, in full blocks, that the turn it continues had computed."""
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     tools: list[str] = []

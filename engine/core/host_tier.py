@@ -95,6 +95,10 @@ class HostTier:
             if slot is not None:
                 self._free.append(slot)
 
+    def contents(self) -> dict[BlockHash, int]:
+        """Every content and its slot."""
+        return {**self._idle, **{block_hash: busy.slot for block_hash, busy in self._busy.items()}}
+
     def reset(self) -> bool:
         """Forget all; False, and no change, while a transfer uses a slot."""
         if self._busy:
@@ -105,7 +109,7 @@ class HostTier:
 
     def check_invariants(self, num_users: dict[BlockHash, int]) -> None:
         """Raise AssertionError unless each slot has one place and each content these users."""
-        slots = [*self._free, *self._idle.values(), *(busy.slot for busy in self._busy.values())]
+        slots = [*self._free, *self.contents().values()]
         assert sorted(slots) == list(range(self.num_blocks)), "a host slot is lost or has two owners"
         assert not self._idle.keys() & self._busy.keys()
         assert {h: busy.num_users for h, busy in self._busy.items()} == num_users, "host slots in wrong use"

@@ -1,7 +1,8 @@
-"""KV blocks of requests and of pins: what the scheduler asks for memory.
+"""KV blocks of requests, pins and loads: what the scheduler asks for memory.
 
-A pin is a second kind of holder: it keeps the full blocks of a turn that ended. It holds references like a
-request does, so everything the pool promises (no reuse while held) is true of pins without a special case.
+A pin is a second kind of holder: it keeps the full blocks of a turn that ended. A load is a third: it keeps
+the blocks that a copy writes, until it is done. Both hold references like a request does, so everything the
+pool promises (no reuse while held) is true of them without a special case.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Shortage:
 
 
 class KVCacheManager:
-    """Finds, allocates and frees the blocks of requests; holds the blocks of pins."""
+    """Finds, allocates and frees the blocks of requests; holds the blocks of pins and of loads."""
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, enable_caching: bool = True
@@ -56,6 +57,7 @@ class KVCacheManager:
         self._shortages: dict[str, _Shortage] = {}
         self._pins: dict[int, list[KVCacheBlock]] = {}
         self._num_pinned_blocks = 0
+        self._loads: dict[int, list[KVCacheBlock]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -125,8 +127,8 @@ class KVCacheManager:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
         return blocks
 
-    def block_ids(self, request_id: str) -> list[int]:
-        return [block.block_id for block in self._coordinator.blocks_of(request_id)]
+    def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
+        return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
 
     def num_blocks_of(self, request_id: str) -> int:
         return len(self._coordinator.blocks_of(request_id))
@@ -195,10 +197,40 @@ class KVCacheManager:
                 return count, freed
         return len(blocks), freed
 
+    # ---- loads ----
+
+    def begin_load(
+        self, load_id: int, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int
+    ) -> list[int]:
+        """Blocks for all tokens of a waiting request, for which there is room; those of the ``num_tokens``
+        behind its hit, whose ids are returned, are the load's too.
+
+        None of them is findable before ``cache_loaded``.
+        """
+        assert load_id not in self._loads
+        request_id = request.request_id
+        self._requests.add(request_id)
+        self._shortages.pop(request_id, None)
+        self._coordinator.add_hit(request_id, hit)
+        blocks = self._coordinator.allocate_new_blocks(
+            request_id, min(request.num_tokens, self._max_model_len)
+        )
+        self._loads[load_id] = loaded = blocks[: num_tokens // self.block_size]
+        self.pool.touch(loaded)
+        return [block.block_id for block in loaded]
+
+    def cache_loaded(self, request: Request) -> None:
+        """A load has filled the blocks of the request's computed tokens: let them be found."""
+        self._coordinator.cache_blocks(request.request_id, request.block_hashes, request.num_computed_tokens)
+
+    def end_load(self, load_id: int) -> None:
+        """Nothing writes these blocks any more."""
+        self.pool.free_blocks(reversed(self._loads.pop(load_id)))
+
     # ---- all ----
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes; False, and no change, while a request or a pin holds blocks."""
+        """Forget all prefixes; False, and no change, while a request, a pin or a load holds blocks."""
         return self.pool.reset_prefix_cache()
 
     def statistics(self) -> KVCacheStatistics:
@@ -212,11 +244,11 @@ class KVCacheManager:
         )
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless every block is held by exactly the requests and pins that list it."""
+        """Raise AssertionError unless every block is held by exactly those that list it."""
         references: Counter[int] = Counter()
         for request_id in self._requests:
             references.update(self.block_ids(request_id))
-        for blocks in self._pins.values():
+        for blocks in (*self._pins.values(), *self._loads.values()):
             references.update(block.block_id for block in blocks)
         assert self._num_pinned_blocks == sum(map(len, self._pins.values()))
         self.pool.check_invariants(dict(references))

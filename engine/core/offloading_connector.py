@@ -22,7 +22,7 @@ class OffloadingConnector:
 
     def __init__(self, num_blocks: int, block_size: int, min_load_tokens: int = MIN_LOAD_TOKENS) -> None:
         """``num_blocks``: slots of the host pool. ``block_size`` in tokens, the device pool's."""
-        self._tier = HostTier(num_blocks)
+        self.tier = HostTier(num_blocks)
         self._block_size = block_size
         self._min_load_blocks = max(1, -(-min_load_tokens // block_size))
         self._loads: dict[int, list[BlockHash]] = {}
@@ -36,7 +36,7 @@ class OffloadingConnector:
         start, end = num_computed_tokens // size, (request.num_tokens - 1) // size
         if end - start < self._min_load_blocks:
             return 0
-        num_held = self._tier.count_held(request.block_hashes[start:end])
+        num_held = self.tier.count_held(request.block_hashes[start:end])
         return num_held * size if num_held >= self._min_load_blocks else 0
 
     def update_state_after_alloc(
@@ -45,12 +45,12 @@ class OffloadingConnector:
         first = num_computed_tokens // self._block_size
         hashes = request.block_hashes[first : first + len(block_ids)]
         self._loads[load_id] = hashes
-        copies = BlockCopies(block_ids, self._tier.acquire(hashes))
+        copies = BlockCopies(block_ids, self.tier.acquire(hashes))
         self._new_loads.append(KVLoad(load_id, request.request_id, copies))
 
     def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         for block_hash, block_id in zip(block_hashes, block_ids, strict=True):
-            slot = self._tier.add(block_hash)
+            slot = self.tier.add(block_hash)
             if slot is not None:
                 self._new_stores[block_hash] = (block_id, slot)
 
@@ -64,26 +64,26 @@ class OffloadingConnector:
         if not self._new_stores:
             return NO_COPIES
         stores, self._new_stores = self._new_stores, {}
-        self._tier.release(list(stores))
+        self.tier.release(list(stores))
         return BlockCopies([block for block, _ in stores.values()], [slot for _, slot in stores.values()])
 
     def end_load(self, load_id: int, loaded: bool) -> None:
         hashes = self._loads.pop(load_id)
-        self._tier.release(hashes)
+        self.tier.release(hashes)
         if not loaded:
-            self._tier.discard(hashes)
+            self.tier.discard(hashes)
 
     def request_finished(self, request: Request) -> None:
-        self._tier.touch(request.block_hashes[: request.num_computed_tokens // self._block_size])
+        self.tier.touch(request.block_hashes[: request.num_computed_tokens // self._block_size])
 
     def reset_cache(self) -> bool:
-        return self._tier.reset()
+        return self.tier.reset()
 
     def statistics(self) -> KVConnectorStatistics:
-        return KVConnectorStatistics(self._tier.num_blocks, len(self._tier))
+        return KVConnectorStatistics(self.tier.num_blocks, len(self.tier))
 
     def check_invariants(self, load_ids: Sequence[int]) -> None:
         assert sorted(self._loads) == sorted(load_ids), "a load is lost or unknown"
         assert not self._new_loads, "loads were planned and not handed out"
         assert not self._new_stores
-        self._tier.check_invariants(Counter(h for hashes in self._loads.values() for h in hashes))
+        self.tier.check_invariants(Counter(h for hashes in self._loads.values() for h in hashes))

@@ -14,6 +14,8 @@ from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
+from engine.core.kv_connector import KVConnector
+from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.step_trace import StepTrace
@@ -43,11 +45,15 @@ class SchedulerStatistics:
 
     num_running: int
     num_waiting: int
+    num_loading: int
+    """Of the waiting ones: admitted, their KV on its way from another tier."""
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
     num_pinned_blocks: int
     num_pins: int
+    num_host_blocks: int
+    num_used_host_blocks: int
     pause_state: str
 
 
@@ -88,13 +94,17 @@ class Scheduler:
         policy: SchedulingPolicy,
         enable_prefix_caching: bool = True,
         tracer: TraceWriter | None = None,
+        kv_connector: KVConnector | None = None,
     ) -> None:
-        """``num_blocks`` counts the null block."""
+        """``num_blocks`` counts the null block. ``kv_connector``: a second tier of KV; needs prefix
+        caching."""
+        assert kv_connector is None or enable_prefix_caching, "copies are found by the hashes of blocks"
         self.config = config
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
         self.pins = PinHolder(self.kv, policy)
+        self.loads = LoadHolder(self.kv, kv_connector)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue()
@@ -130,7 +140,7 @@ class Scheduler:
                 continue
             if request.status is RequestStatus.RUNNING:
                 self.running.remove(request)
-            else:
+            elif not self.loads.remove(request):
                 self.waiting.remove(request)
             request.status = status
             outputs.append(self._finish(request, [], now))
@@ -154,20 +164,26 @@ class Scheduler:
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
         if self._trace is not None:
-            self._trace.snapshot(self.running, self.waiting, self.kv, step.budget, now)
+            self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
         self._schedule_running(step)
-        if not step.preempted and self.pause_state is PauseState.UNPAUSED:
+        if not step.preempted and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
             self._schedule_waiting(step)
         assert step.budget >= 0
-        assert len(self.running) <= self.config.max_num_seqs
+        assert self._num_seats <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
         plan = self._make_output(step)
         self._advance(plan)
+        self.loads.fill_in(plan, self.requests)
         if self._trace is not None:
             self._trace.decision(
                 step.new, step.resumed, step.running, step.preempted, plan, self.kv.num_free_blocks
             )
         return plan
+
+    @property
+    def _num_seats(self) -> int:
+        """Places in the batch that are taken, those kept for requests that are being loaded included."""
+        return len(self.running) + self.loads.num_requests
 
     def _schedule_running(self, step: _Step) -> None:
         """Let running requests catch up, oldest admission first; preempt where blocks run out."""
@@ -197,11 +213,25 @@ class Scheduler:
             self._commit(request, num_new, blocks, step)
             index += 1
 
+    def _schedule_loaded(self, step: _Step) -> bool:
+        """Let requests run whose load has ended: they have all their blocks. False if one needs more budget
+        than is left, which must not go to others then."""
+        for request in self.loads.ready:
+            num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
+            if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
+                return False
+            num_new = min(num_new, step.budget)
+            blocks = self.kv.allocate_slots(request, num_new)
+            assert blocks == [], "a load comes with room for all tokens"
+            self.loads.remove(request)
+            self._start(request, num_new, blocks, step)
+        return True
+
     def _schedule_waiting(self, step: _Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
         set_aside: list[QueueEntry] = []
         behind_unfit = False
-        while step.budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while step.budget > 0 and self._num_seats < self.config.max_num_seqs:
             request = self.waiting.peek()
             if request is None:
                 break
@@ -222,10 +252,14 @@ class Scheduler:
         return self.policy.may_admit(request, self.kv.num_free_blocks, now)
 
     def _admit(self, request: Request, step: _Step) -> bool:
-        """Move the head of the queue, which this is, to running if its blocks can be had."""
+        """Move the head of the queue, which this is, to running if its blocks can be had; to the loading ones
+        if another tier has more of its prefix."""
         if self._surely_short(request, step.now):
             return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
+        num_loadable = self.loads.num_loadable_tokens(request, num_hit_tokens)
+        if num_loadable:
+            return self._start_load(request, hit, num_loadable, step.now)
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
@@ -233,19 +267,34 @@ class Scheduler:
         num_reserved = (
             request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
         )
-        if self.kv.num_blocks_short(request, num_reserved, hit) > 0 and not self._break_pins_for(
-            request, num_reserved, hit, step.now
-        ):
-            self.kv.note_shortage(request, hit)
+        if not self._find_room(request, num_reserved, hit, step.now):
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
         assert blocks is not None, "room was checked"
         self.waiting.pop()
-        self.running.append(request)
-        (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
+        request.num_computed_tokens = num_hit_tokens
+        self._start(request, num_new, blocks, step)
         self._note_admission(request, num_hit_tokens, step.now)
-        self._commit(request, num_new, blocks, step)
         return True
+
+    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, now: float) -> bool:
+        """Admit the head of the queue to be loaded first, if there is room for all its tokens: so that
+        nothing it waits for later can be held by another one that waits."""
+        if not self._find_room(request, request.num_tokens, hit, now):
+            return False
+        self.waiting.pop()
+        self.loads.start(request, hit, num_tokens)
+        self._note_admission(request, request.num_computed_tokens + num_tokens, now)
+        return True
+
+    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float) -> bool:
+        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken."""
+        if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
+            return True
+        if self._break_pins_for(request, num_tokens, hit, now):
+            return True
+        self.kv.note_shortage(request, hit)
+        return False
 
     def _surely_short(self, request: Request, now: float) -> bool:
         """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
@@ -253,17 +302,26 @@ class Scheduler:
             return False
         return not self.kv.num_pins or next(self.policy.breakable(request, now, False), None) is None
 
-    def _note_admission(self, request: Request, num_hit_tokens: int, now: float) -> None:
-        if self._trace is not None:
-            self._trace.prefix_cache(request, num_hit_tokens, now)
+    def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
+        """The request has got its blocks; ``num_cached_tokens`` need not be computed, or soon will not."""
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_hit_tokens
-            request.first_scheduled_time = now
-            self._counts.prefix_cache_queries += request.num_tokens
-            self._counts.prefix_cache_hits += num_hit_tokens
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_hit_tokens
+            request.num_cached_tokens = num_cached_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
+
+    def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: _Step) -> None:
+        """An admitted request joins the batch."""
+        if self._trace is not None:
+            self._trace.prefix_cache(request, step.now)
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = step.now
+            self._counts.prefix_cache_queries += request.num_tokens
+            self._counts.prefix_cache_hits += (
+                request.num_computed_tokens - request.num_external_computed_tokens
+            )
+        (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        self._commit(request, num_new, blocks, step)
 
     def _prefill_limit(self, num_tokens: int) -> int:
         threshold = self.config.long_prefill_token_threshold
@@ -286,9 +344,10 @@ class Scheduler:
             step.running.remove(victim)
             del step.new_blocks[victim.request_id]
             step.budget += num_withdrawn
+        self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
         victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_external_computed_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
         self._counts.num_preemptions += 1
@@ -339,6 +398,8 @@ class Scheduler:
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
         """Append what was sampled, end what is done; the outputs are for the front end."""
+        self.loads.end(result.finished_loads, loaded=True)
+        self.loads.end(result.failed_loads, loaded=False)
         outputs: list[EngineCoreOutput] = []
         any_finished = False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
@@ -386,6 +447,7 @@ class Scheduler:
             pin = self.policy.on_turn_end(request, now)
         else:
             self.policy.on_request_gone(request, now)
+        self.loads.release(request)
         if pin is not None:
             self.pins.hold(request, pin, now)
         else:
@@ -426,7 +488,9 @@ class Scheduler:
         if not self.kv.num_pins:
             return False
         alone = not self.running or (len(self.running) == 1 and self.running[0] is request)
-        return self.pins.make_room(request, num_tokens, hit, now, last_resort=alone)
+        # What is being loaded will run, or leave its blocks: wait for it first.
+        last_resort = alone and not self.loads.num_requests and not self.loads.num_in_flight
+        return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
 
     def _requeue_changed(self, now: float) -> None:
         for request in self.policy.changed_keys():
@@ -435,20 +499,26 @@ class Scheduler:
     # ---- the rest ----
 
     def reset_prefix_cache(self, now: float) -> bool:
-        """End all pins, then forget all cached prefixes; False while requests hold blocks."""
+        """End all pins, then forget all cached prefixes, on every tier; False while requests hold blocks."""
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
-        return self.kv.reset_prefix_cache()
+        return self.kv.reset_prefix_cache() and self.loads.reset_cache()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
+    @property
+    def num_pending_loads(self) -> int:
+        """Loads that the worker has yet to report: it must be asked, with a plan of no tokens if need be."""
+        return self.loads.num_in_flight
+
     def make_stats(self) -> SchedulerStats:
         """Gauges now and counts since the last call."""
         counts, self._counts = self._counts, _Counts()
-        pool = self.kv.pool
+        pool, tier = self.kv.pool, self.loads.tier_statistics()
+        num_loaded_tokens, num_failed_loads = self.loads.take_counts()
         return SchedulerStats(
             num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
+            num_waiting_reqs=len(self.waiting) + self.loads.num_requests,
             num_total_blocks=pool.num_usable_blocks,
             num_free_blocks=pool.num_free_blocks,
             num_cached_blocks=pool.num_cached_blocks,
@@ -460,18 +530,25 @@ class Scheduler:
             num_preemptions=counts.num_preemptions,
             pins_ended=self.pins.take_ended(),
             pin_block_s=self.pins.take_block_s(),
+            num_host_blocks=tier.num_blocks,
+            num_used_host_blocks=tier.num_used_blocks,
+            loaded_tokens=num_loaded_tokens,
+            failed_loads=num_failed_loads,
         )
 
     def statistics(self) -> SchedulerStatistics:
-        kv = self.kv.statistics()
+        kv, tier = self.kv.statistics(), self.loads.tier_statistics()
         return SchedulerStatistics(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) + self.loads.num_requests,
+            num_loading=self.loads.num_requests,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
             num_pinned_blocks=kv.num_pinned_blocks,
             num_pins=kv.num_pins,
+            num_host_blocks=tier.num_blocks,
+            num_used_host_blocks=tier.num_used_blocks,
             pause_state=self.pause_state.value,
         )
 
@@ -479,9 +556,10 @@ class Scheduler:
         """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
         queued = {r.request_id for r in self.waiting}
         running = {r.request_id for r in self.running}
+        loading = {r.request_id for r in self.loads.requests}
         assert len(running) == len(self.running)
-        assert not queued & running
-        assert queued | running == set(self.requests), "a request is lost or unknown"
+        assert len(queued) + len(running) + len(loading) == len(self.requests)
+        assert queued | running | loading == set(self.requests), "a request is lost or unknown"
         for request in self.running:
             assert request.status is RequestStatus.RUNNING
             assert request.num_computed_tokens <= request.num_tokens
@@ -495,6 +573,7 @@ class Scheduler:
         pins = list(self.policy.pins())
         assert len(pins) == self.kv.num_pins
         assert sum(pin.num_blocks for pin in pins) == self.kv.num_pinned_blocks
+        self.loads.check_invariants()
         self.kv.check_invariants()
 
     def close(self, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.load_holder import LoadHolder
 from engine.core.request_queue import RequestQueue
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
@@ -24,7 +25,13 @@ class StepTrace:
         self._now = 0.0
 
     def snapshot(
-        self, running: Sequence[Request], waiting: RequestQueue, kv: KVCacheManager, budget: int, now: float
+        self,
+        running: Sequence[Request],
+        waiting: RequestQueue,
+        loads: LoadHolder,
+        kv: KVCacheManager,
+        budget: int,
+        now: float,
     ) -> None:
         self._step += 1
         self._now = now
@@ -41,17 +48,20 @@ class StepTrace:
                 num_pins=kv.num_pins,
                 total_blocks=kv.pool.num_usable_blocks,
                 token_budget=budget,
+                num_loading=loads.num_requests,
+                host_blocks=loads.tier_statistics().num_used_blocks,
             )
         )
 
-    def prefix_cache(self, request: Request, num_hit_tokens: int, now: float) -> None:
+    def prefix_cache(self, request: Request, now: float) -> None:
         self._writer.emit(
             PrefixCacheEvent(
                 step=self._step,
                 now=now,
                 req_id=request.request_id,
                 job_id=request.job.job_id if request.job else None,
-                hit_tokens=num_hit_tokens,
+                hit_tokens=request.num_computed_tokens,
+                loaded_tokens=request.num_external_computed_tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_tokens=request.num_tokens,
                 resumed=request.status is RequestStatus.PREEMPTED,
@@ -78,5 +88,7 @@ class StepTrace:
                 tokens=dict(plan.num_scheduled_tokens),
                 total_tokens=plan.total_num_scheduled_tokens,
                 free_blocks=num_free_blocks,
+                loads={load.request_id: len(load.copies) for load in plan.kv_loads},
+                stored_blocks=len(plan.kv_stores),
             )
         )

@@ -9,6 +9,7 @@ from engine.executor import ModelInfo
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.host_pool import HostPool, choose_num_host_blocks
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
@@ -31,21 +32,25 @@ class UniProcExecutor:
         )
         activation_bytes = measure_activations(loaded, spec, config) if loaded.device.type == "cuda" else 0
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, activation_bytes)
+        num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks)
+        pool = spec.allocate(num_blocks, loaded.device)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.vocab_size,
             dtype=str(loaded.dtype).removeprefix("torch."),
+            num_host_blocks=num_host_blocks,
         )
         batch = InputBatch(
             config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
         )
         self._runner: ModelRunner | None = ModelRunner(
             loaded.model,
-            TorchPagedAttention(spec.allocate(num_blocks, loaded.device)),
+            TorchPagedAttention(pool),
             batch,
             Sampler(config.model.seed),
             loaded.device,
+            HostPool(pool, num_host_blocks) if num_host_blocks else None,
         )
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.messages import TokenLogprobs
 from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
 from engine.worker.attention.backend import AttentionBackend, IntArray
+from engine.worker.host_pool import HostPool
 from engine.worker.input_batch import InputBatch, StepInputs
 from engine.worker.models.base import CausalModel
 from engine.worker.sampler import Sampler
@@ -22,17 +25,28 @@ class ModelRunner:
         batch: InputBatch,
         sampler: Sampler,
         device: torch.device,
+        host_pool: HostPool | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._batch = batch
         self._sampler = sampler
         self._device = device
+        self._host_pool = host_pool
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Apply the plan's deltas, run its tokens, sample the requests that are fully computed."""
+        """Apply the plan's deltas, run its tokens, sample the requests that are fully computed; load blocks
+        before, store them after."""
         self._batch.update(plan)
+        if self._host_pool is None:
+            return self._run(plan)
+        finished_loads = self._host_pool.load(plan.kv_loads)
+        result = self._run(plan)
+        self._host_pool.store(plan.kv_stores)
+        return replace(result, finished_loads=finished_loads) if finished_loads else result
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         if plan.total_num_scheduled_tokens == 0:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = self._batch.step_inputs(plan)

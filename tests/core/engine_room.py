@@ -6,12 +6,14 @@ from zlib import crc32
 
 from engine.clock import ManualClock
 from engine.config import SchedulerConfig
+from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
 from engine.messages import EngineCoreOutput, JobRef
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import FcfsPolicy, SchedulingPolicy
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from tests.core.kv_memory import KvMemory, LoadFate, at_once
 from tracing.writer import TraceWriter
 
 
@@ -27,10 +29,17 @@ class EngineRoom:
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         tracer: TraceWriter | None = None,
+        num_host_blocks: int = 0,
+        min_load_tokens: int = 1,
+        load_fate: LoadFate = at_once,
         **limits: int | bool,
     ) -> None:
         config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
         self.clock = ManualClock()
+        self.connector = (
+            OffloadingConnector(num_host_blocks, block_size, min_load_tokens) if num_host_blocks else None
+        )
+        self.memory = KvMemory(block_size, load_fate)
         self.scheduler = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
             block_size=block_size,
@@ -39,6 +48,7 @@ class EngineRoom:
             policy=policy or FcfsPolicy(),
             enable_prefix_caching=enable_prefix_caching,
             tracer=tracer,
+            kv_connector=self.connector,
         )
         self.tokens: dict[str, list[int]] = {}
         """All tokens of every request that was added, prompt and output."""
@@ -72,11 +82,15 @@ class EngineRoom:
     def step(self, seconds: float = 0.01) -> SchedulerOutput:
         """One schedule and its update; the clock moves in between."""
         plan = self.last_plan = self.scheduler.schedule(self.clock.now())
+        finished_loads, failed_loads = self.memory.execute(plan, self.scheduler.requests)
         self.clock.advance(seconds)
         ready = [self.scheduler.requests[i] for i in plan.num_scheduled_tokens]
         ready = [r for r in ready if r.num_computed_tokens == r.num_tokens]
         result = ModelRunnerOutput(
-            [r.request_id for r in ready], [[crc32(f"{r.request_id}:{r.num_tokens}".encode())] for r in ready]
+            [r.request_id for r in ready],
+            [[crc32(f"{r.request_id}:{r.num_tokens}".encode())] for r in ready],
+            finished_loads=finished_loads,
+            failed_loads=failed_loads,
         )
         for output in self.scheduler.update_from_output(plan, result, self.clock.now()):
             if output.finished:
@@ -84,10 +98,18 @@ class EngineRoom:
                 self.finished[output.request_id] = output
         return plan
 
+    def check_invariants(self) -> None:
+        """The scheduler's own, and that blocks and slots hold what they are found for."""
+        self.scheduler.check_invariants()
+        findable = {
+            b.block_id: b.block_hash for b in self.scheduler.kv.pool.blocks if b.block_hash is not None
+        }
+        self.memory.check_claims(findable, self.connector.tier.contents() if self.connector else {})
+
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left; an engine that makes no progress fails here."""
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished_requests():
+            if not self.scheduler.has_unfinished_requests() and not self.scheduler.num_pending_loads:
                 return
             self.step()
         raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.statistics()}")

@@ -1,0 +1,169 @@
+"""Requests whose KV is on its way from another tier: between the queue and the batch.
+
+Such a request was admitted: it has blocks for all its tokens and a seat in the batch, so once its load has
+ended nothing but the step's budget can keep it from running. A load holds the blocks it writes, as a request
+or a pin does: they outlive a request that is aborted meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.core.block_pool import KVCacheBlock
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_connector import KVConnector, KVConnectorStatistics
+from engine.outputs import SchedulerOutput
+from engine.request import Request, RequestStatus
+
+NO_TIER = KVConnectorStatistics(num_blocks=0, num_used_blocks=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load in flight, and the request it is for, which may have gone."""
+
+    request: Request
+    num_tokens: int
+
+
+class LoadHolder:
+    """Starts and ends loads, and offers what was computed to the other tier. Idle without a connector."""
+
+    def __init__(self, kv: KVCacheManager, connector: KVConnector | None) -> None:
+        self._kv = kv
+        self._connector = connector
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, _Load] = {}
+        self._loading: dict[str, Request] = {}
+        self._ready: dict[str, Request] = {}
+        self._num_loaded_tokens = 0
+        self._num_failed = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have a seat in the batch and are not in it yet."""
+        return len(self._loading) + len(self._ready)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Loads that the worker has not reported yet."""
+        return len(self._in_flight)
+
+    @property
+    def ready(self) -> list[Request]:
+        """Requests whose load has ended, in that order."""
+        return list(self._ready.values())
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that are loading, and those that are ready."""
+        return [*self._loading.values(), *self._ready.values()]
+
+    # ---- loads ----
+
+    def num_loadable_tokens(self, request: Request, num_hit_tokens: int) -> int:
+        """Tokens behind the device's hit that are worth loading."""
+        if self._connector is None:
+            return 0
+        return self._connector.get_num_new_matched_tokens(request, num_hit_tokens)
+
+    def start(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int) -> None:
+        """Load ``num_tokens`` behind the hit with the plan being made. There is room for all the request's
+        tokens."""
+        assert self._connector is not None
+        load_id = next(self._ids)
+        block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
+        request.num_computed_tokens = len(hit) * self._kv.block_size
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        self._connector.update_state_after_alloc(load_id, request, block_ids, request.num_computed_tokens)
+        self._in_flight[load_id] = _Load(request, num_tokens)
+        self._loading[request.request_id] = request
+
+    def end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
+        """The worker reported these loads. Who waited for one runs next, what failed to come uncomputed."""
+        for load_id in load_ids:
+            assert self._connector is not None, "no load was ever planned"
+            load = self._in_flight.pop(load_id)
+            if load.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self._settle(load, loaded)
+            self._connector.end_load(load_id, loaded)
+            self._kv.end_load(load_id)
+
+    def _settle(self, load: _Load, loaded: bool) -> None:
+        request = load.request
+        if loaded:
+            request.num_computed_tokens += load.num_tokens
+            request.num_external_computed_tokens = load.num_tokens
+            self._kv.cache_loaded(request)
+            self._num_loaded_tokens += load.num_tokens
+        else:
+            self._num_failed += 1
+            if request.first_scheduled_time is None:
+                request.num_cached_tokens = request.num_computed_tokens
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+        del self._loading[request.request_id]
+        self._ready[request.request_id] = request
+
+    def remove(self, request: Request) -> bool:
+        """The request is admitted or ends, while it is loaded or after; False if it is not here."""
+        request_id = request.request_id
+        here = self._ready.pop(request_id, None) or self._loading.pop(request_id, None)
+        return here is not None
+
+    # ---- the other tier ----
+
+    def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """Add the transfers to a plan whose tokens count as computed: the loads that were started, and stores
+        of the blocks that it fills. What a request just admitted had found is offered too: its copies may be
+        gone."""
+        connector = self._connector
+        if connector is None:
+            return
+        size = self._kv.block_size
+        admitted = {
+            new.req_id for new in plan.scheduled_new_reqs
+        } | plan.scheduled_cached_reqs.resumed_req_ids
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            request = requests[request_id]
+            end = request.num_computed_tokens // size
+            start = 0 if request_id in admitted else (request.num_computed_tokens - num_tokens) // size
+            if start < end:
+                block_ids = self._kv.block_ids(request_id, start, end)
+                connector.store_blocks(request.block_hashes[start:end], block_ids)
+        meta = connector.build_connector_meta()
+        plan.kv_loads, plan.kv_stores = meta.loads, meta.stores
+
+    def release(self, request: Request) -> None:
+        """The request lets go of its blocks: the copies of what it had computed were of use until now."""
+        if self._connector is not None:
+            self._connector.request_finished(request)
+
+    def reset_cache(self) -> bool:
+        """Forget all copies; False while a load reads any."""
+        return self._connector is None or self._connector.reset_cache()
+
+    def take_counts(self) -> tuple[int, int]:
+        """Tokens loaded, and loads that failed, since the last call."""
+        counts = self._num_loaded_tokens, self._num_failed
+        self._num_loaded_tokens = self._num_failed = 0
+        return counts
+
+    def tier_statistics(self) -> KVConnectorStatistics:
+        return NO_TIER if self._connector is None else self._connector.statistics()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless each request's state is its load's, with room for all its tokens."""
+        waiting_for = [load.request for load in self._in_flight.values()]
+        for request in self._loading.values():
+            assert request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            assert sum(request is other for other in waiting_for) == 1, "a request waits for no load"
+        for request in self._ready.values():
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        for request in self.requests:
+            assert request.num_computed_tokens < request.num_tokens
+            num_blocks = self._kv.num_blocks_of(request.request_id)
+            assert num_blocks * self._kv.block_size >= request.num_tokens, "a loaded request could get stuck"
+        if self._connector is not None:
+            self._connector.check_invariants(list(self._in_flight))
