@@ -59,6 +59,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
+        ("profile", "measure what a model's steps cost on this machine, for the simulator"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
         command = _add_command(commands, name, told)
@@ -86,6 +87,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval import bench
 
         return bench.add_arguments, bench.run
+    if name == "profile":
+        from eval.sim import profile
+
+        return profile.add_arguments, profile.run
     from eval import demo
 
     return demo.add_arguments, demo.run

@@ -1,0 +1,262 @@
+"""A step's time from a profile measured on a real engine. Knows neither the model nor the hardware.
+
+    step = a + b·new tokens + c·query-key pairs + d·decodes + e·tokens read by decodes
+
+New tokens and pairs are those of prefills: n tokens after P others make n·(P + n/2) pairs, so that a prefill
+is quadratic in n, as in the profile of the Continuum paper (arXiv 2511.02230).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.errors import CostModelError
+from eval.sim.cost_model import StepWork
+from eval.sim.step_samples import StepSample
+
+FloatArray = NDArray[np.float64]
+
+SCHEMA_VERSION = 1
+NUM_COEFFICIENTS = 5
+MIN_CELLS = 8
+"""Kinds of steps that a fit needs."""
+REWEIGHTINGS = 5
+SMALL_ERROR = 0.02
+"""Relative; below, errors weigh alike."""
+
+
+class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What was measured of one model on one machine; the machine itself is not described."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str = "cost_profile"
+    model: str
+    dtype: str
+    date: str | None = None
+    """Of the measurement, as the user gave it."""
+    kv_bytes_per_token: int
+    step_tokens: int
+    """Token budget of a step: longer prefills take several."""
+    step_s: float
+    """The constant a; the others are per unit."""
+    new_token_s: float
+    pair_s: float
+    decode_s: float
+    context_token_s: float
+    arrival_s: float | None = None
+    """From sending a request to its first step, in an idle server; None if not measured."""
+    reply_s: float | None = None
+    """From the end of a last step until the client knows."""
+    copy_bytes_per_s: float | None = None
+    """Between two places in host memory; what it is to an accelerator is not measured."""
+    num_steps: int
+    num_cells: int
+    """Kinds of steps by size; the fit weighs them alike."""
+    median_error: float
+    """Relative, over the kinds of steps."""
+    p95_error: float
+    max_decodes: int
+    """Largest measured: beyond, the line is only continued."""
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """Coefficients and how well they describe what they were fitted to."""
+
+    coefficients: list[float]
+    num_steps: int
+    num_cells: int
+    median_error: float
+    p95_error: float
+    max_decodes: int
+    max_context_tokens: int
+
+
+class FittedCost:
+    """StepCost of a measured profile."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self.profile = profile
+        self.kv_bytes_per_token = profile.kv_bytes_per_token
+        self.step_overhead_s = profile.step_s
+        self.arrival_overhead_s = profile.arrival_s or 0.0
+        self.reply_overhead_s = profile.reply_s or 0.0
+        # Attributes of their own: a simulation asks for millions of steps.
+        self._new_token_s = profile.new_token_s
+        self._pair_s = profile.pair_s
+        self._decode_s = profile.decode_s
+        self._context_token_s = profile.context_token_s
+
+    def step_s(self, work: StepWork) -> float:
+        """Seconds of one step, its overhead included."""
+        seconds = self.step_overhead_s
+        seconds += self._decode_s * work.num_decodes + self._context_token_s * work.decode_context_tokens
+        for new_tokens, context_tokens in work.prefills:
+            pairs = new_tokens * (context_tokens + new_tokens / 2)
+            seconds += self._new_token_s * new_tokens + self._pair_s * pairs
+        return seconds
+
+    def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
+        """Seconds to compute ``num_tokens`` after ``context_tokens`` in steps of the usual size, alone."""
+        if num_tokens <= 0:
+            return 0.0
+        num_steps = -(-num_tokens // self.profile.step_tokens)
+        work = StepWork(prefills=[(num_tokens, context_tokens)])
+        return (num_steps - 1) * self.step_overhead_s + self.step_s(work)
+
+    def copy_s(self, num_tokens: int) -> float:
+        """Seconds to copy the KV of ``num_tokens`` within host memory; 0 if that was not measured."""
+        speed = self.profile.copy_bytes_per_s
+        return 0.0 if speed is None else num_tokens * self.kv_bytes_per_token / speed
+
+    def notes(self) -> list[str]:
+        """What is measured and what is assumed, a sentence each, for the report."""
+        p = self.profile
+        when = "" if p.date is None else f" on {p.date}"
+        fitted = f"{p.num_steps:,} steps (error: median {p.median_error:.0%}, p95 {p.p95_error:.0%})"
+        largest = f"{p.max_decodes} decodes and {p.max_context_tokens:,} tokens of context"
+        notes = [
+            f"step times: MEASURED{when} for {p.model} in {p.dtype}, fitted to {fitted}",
+            f"measured up to {largest}; ASSUMED to go on linearly beyond",
+        ]
+        if p.arrival_s is None or p.reply_s is None:
+            notes.append("ASSUMED: nothing is lost between client and engine")
+        if p.copy_bytes_per_s is None:
+            notes.append("ASSUMED: copies of KV take no time")
+        else:
+            notes.append("copies of KV: measured in host memory; ASSUMED the same for a device")
+        return notes
+
+
+def fit_steps(samples: Sequence[StepSample]) -> StepFit:
+    """Coefficients of the steps whose time is known; CostModelError if they are too few or too alike.
+
+    Steps of about the same size are averaged first (the middle half of them: other programs disturb), and
+    every size weighs the same relative to its time, so that a few long steps count like many short ones.
+    """
+    timed = [sample for sample in samples if sample.seconds is not None]
+    cells: dict[tuple[int, ...], list[FloatArray]] = {}
+    for sample in timed:
+        row = _row(sample)
+        cells.setdefault(_size(row), []).append(row)
+    if len(cells) < MIN_CELLS:
+        raise CostModelError(
+            f"There are steps of {len(cells)} different sizes; a fit needs at least {MIN_CELLS}: "
+            "let the engine serve short and long prompts, alone and together."
+        )
+    means = np.array([_midmean(rows) for rows in cells.values()])
+    coefficients = _fit(means)
+    errors = np.abs(means[:, :-1] @ coefficients / means[:, -1] - 1.0)
+    return StepFit(
+        coefficients=coefficients.tolist(),
+        num_steps=len(timed),
+        num_cells=len(cells),
+        median_error=float(np.median(errors)),
+        p95_error=float(np.quantile(errors, 0.95)),
+        max_decodes=max(sample.work.num_decodes for sample in timed),
+        max_context_tokens=max(_longest_context(sample.work) for sample in timed),
+    )
+
+
+def _row(sample: StepSample) -> FloatArray:
+    """[1, new tokens, pairs, decodes, context tokens, seconds]"""
+    work = sample.work
+    new = sum(num_new for num_new, _ in work.prefills)
+    pairs = sum(num_new * (context + num_new / 2) for num_new, context in work.prefills)
+    assert sample.seconds is not None
+    return np.array([1.0, new, pairs, work.num_decodes, work.decode_context_tokens, sample.seconds])
+
+
+def _size(row: FloatArray) -> tuple[int, ...]:
+    """What the steps of a cell have in common: each quantity to a factor of two, decodes more exactly."""
+    _, new, pairs, decodes, context, _ = row.tolist()
+    return (_octave(new), _octave(pairs), round(2 * math.log2(1 + decodes)), _octave(context))
+
+
+def _octave(amount: float) -> int:
+    return int(amount).bit_length()
+
+
+def _midmean(rows: list[FloatArray]) -> FloatArray:
+    """Mean of the half whose time per work is in the middle."""
+    table = np.array(sorted(rows, key=lambda row: float(row[-1])))
+    cut = len(table) // 4
+    return np.asarray(table[cut : len(table) - cut].mean(axis=0))
+
+
+def _longest_context(work: StepWork) -> int:
+    prefills = max((new + context for new, context in work.prefills), default=0)
+    decodes = work.decode_context_tokens // work.num_decodes if work.num_decodes else 0
+    return max(prefills, decodes)
+
+
+def _fit(means: FloatArray) -> FloatArray:
+    """Non-negative coefficients with the least sum of absolute relative errors; [num_cells, 6] -> [5].
+
+    Found by least squares, weighted by the errors of the round before: a few disturbed cells do not bend it.
+    """
+    relative = means[:, :-1] / means[:, -1:]
+    coefficients = _least_squares(relative, np.ones(len(relative)))
+    for _ in range(REWEIGHTINGS):
+        errors = np.abs(relative @ coefficients - 1.0)
+        coefficients = _least_squares(relative, 1.0 / np.sqrt(np.maximum(errors, SMALL_ERROR)))
+    return coefficients
+
+
+def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
+    """Non-negative coefficients that bring each row closest to 1; with so few columns every set of them is
+    tried, and the best without a negative coefficient is the optimum."""
+    best, best_error = np.zeros(NUM_COEFFICIENTS), math.inf
+    for count in range(1, NUM_COEFFICIENTS + 1):
+        for chosen in combinations(range(NUM_COEFFICIENTS), count):
+            columns = list(chosen)
+            scale = relative[:, columns].max(axis=0)
+            if not scale.all():
+                continue
+            scaled = relative[:, columns] / scale * weights[:, None]
+            solution = np.linalg.lstsq(scaled, weights, rcond=None)[0]
+            error = float(((scaled @ solution - weights) ** 2).sum())
+            if (solution >= 0).all() and error < best_error * (1 - 1e-9):
+                best = np.zeros(NUM_COEFFICIENTS)
+                best[columns] = solution / scale
+                best_error = error
+    return best
+
+
+def write_profile(path: Path, profile: CostProfile) -> None:
+    """As JSON; CostModelError if that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+    except OSError as error:
+        raise CostModelError(f"Cannot write the profile {path}: {error.strerror or error}.") from error
+
+
+def read_profile(path: Path) -> FittedCost:
+    """The cost model of a profile; CostModelError names the file and what is wrong with it."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=CostProfile)
+    except OSError as error:
+        raise CostModelError(f"Cannot read the profile {path}: {error.strerror or error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CostModelError(f"{path} is not a cost profile: {error}.") from error
+    if profile.schema_version != SCHEMA_VERSION:
+        raise CostModelError(
+            f"{path} has schema version {profile.schema_version}; this program reads {SCHEMA_VERSION}."
+        )
+    bad = next((name for name in _COEFFICIENTS if not 0 <= getattr(profile, name) < math.inf), None)
+    if bad is not None or profile.step_tokens < 1:
+        raise CostModelError(f"{path}: {bad or 'step_tokens'} must be {'0 or' if bad else '1 or'} more.")
+    return FittedCost(profile)
+
+
+_COEFFICIENTS = ("step_s", "new_token_s", "pair_s", "decode_s", "context_token_s")

@@ -1,0 +1,287 @@
+"""``continuum profile``: measures what steps cost with a model on this machine, for the simulator.
+
+Runs the real server under a designed load and reads its scheduler trace; or reads the trace of any run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from eval.arguments import positive
+from eval.errors import CostModelError
+from eval.server_process import ServerProcess, unwound_by_sigterm
+from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
+from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
+from eval.sim.step_samples import StepSample, step_samples
+from tracing.events import TraceHeader
+from tracing.reader import TraceError, read_trace
+
+PASSED_ON = (
+    ("block-size", "TOKENS", "tokens per KV block"),
+    ("max-num-batched-tokens", "TOKENS", "token budget of a step"),
+    ("max-num-seqs", "REQUESTS", "most requests running at once"),
+    ("max-model-len", "TOKENS", "longest prompt plus output"),
+    ("kv-cache-memory-bytes", "BYTES", "exact size of the KV pool, such as 2G"),
+    ("num-gpu-blocks-override", "BLOCKS", "exact number of KV blocks"),
+    ("dtype", "TYPE", "type of weights and KV"),
+    ("device", "DEVICE", "where the model runs"),
+)
+"""Flags of ``continuum serve`` that decide what steps there are and what they cost."""
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+COPY_BYTES = 64 * 2**20
+COPIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What to measure."""
+
+    model: str
+    """A model folder; also a hub's name, if its config is there to read."""
+    seconds: float = 60.0
+    seed: int = 0
+    date: str | None = None
+    serve_flags: tuple[str, ...] = ()
+    trace: Path | None = None
+    """Keep the scheduler trace there."""
+
+
+class _Config(msgspec.Struct):
+    """As much of a model's config.json as decides the size of its KV."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+    @property
+    def kv_values_per_token(self) -> int:
+        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        return 2 * self.num_hidden_layers * (self.num_key_value_heads or self.num_attention_heads) * head_dim
+
+
+def measure(options: ProfileOptions) -> CostProfile:
+    """Serve the model, load the server, fit. ServerError or CostModelError if that is not possible."""
+    config = read_model_config(options.model)
+    with tempfile.TemporaryDirectory(prefix="continuum-profile-") as folder:
+        trace = options.trace or Path(folder) / "trace.jsonl"
+        arguments = [
+            options.model,
+            *("--scheduling-policy", "fcfs"),
+            *("--served-model-name", "profiled"),
+            *("--host", "127.0.0.1"),
+            *("--port", "0"),
+            *("--trace", str(trace)),
+            *options.serve_flags,
+        ]
+        _say(f"profile: starting the server for {options.model}")
+        with ServerProcess(arguments, Path(folder) / "server.log") as server:
+            exchanges = asyncio.run(_load(server.base_url, trace, options))
+        header, samples = read_samples(trace)
+    return _profile(options, config, header, samples, exchanges)
+
+
+async def _load(base_url: str, trace: Path, options: ProfileOptions) -> list[Exchange]:
+    header = _header(trace)
+    async with ProfileLoad(base_url, options.seed) as load:
+        limits = ServerLimits(
+            max_model_len=await load.max_model_len(),
+            pool_tokens=header.num_blocks * header.block_size,
+            max_num_seqs=header.max_num_seqs,
+        )
+        return await load.run(limits, options.seconds)
+
+
+def from_trace(options: ProfileOptions, trace: Path) -> CostProfile:
+    """Fit to the trace of any run; what is lost around the engine stays unknown."""
+    header, samples = read_samples(trace)
+    return _profile(options, read_model_config(options.model), header, samples, [])
+
+
+def _profile(
+    options: ProfileOptions,
+    config: _Config,
+    header: TraceHeader,
+    samples: Sequence[StepSample],
+    exchanges: Sequence[Exchange],
+) -> CostProfile:
+    fit = fit_steps(samples)
+    a, b, c, d, e = fit.coefficients
+    arrival_s, reply_s = around_the_engine(samples, exchanges)
+    dtype = _dtype(options, config)
+    return CostProfile(
+        model=Path(options.model).name,
+        dtype=dtype,
+        date=options.date,
+        kv_bytes_per_token=config.kv_values_per_token * VALUE_BYTES[dtype],
+        step_tokens=header.max_num_batched_tokens,
+        step_s=a,
+        new_token_s=b,
+        pair_s=c,
+        decode_s=d,
+        context_token_s=e,
+        arrival_s=arrival_s,
+        reply_s=reply_s,
+        copy_bytes_per_s=_copy_bytes_per_s(),
+        num_steps=fit.num_steps,
+        num_cells=fit.num_cells,
+        median_error=fit.median_error,
+        p95_error=fit.p95_error,
+        max_decodes=fit.max_decodes,
+        max_context_tokens=fit.max_context_tokens,
+    )
+
+
+def around_the_engine(
+    samples: Sequence[StepSample], exchanges: Sequence[Exchange]
+) -> tuple[float | None, float | None]:
+    """Median seconds from a request's sending to its first step, and from the end of its last step to the
+    client's knowing. A last step's end is not traced: it is taken to last as long as the one before."""
+    steps: dict[str, list[StepSample]] = {}
+    for sample in samples:
+        for request_id in sample.request_ids:
+            steps.setdefault(request_id.rpartition("-")[0], []).append(sample)
+    arrivals, replies = [], []
+    for exchange in exchanges:
+        own = steps.get(exchange.request_id, [])
+        if len(own) < 3 or own[-2].seconds is None:
+            continue
+        arrivals.append(own[0].begin_s - exchange.sent_s)
+        replies.append(max(0.0, exchange.done_s - own[-1].begin_s - own[-2].seconds))
+    if not arrivals:
+        return None, None
+    return statistics.median(arrivals), statistics.median(replies)
+
+
+def read_samples(trace: Path) -> tuple[TraceHeader, list[StepSample]]:
+    """Header and steps of a trace file; CostModelError names the line that is wrong."""
+    try:
+        return _header(trace), list(step_samples(read_trace(trace)))
+    except TraceError as error:
+        raise CostModelError(f"{error}.") from error
+
+
+def _header(trace: Path) -> TraceHeader:
+    try:
+        header = next(read_trace(trace))
+    except OSError as error:
+        raise CostModelError(f"Cannot read the trace {trace}: {error.strerror or error}.") from error
+    except TraceError as error:
+        raise CostModelError(f"{error}.") from error
+    assert isinstance(header, TraceHeader), "the reader has checked it"
+    return header
+
+
+def read_model_config(model: str) -> _Config:
+    """The sizes in a model folder's config.json; CostModelError if they are not there."""
+    path = Path(model) / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Config)
+    except OSError as error:
+        raise CostModelError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CostModelError(f"{path} does not tell the size of the model's KV: {error}.") from error
+
+
+def _dtype(options: ProfileOptions, config: _Config) -> str:
+    given = dict(pairwise(options.serve_flags)).get("--dtype", "auto")
+    dtype = given if given != "auto" else (config.dtype or config.torch_dtype or "float32")
+    if dtype not in VALUE_BYTES:
+        raise CostModelError(f"The KV's type must be one of {', '.join(VALUE_BYTES)}, got {dtype!r}.")
+    return dtype
+
+
+def _copy_bytes_per_s() -> float:
+    """Of a large copy in host memory; the best of a few, as the machine may be busy."""
+    source = np.ones(COPY_BYTES, dtype=np.uint8)
+    target = np.zeros_like(source)
+    best_s = float("inf")
+    for _ in range(COPIES):
+        started = time.perf_counter()
+        np.copyto(target, source)
+        best_s = min(best_s, time.perf_counter() - started)
+    return COPY_BYTES / best_s
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum profile``."""
+    default = ProfileOptions(model="")
+    add = parser.add_argument
+    add("--model", required=True, metavar="FOLDER", help="Hugging Face model folder")
+    add("--json", type=Path, required=True, metavar="OUT", help="write the profile there")
+    add("--seconds", type=positive, default=default.seconds, metavar="S", help="how long to load the server")
+    add("--seed", type=int, default=default.seed, help="of the requests")
+    add("--date", metavar="TEXT", help="noted in the profile")
+    add("--trace", type=Path, metavar="PATH", help="keep the scheduler trace there")
+    add("--from-trace", type=Path, metavar="TRACE", help="measure nothing: fit to the trace of a run")
+    served = parser.add_argument_group("passed on to the server")
+    for name, metavar, told in PASSED_ON:
+        served.add_argument(f"--{name}", metavar=metavar, help=told)
+
+
+def _options(arguments: argparse.Namespace) -> ProfileOptions:
+    flags: list[str] = []
+    for name, _, _ in PASSED_ON:
+        value = getattr(arguments, name.replace("-", "_"))
+        if value is not None:
+            flags += [f"--{name}", value]
+    return ProfileOptions(
+        model=arguments.model,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+        date=arguments.date,
+        serve_flags=tuple(flags),
+        trace=arguments.trace,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum profile``: prints what was found; errors are raised."""
+    options = _options(arguments)
+    if arguments.from_trace is not None:
+        profile = from_trace(options, arguments.from_trace)
+    else:
+        with unwound_by_sigterm():
+            profile = measure(options)
+    write_profile(arguments.json, profile)
+    print(render(profile))
+    return 0
+
+
+def render(profile: CostProfile) -> str:
+    """The coefficients in units to read, and the notes that every report will carry."""
+
+    def ms(seconds: float | None) -> str:
+        return "not measured" if seconds is None else f"{seconds * 1e3:.2f} ms"
+
+    lines = [
+        f"{profile.model} in {profile.dtype}",
+        f"  every step              {ms(profile.step_s)}",
+        f"  1,000 new tokens        {ms(profile.new_token_s * 1e3)}",
+        f"  1,000,000 pairs         {ms(profile.pair_s * 1e6)}",
+        f"  a decode                {ms(profile.decode_s)}",
+        f"  1,000 tokens it reads   {ms(profile.context_token_s * 1e3)}",
+        f"  before the first step   {ms(profile.arrival_s)}",
+        f"  after the last one      {ms(profile.reply_s)}",
+        *FittedCost(profile).notes(),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""Reads out of a scheduler trace what each step computed and how long it took. Knows no cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from eval.sim.cost_model import StepWork
+from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot, TraceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step of a real engine."""
+
+    begin_s: float
+    """On the engine's clock, which all processes of a machine share."""
+    seconds: float | None
+    """Until the next step began; None where the engine may have been idle in between."""
+    work: StepWork
+    request_ids: list[str]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """Which tokens of each request are computed, as the trace tells."""
+
+    num_computed: dict[str, int] = field(default_factory=dict)
+
+    def work_of(self, decision: StepDecision) -> StepWork:
+        """What the step computes; as in the simulator, one new token is a decode, more are a prefill."""
+        for request_id in decision.preempted:
+            self.num_computed.pop(request_id, None)
+        work = StepWork()
+        for request_id, num_new in decision.tokens.items():
+            known = self.num_computed.get(request_id, 0)
+            self.num_computed[request_id] = known + num_new
+            if num_new == 1:
+                work.num_decodes += 1
+                work.decode_context_tokens += known + 1
+            else:
+                work.prefills.append((num_new, known))
+        return work
+
+
+def step_samples(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
+    """The steps of a trace that computed something, in order."""
+    engine = _Engine()
+    decision: StepDecision | None = None
+    for event in events:
+        if isinstance(event, StepSnapshot):
+            if decision is not None and decision.tokens:
+                yield _sample(decision, engine.work_of(decision), event)
+            decision = None
+        elif isinstance(event, PrefixCacheEvent):
+            engine.num_computed[event.req_id] = event.hit_tokens
+        elif isinstance(event, StepDecision):
+            decision = event
+    if decision is not None and decision.tokens:
+        yield _sample(decision, engine.work_of(decision), None)
+
+
+def _sample(decision: StepDecision, work: StepWork, following: StepSnapshot | None) -> StepSample:
+    # A request that goes on into the next step shows that the engine did not sleep between the two.
+    busy = following is not None and not decision.tokens.keys().isdisjoint(following.running)
+    seconds = following.now - decision.now if busy and following is not None else None
+    return StepSample(decision.now, seconds, work, list(decision.tokens))

@@ -1,0 +1,69 @@
+"""Measures a real server with ``continuum profile`` and asks whether the fit foretells its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from engine.worker.tiny_models import make_model_folder
+from eval.sim.fitted import read_profile
+from eval.sim.profile import read_samples
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=2048)
+
+
+def test_a_profile_describes_the_server_it_was_measured_on(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command: the server runs, is loaded for some seconds, and the fit foretells its steps; the trace it
+    leaves gives the same coefficients once more. Bounds are wide: the machine does other things."""
+    trace, profile = tmp_path / "trace.jsonl", tmp_path / "profile.json"
+    flags = ["--model", str(model), "--json", str(profile), "--date", "a Sunday"]
+    pool = ["--num-gpu-blocks-override", "1200", "--max-num-batched-tokens", "512"]
+    assert main(["profile", *flags, *pool, "--seconds", "5", "--trace", str(trace)]) == 0
+    printed = capsys.readouterr()
+    assert "MEASURED on a Sunday for tiny in float32" in printed.out
+    assert "starting the server" in printed.err
+
+    cost = read_profile(profile)
+    assert (cost.profile.step_tokens, cost.kv_bytes_per_token) == (512, 2 * 2 * 2 * 16 * 4)
+    assert 0 < cost.arrival_overhead_s < 0.3
+    assert 0 <= cost.reply_overhead_s < 0.3
+    assert cost.profile.max_decodes >= 8
+    _, samples = read_samples(trace)
+    timed = [(sample.seconds, cost.step_s(sample.work)) for sample in samples if sample.seconds is not None]
+    assert len(timed) > 100
+    near = sum(0.5 < computed / seconds < 2 for seconds, computed in timed)
+    assert near > 0.6 * len(timed)
+
+    again = tmp_path / "again.json"
+    assert main(["profile", "--model", str(model), "--from-trace", str(trace), "--json", str(again)]) == 0
+    refitted = read_profile(again).profile
+    assert (refitted.step_s, refitted.pair_s) == (cost.profile.step_s, cost.profile.pair_s)
+    assert refitted.arrival_s is None
+    assert "before the first step   not measured" in capsys.readouterr().out
+
+
+def test_what_cannot_be_profiled_is_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing model, a trace that is none, a server flag with a bad value: told before or at the start."""
+
+    def complaint(*arguments: str) -> str:
+        assert main(["profile", "--json", str(tmp_path / "out.json"), *arguments]) == 1
+        return capsys.readouterr().err
+
+    nowhere = tmp_path / "nowhere"
+    assert f"Cannot read {nowhere / 'config.json'}: No such file" in complaint("--model", str(nowhere))
+    no_trace = tmp_path / "no.jsonl"
+    no_trace.write_text('{"type": "header"}\n')
+    known = ("--model", str(model), "--from-trace")
+    assert f"{no_trace}, line 1: not the header of a trace" in complaint(*known, str(no_trace))
+    assert f"Cannot read the trace {nowhere}" in complaint(*known, str(nowhere))
+    assert "block_size must be at least 1" in complaint("--model", str(model), "--block-size", "0")
+    assert not (tmp_path / "out.json").exists()
