@@ -60,6 +60,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
         ("profile", "measure what a model's steps cost on this machine, for the simulator"),
+        ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
         command = _add_command(commands, name, told)
@@ -91,6 +92,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval.sim import profile
 
         return profile.add_arguments, profile.run
+    if name == "compare":
+        from eval import compare
+
+        return compare.add_arguments, compare.run
     from eval import demo
 
     return demo.add_arguments, demo.run

@@ -58,6 +58,8 @@ class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Mean rate of arrivals; None: all jobs are there at the start, or their arrivals are recorded."""
     concurrency: int | None = None
     """Most jobs at once; None: no bound."""
+    arrivals: str | None = None
+    """In a word, where the rate does not say it all: bursty, recorded."""
     num_replicas: int = 1
     hardware: str | None = None
 
@@ -90,7 +92,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     num_unlike_recording: int
     """Answers that were not the recorded text: the server does not force tokens."""
     wall_s: float
-    """From the run's start to its last job's end, on the run's own clock."""
+    """From the first job's arrival to the last one's end, on the run's own clock."""
     job_completion_s: Distribution | None
     """Completed jobs only, from arrival to last answer: their tool calls are in it."""
     jobs_per_hour: float | None
@@ -165,8 +167,8 @@ def summarise(
     cached_tokens = sum(turn.cached_tokens for turn in answered)
     output_tokens = sum(turn.output_tokens for turn in answered)
     computed = counters.computed_prefill_tokens
-    wall_s = max((job.end_s for job in jobs), default=0.0)
     ordered = sorted(jobs, key=lambda job: (job.start_s, job.job_id))
+    wall_s = max(job.end_s for job in jobs) - ordered[0].start_s if jobs else 0.0
     return RunResult(
         setting=setting,
         num_jobs=len(jobs),

@@ -1,146 +1,127 @@
-"""Prints results, in one column or side by side. ``python -m eval.report FILE FILE`` compares files."""
+"""Comparisons as text for a terminal: every figure of a few runs, or a line per policy and load of many.
+
+Pure functions from results to text.
+"""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import textwrap
+from collections.abc import Sequence
 
-from eval.errors import EvalError
-from eval.metrics import Distribution, RunResult
-from eval.results import read_results
+from eval.caveats import Caveats
+from eval.comparison import Comparison, Load, Series
+from eval.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures
+from eval.intervals import Estimate
+from eval.metrics import RunResult
+from eval.results import ResultFile
 
-Value = float | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    label: str
-    value: Callable[[RunResult], Value]
-    form: str
-    """How a value is written."""
+MAX_WIDTH = 110
+MAX_SIDE_BY_SIDE = 3
+BEST = "*"
+NOTHING = "-"
 
 
-def _of(name: str, statistic: str) -> Callable[[RunResult], Value]:
-    """A getter of one statistic of one distribution; None where nothing was measured."""
-
-    def get(result: RunResult) -> Value:
-        distribution: Distribution | None = getattr(result, name)
-        return None if distribution is None else getattr(distribution, statistic)
-
-    return get
+def render(runs: Sequence[RunResult]) -> str:
+    """The report of runs that no file holds yet; the first one's policy is the baseline."""
+    return render_comparison(Comparison([ResultFile(runs=list(runs))]))
 
 
-def _share_cached(result: RunResult) -> Value:
-    return None if result.hit_rate is None else 100 * result.hit_rate
+def render_comparison(comparison: Comparison) -> str:
+    """At one load, a few series side by side; else the main table. Then what must be known of them."""
+    if not comparison.series:
+        return "No runs."
+    if len(comparison.loads) == 1 and len(comparison.series) <= MAX_SIDE_BY_SIDE:
+        return f"{side_by_side(comparison, comparison.loads[0])}\n{_notes(comparison, starred=False)}"
+    return f"{main_table(comparison)}\n{_notes(comparison, starred=True)}"
 
 
-def _kv_usage_at_end(result: RunResult) -> Value:
-    return None if result.kv_usage_at_end is None else 100 * result.kv_usage_at_end
+def main_table(comparison: Comparison) -> str:
+    """A block per load, a line per series, a column per headline figure; the best of a block has a star."""
+    heads = [[figure.short[row] + " " for figure in MAIN] for row in (0, 1)]
+    lines = [["policy", heads[0][0], "JCT", *heads[0][1:]], ["", heads[1][0], "ratio", *heads[1][1:]]]
+    places = []
+    for load in comparison.loads:
+        places.append((len(lines), load))
+        lines += [_main_line(comparison, series, load) for series in comparison.present(load)]
+    text = _aligned(lines, gap=" ")
+    for place, load in reversed(places):
+        text.insert(place, load_title(comparison, load))
+    rule = "-" * max(len(line) for line in text)
+    return "\n".join([*text[:2], rule, *text[2:], rule])
 
 
-_RECOMPUTED = (
-    "recomputed: prompt tokens that the job's previous turn had and the cache did not give back "
-    "(by the server's usage counts); up to one KV block a turn counts in any case"
-)
-_SECONDS = ",.2f"
-_COUNT = ",.0f"
-_ROWS = (
-    _Row("jobs completed", lambda r: r.num_completed_jobs, _COUNT),
-    _Row("turns answered", lambda r: r.num_turns, _COUNT),
-    _Row("errors", lambda r: r.num_errors, _COUNT),
-    _Row("wall time, s", lambda r: r.wall_s, _SECONDS),
-    _Row("job completion, mean s", _of("job_completion_s", "mean"), _SECONDS),
-    _Row("  p50", _of("job_completion_s", "p50"), _SECONDS),
-    _Row("  p95", _of("job_completion_s", "p95"), _SECONDS),
-    _Row("  max", _of("job_completion_s", "max"), _SECONDS),
-    _Row("TTFT first turn, mean s", _of("first_ttft_s", "mean"), _SECONDS),
-    _Row("  p50", _of("first_ttft_s", "p50"), _SECONDS),
-    _Row("  p99", _of("first_ttft_s", "p99"), _SECONDS),
-    _Row("TTFT returning turn, mean s", _of("returning_ttft_s", "mean"), _SECONDS),
-    _Row("  p50", _of("returning_ttft_s", "p50"), _SECONDS),
-    _Row("  p99", _of("returning_ttft_s", "p99"), _SECONDS),
-    _Row("prompt tokens", lambda r: r.prompt_tokens, _COUNT),
-    _Row("  from cache", lambda r: r.cached_tokens, _COUNT),
-    _Row("  from cache, %", _share_cached, ".1f"),
-    _Row("  recomputed", lambda r: r.recomputed_tokens, _COUNT),
-    _Row("output tokens", lambda r: r.output_tokens, _COUNT),
-    _Row("preemptions", lambda r: r.num_preemptions, _COUNT),
-    _Row("KV pool in use at the end, %", _kv_usage_at_end, ".1f"),
-    _Row("turns pinned (receipts)", lambda r: r.num_pinned_turns, _COUNT),
-)
+def load_title(comparison: Comparison, load: Load) -> str:
+    """The load and how many runs each series has there."""
+    sizes = sorted({len(series.at(load)) for series in comparison.present(load)})
+    told = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+    return f"{load} ({told} {'seed' if sizes[-1] == 1 else 'seeds'})"
 
 
-def render(results: Sequence[RunResult]) -> str:
-    """A table with a column per result, and for two results their ratio; then the notes."""
-    rows = [*_ROWS, *_pin_rows(results)]
-    heads = [result.name for result in results]
-    if len(results) == 2:
-        heads.append(f"{heads[1]} / {heads[0]}")
+def _main_line(comparison: Comparison, series: Series, load: Load) -> list[str]:
+    cells = []
+    for figure in MAIN:
+        estimate = comparison.estimate(series, load, figure)
+        shown = with_interval(estimate, figure) if figure is JOB_COMPLETION else plain(estimate, figure)
+        cells.append(shown + (BEST if series in comparison.best(load, figure) else " "))
+    return [f"  {series.label}", cells[0], ratio(comparison.ratio(series, load, JOB_COMPLETION)), *cells[1:]]
+
+
+def side_by_side(comparison: Comparison, load: Load) -> str:
+    """A line per figure, a column per series, then a column per ratio to a baseline."""
+    compared = [one for one in comparison.series if comparison.baseline(one) is not one]
+    heads = [series.label for series in comparison.series]
+    heads += [f"{one.label} / {comparison.baseline(one).label}" for one in compared]
     lines = [["", *heads]]
-    for row in rows:
-        values = [row.value(result) for result in results]
-        cells = ["-" if value is None else format(value, row.form) for value in values]
-        if len(results) == 2:
-            cells.append(_ratio(values[0], values[1]))
-        lines.append([row.label, *cells])
-    notes = dict.fromkeys(note for result in results for note in _notes(result))
-    return _aligned(lines) + "".join(f"\n* {note}" for note in notes)
+    for figure in [*ALL, *pin_figures(comparison.runs)]:
+        cells = [with_interval(comparison.estimate(one, load, figure), figure) for one in comparison.series]
+        cells += [ratio(comparison.ratio(one, load, figure)) for one in compared]
+        lines.append([figure.label, *cells])
+    head, *body = _aligned(lines, gap="  ")
+    return "\n".join([f"at {load_title(comparison, load)}", head, "-" * max(map(len, body)), *body])
 
 
-def _pin_rows(results: Sequence[RunResult]) -> list[_Row]:
-    """One row for every way in which a pin ended in any of the results."""
-    causes = sorted({cause for result in results for cause in result.pins_ended})
-    return [
-        _Row(f"  pins {cause.replace('_', ' ')}", lambda r, c=cause: r.pins_ended.get(c, 0), _COUNT)  # type: ignore[misc]
-        for cause in causes
-    ]
+def plain(estimate: Estimate | None, figure: Figure) -> str:
+    return NOTHING if estimate is None else figure.form(estimate.value)
 
 
-def _ratio(before: Value, after: Value) -> str:
-    return f"{after / before:.2f}x" if before and after is not None else "-"
+def with_interval(estimate: Estimate | None, figure: Figure) -> str:
+    """``12.30 ±0.80``; only the value where there is no interval or all seeds agree."""
+    if estimate is None or not estimate.half_width:
+        return plain(estimate, figure)
+    half_width = figure.form(estimate.half_width, like=estimate.value)
+    return f"{figure.form(estimate.value)} ±{half_width}"
 
 
-def _aligned(lines: list[list[str]]) -> str:
+def ratio(estimate: Estimate | None) -> str:
+    """``0.52x 0.49-0.55``: the ratio, then its interval if it has one."""
+    if estimate is None:
+        return NOTHING
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}x"
+    return f"{estimate.value:.2f}x {estimate.low:.2f}-{estimate.high:.2f}"
+
+
+def _aligned(lines: list[list[str]], gap: str) -> list[str]:
+    """Columns of equal width, the first one to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    text = [
-        line[0].ljust(widths[0])
-        + "".join("  " + c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))
+    return [
+        gap.join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
     ]
-    return "\n".join([text[0].rstrip(), rule, *text[1:]])
 
 
-def _notes(result: RunResult) -> list[str]:
-    """What a reader must know before quoting the numbers."""
-    notes = [_RECOMPUTED, *result.notes]
-    if result.num_cut_jobs:
-        notes.append(
-            f"{result.num_cut_jobs} of {result.num_jobs} jobs were cut at the last turn within the limits"
+def _notes(comparison: Comparison, *, starred: bool) -> str:
+    caveats = Caveats.of(comparison)
+    marked = [("!", text) for text in (*caveats.warnings, *caveats.differences)]
+    if starred and len(comparison.series) > 1:
+        marked.append(("*", "beside a value: the best at its load"))
+    marked += [("-", text) for text in (*caveats.assumptions, *caveats.definitions)]
+    return "\n".join(
+        textwrap.fill(
+            text, MAX_WIDTH, initial_indent=f"{mark} ", subsequent_indent="  ", break_on_hyphens=False
         )
-    if result.num_unlike_recording:
-        notes.append(
-            f"{result.name}: {result.num_unlike_recording} answers differ from the recording "
-            "(tokens were not forced), so later prompts share less with earlier turns"
-        )
-    return notes
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print results of ``continuum bench --json`` side by side."""
-    parser = argparse.ArgumentParser(prog="python -m eval.report", description=main.__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a result of `bench --json FILE`")
-    arguments = parser.parse_args(argv)
-    try:
-        print(render([run for path in arguments.files for run in read_results(path).runs]))
-    except EvalError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for mark, text in marked
+    )

@@ -1,0 +1,40 @@
+"""``continuum compare``: results of ``bench`` and ``simulate`` against each other."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eval.comparison import Comparison
+from eval.report import render_comparison
+from eval.results import read_results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum compare``."""
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="RESULT.json",
+        help="what --json left; the first is the baseline",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum compare``. A file that is no result is raised."""
+    files = [read_results(path) for path in arguments.files]
+    names = short_names(arguments.files)
+    print(render_comparison(Comparison(files, names)))
+    return 0
+
+
+def short_names(paths: list[Path]) -> list[str]:
+    """The ends of paths, as long as it takes to tell them apart; a path that is given twice is numbered."""
+    parts = [path.with_suffix("").parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}, file {number}" for number, name in enumerate(names, 1)]
