@@ -29,11 +29,14 @@ class Pair:
         self.info = self._real.info
         self.num_steps = 0
         self.num_resumed = 0
+        self.num_loads = 0
         assert self._fake.info == self.info
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         real, fake = self._real.execute_model(plan), self._fake.execute_model(plan)
         assert _by_request(real) == _by_request(fake)
+        assert list(real.finished_loads) == list(fake.finished_loads) == [x.load_id for x in plan.kv_loads]
+        assert list(real.failed_loads) == list(fake.failed_loads) == []
         assert real.logprobs.keys() == fake.logprobs.keys()
         for req_id, positions in real.logprobs.items():
             for ours, theirs in zip(positions, fake.logprobs[req_id], strict=True):
@@ -41,6 +44,7 @@ class Pair:
                 assert ours.token_ids[0] == theirs.token_ids[0]
         self.num_steps += 1
         self.num_resumed += len(plan.scheduled_cached_reqs.resumed_req_ids)
+        self.num_loads += len(plan.kv_loads)
         return real
 
     def shutdown(self) -> None:
@@ -77,6 +81,29 @@ def test_it_answers_every_plan_as_the_real_one_does(model_folder: Path, num_bloc
     core.scheduler.check_invariants()
     assert pairs[0].num_steps > 30
     assert (pairs[0].num_resumed > 0) == (num_blocks == 18)
+    core.close()
+
+
+def test_it_reports_loads_as_the_real_one_does(model_folder: Path) -> None:
+    """A load ends in the step it comes with, whether or not anything else runs in it."""
+    config = engine_config(
+        str(model_folder), num_gpu_blocks_override=18, num_host_blocks_override=100, max_model_len=256
+    )
+    pairs: list[Pair] = []
+
+    def make_pair(config: EngineConfig) -> Pair:
+        pairs.append(Pair(config))
+        return pairs[0]
+
+    core = EngineCore(config, make_pair, fcfs, ManualClock())
+    for number in range(4):
+        forced = list(range(9))
+        params = SamplingParams(max_tokens=9, replay_token_ids=forced, ignore_eos=True)
+        core.add_request(EngineCoreRequest(f"r{number}-0", [number % 2] * 200, params, 0.0))
+        while core.scheduler.has_unfinished_requests():
+            core.step()
+    core.scheduler.check_invariants()
+    assert pairs[0].num_loads == 2
     core.close()
 
 
