@@ -63,6 +63,8 @@ class PolicyTrace:
                 req_id=turn.request.request_id,
                 turn=turn.number,
                 num_prompt_tokens=turn.request.num_prompt_tokens,
+                num_output_tokens=turn.request.num_output_tokens,
+                num_known_tokens=turn.num_known_tokens,
                 cached_tokens=turn.num_cached_tokens or 0,
                 recomputed_tokens=turn.num_recomputed_tokens if turn.num_cached_tokens is not None else 0,
                 gap_s=gap_s,

@@ -1,29 +1,184 @@
-"""Chooses the jobs of a run: a file or ``synthetic``, how many, in which order."""
+"""Chooses the jobs of a run by name: a file of any known format, or a kind of made jobs."""
 
 from __future__ import annotations
 
-import random
-from itertools import islice
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from eval.errors import WorkloadError
+from eval.workloads.aiperf import read_aiperf
+from eval.workloads.bench_records import read_bench_records
+from eval.workloads.chats import read_openai_chats, read_sharegpt
+from eval.workloads.families import roots
 from eval.workloads.job import Job
-from eval.workloads.miniswe import read_miniswe
+from eval.workloads.jsonl import Place, in_words, read_bytes
+from eval.workloads.mooncake import read_mooncake
+from eval.workloads.provenance import describe
+from eval.workloads.published import JobMaker, Preset, parse_preset
+from eval.workloads.recorded import read_recorded
+from eval.workloads.sampling import JobLimits, Sample, draw, limited
+from eval.workloads.scheduler_trace import read_scheduler_trace
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
+
+__all__ = ["SYNTHETIC", "Workload", "describe", "load_jobs", "open_workload"]
 
 SYNTHETIC = "synthetic"
 NUM_SYNTHETIC_JOBS = 8
+NUM_PUBLISHED_JOBS = 100
+NO_LIMITS = JobLimits()
+MAX_TRIES = 100
+"""Made jobs tried per job asked for, before limits are said to leave none."""
+
+Reader = Callable[[Path], tuple[list[Job], list[str]]]
+
+
+class Workload(Protocol):
+    """Jobs to choose from."""
+
+    @property
+    def name(self) -> str:
+        """As it was asked for."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What had to be said while reading it."""
+
+    def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
+        """Jobs within limits: ``num_jobs`` roots (a default number, if None) with their sub-agents.
+
+        With a seed drawn or made at random, without one in the order of the file. WorkloadError if nothing
+        is left.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWorkload:
+    """All jobs of a file."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    notes: list[str] = field(default_factory=list)
+
+    def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
+        within = limited(self.jobs, limits)
+        if not within.jobs:
+            raise WorkloadError(f"The limits leave no job of {self.name}.")
+        drawn = draw(within.jobs, num_jobs, seed)
+        return Sample(drawn.jobs, [*self.notes, *within.notes, *drawn.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWorkload:
+    """Jobs made to published moments, as many as are asked for."""
+
+    preset: Preset
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.preset.title
+
+    def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
+        wanted = num_jobs or NUM_PUBLISHED_JOBS
+        maker = JobMaker(self.preset, seed or 0)
+        kept: list[Job] = []
+        tried: list[Job] = []
+        for index in islice(count(), wanted * MAX_TRIES):
+            tried.append(maker.make(index))
+            kept.extend(limited(tried[-1:], limits).jobs)
+            if len(kept) == wanted:
+                return Sample(kept, limited(tried, limits).notes)
+        raise WorkloadError(f"The limits leave only {len(kept)} of {len(tried)} jobs of {self.name}.")
+
+
+@dataclass(frozen=True, slots=True)
+class TextWorkload:
+    """Jobs made with a text, for live models."""
+
+    name: str = SYNTHETIC
+    notes: list[str] = field(default_factory=list)
+
+    def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
+        config = SyntheticConfig(num_jobs=num_jobs or NUM_SYNTHETIC_JOBS, seed=seed or 0)
+        within = limited(make_jobs(config), limits)
+        if not within.jobs:
+            raise WorkloadError(f"The limits leave no job of {self.name}.")
+        return within
+
+
+def open_workload(name: str) -> Workload:
+    """A file by its path, ``synthetic``, or a preset (``swe-bench``, ``bfcl:turns=2``, ``openhands``).
+
+    WorkloadError if the file cannot be read, holds no jobs, or is wrong somewhere: it names the line.
+    """
+    if name == SYNTHETIC:
+        return TextWorkload()
+    preset = parse_preset(name)
+    if preset is not None:
+        return MadeWorkload(preset)
+    path = Path(name)
+    jobs, notes = _reader_of(path)(path)
+    if not jobs:
+        raise WorkloadError(f"The workload {name} holds no jobs.")
+    return RecordedWorkload(name, tuple(jobs), notes)
 
 
 def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job]:
-    """``num_jobs`` jobs of a workload (all by default); with a seed, drawn at random from the file."""
-    if workload == SYNTHETIC:
-        return make_jobs(SyntheticConfig(num_jobs=num_jobs or NUM_SYNTHETIC_JOBS, seed=seed or 0))
-    jobs = list(islice(read_miniswe(Path(workload)), num_jobs if seed is None else None))
-    if not jobs:
-        raise WorkloadError(f"The workload {workload} holds no jobs.")
-    if num_jobs is not None and num_jobs > len(jobs):
-        raise WorkloadError(f"--jobs asks for {num_jobs} jobs, but {workload} holds {len(jobs)}.")
-    if seed is None:
-        return jobs
-    return random.Random(seed).sample(jobs, num_jobs or len(jobs))
+    """``num_jobs`` jobs of a workload (all by default) with their sub-agents; with a seed, drawn at random.
+
+    WorkloadError if there are not so many.
+    """
+    opened = open_workload(workload)
+    if isinstance(opened, RecordedWorkload) and num_jobs is not None:
+        held = len(roots(opened.jobs))
+        if num_jobs > held:
+            raise WorkloadError(f"--jobs asks for {num_jobs} jobs, but {workload} holds {held}.")
+    return opened.sample(num_jobs, seed).jobs
+
+
+def _reader_of(path: Path) -> Reader:
+    """The reader for a file, by what its first record looks like."""
+    content = read_bytes(path).lstrip()
+    if not content:
+        return read_recorded
+    is_list = content.startswith(b"[")
+    try:
+        first = _first_of(content) if is_list else content.partition(b"\n")[0]
+        record = msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Place(path, 1).error(f"neither JSON lines nor a JSON list: {in_words(error)}") from error
+    reader = (_list_reader if is_list else _line_reader)(record)
+    if reader is None:
+        raise Place(path, 1).error(
+            f"of no known format: a record of {', '.join(record) or 'nothing'}; known are recorded jobs, "
+            "Mooncake, aiperf sessions, ShareGPT, OpenAI chats, scheduler traces and bench records"
+        )
+    return reader
+
+
+def _first_of(content: bytes) -> bytes | msgspec.Raw:
+    entries = msgspec.json.decode(content, type=list[msgspec.Raw])
+    return entries[0] if entries else b'{"messages": []}'
+
+
+def _list_reader(record: Mapping[str, msgspec.Raw]) -> Reader | None:
+    if "conversations" in record:
+        return read_sharegpt
+    return read_openai_chats if "messages" in record else None
+
+
+def _line_reader(record: Mapping[str, msgspec.Raw]) -> Reader | None:
+    if bytes(record.get("type", b"")) == b'"header"':
+        return read_scheduler_trace
+    if "kind" in record:
+        return read_bench_records
+    if "job_id" in record:
+        return read_recorded
+    if "turns" in record:
+        return read_aiperf
+    return read_mooncake if "input_length" in record else None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import Any
 
-from eval.workloads.job import GapKind, Job, ToolRun, Turn
+from eval.workloads.job import GapKind, Job, ToolRun
+from eval.workloads.transcript import Exchange, Transcript
 
+SOURCE = "synthetic"
 TOOL_MEAN_S = 0.925
 TOOL_SD_S = 3.55
 
@@ -64,48 +65,25 @@ def _make_job(
     config: SyntheticConfig, index: int, system_text: str, vocabulary: list[str], rng: random.Random
 ) -> Job:
     num_turns = rng.randint(config.min_turns, config.max_turns)
+    transcript = Transcript(system_text)
     input_text = f"Task {index}. {_prose(rng, vocabulary, config.task_words)}"
-    context = _estimated_tokens(system_text)
-    turns: list[Turn] = []
-
-    def add(output_text: str, **after: Any) -> None:
-        nonlocal context
-        prefix_tokens = context if turns else 0
-        input_tokens = context + _estimated_tokens(input_text)
-        output_tokens = _estimated_tokens(output_text)
-        context = input_tokens + output_tokens
-        turns.append(
-            Turn(
-                input_tokens=input_tokens,
-                prefix_tokens=prefix_tokens,
-                output_tokens=output_tokens,
-                input_text=input_text,
-                output_text=output_text,
-                **after,
-            )
-        )
-
     for number in range(1, num_turns):
         program, gap_s = _tool_run(rng, config.max_tool_s)
         command = f"{program} {rng.choice(vocabulary)}/{rng.choice(vocabulary)}.py"
         thought = _prose(rng, vocabulary, config.thought_words)
-        output_text = f"THOUGHT: step {number}. {thought}\n\n{_call(command, config.hermes)}"
-        call = ToolRun("bash", program, gap_s)
-        add(output_text, gap_kind=GapKind.TOOL, gap_s=gap_s, calls=(call,))
+        transcript.add(
+            Exchange(
+                input_text=input_text,
+                output_text=f"THOUGHT: step {number}. {thought}\n\n{_call(command, config.hermes)}",
+                gap_kind=GapKind.TOOL,
+                gap_s=gap_s,
+                calls=(ToolRun("bash", program, gap_s),),
+            )
+        )
         input_text = _tool_result(rng, vocabulary, config.result_words)
-    add(f"Done. {_prose(rng, vocabulary, config.thought_words)}")
-    return Job(
-        job_id=f"synthetic-{config.seed}-{index}",
-        source="synthetic",
-        system_text=system_text,
-        turns=tuple(turns),
-        tokens_measured=False,
-    )
-
-
-def _estimated_tokens(text: str) -> int:
-    """About four characters a token, as with English and a large vocabulary."""
-    return -(-len(text) // 4)
+    answer = f"Done. {_prose(rng, vocabulary, config.thought_words)}"
+    transcript.add(Exchange(input_text=input_text, output_text=answer))
+    return transcript.job(f"synthetic-{config.seed}-{index}", SOURCE)
 
 
 def _tool_run(rng: random.Random, max_s: float) -> tuple[str, float]:

@@ -12,73 +12,18 @@ from hypothesis import strategies as st
 
 from eval.errors import WorkloadError
 from eval.workloads.catalog import load_jobs
-from eval.workloads.job import describe_gaps
-from eval.workloads.miniswe import read_miniswe
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
 
 RECORDED = {
     "job_id": "astropy-1",
-    "source": "miniswe-gemini3-text",
-    "arrival_s": None,
-    "system_text": "You fix bugs.",
-    "turns": [
-        {
-            "input_text": "Fix it.",
-            "output_text": "THOUGHT: look\n\n```bash\nls -R\n```",
-            "gap_kind": "tool",
-            "tool": "bash",
-            "cmd": "ls",
-            "tool_s": None,
-            "tool_s_est": 0.04,
-            "input_tokens": 12,
-        },
-        {
-            "input_text": "a.py",
-            "output_text": "```bash\npytest\n```",
-            "gap_kind": "tool",
-            "tool": "bash",
-            "cmd": "pytest",
-            "tool_s": 7.5,
-        },
-        {"input_text": "ok", "output_text": "Done.", "gap_kind": "end", "tool": "bash", "cmd": "echo"},
-    ],
+    "source": "by hand",
+    "turns": [{"input_tokens": 12, "prefix_tokens": 0, "output_tokens": 3, "gap_kind": "end"}],
 }
 
 
 def _written(path: Path, *lines: object) -> Path:
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines), encoding="utf-8")
     return path
-
-
-def test_a_recorded_job_keeps_its_texts_and_says_which_times_are_assumed(tmp_path: Path) -> None:
-    """An estimated tool time is used but never passes for a measured one; the last turn has none."""
-    (job,) = read_miniswe(_written(tmp_path / "jobs.jsonl", RECORDED))
-    assert (job.job_id, job.system_text, len(job.turns)) == ("astropy-1", "You fix bugs.", 3)
-    assert [(t.command, t.gap_s, t.gap_measured) for t in job.turns] == [
-        ("ls", 0.04, False),
-        ("pytest", 7.5, True),
-        (None, None, False),
-    ]
-    assert describe_gaps(job.turns[:-1]) == "tool times: 1 measured, 1 ASSUMED"
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("{not json", "line 2: not a recorded job"),
-        ({"job_id": "x"}, "line 2: not a recorded job: Object missing required field `source`"),
-        (RECORDED | {"turns": [{"input_text": 1}]}, r"\$.turns\[0\].input_text"),
-        (RECORDED | {"turns": []}, "line 2: job astropy-1 has no turns"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: object, complaint: str) -> None:
-    """The error says which line of which file is wrong, and what about it."""
-    path = _written(tmp_path / "jobs.jsonl", RECORDED, line)
-    with pytest.raises(WorkloadError, match=complaint) as caught:
-        list(read_miniswe(path))
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -107,18 +52,6 @@ def test_a_seed_draws_jobs_and_no_seed_takes_the_first(tmp_path: Path) -> None:
     assert drawn == [job.job_id for job in load_jobs(path, 10, 7)]
     assert len(set(drawn)) == 10
     assert drawn != [job.job_id for job in load_jobs(path, 10, 8)]
-
-
-@pytest.mark.shared
-@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workload is not beside the repository")
-def test_the_real_recording_is_read_whole() -> None:
-    """All 37 recorded jobs come through with a text in every turn and no measured tool time."""
-    jobs = load_jobs(str(SHARED), None, None)
-    turns = [turn for job in jobs for turn in job.turns]
-    assert (len(jobs), len(turns)) == (37, 1504)
-    assert all(turn.output_text for turn in turns)
-    assert not any(turn.gap_measured for turn in turns)
-    assert sum(turn.gap_s is not None for turn in turns) == 1465
 
 
 @given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 4), hermes=st.booleans())

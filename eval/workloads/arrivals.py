@@ -1,0 +1,149 @@
+"""When jobs arrive. A simulation and a load generator use the same times for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from eval.errors import WorkloadError
+from eval.workloads.families import roots
+from eval.workloads.job import Job
+
+
+class ArrivalKind(StrEnum):
+    """A process by which root jobs arrive; sub-agents begin when their parents start them."""
+
+    AT_ONCE = "at-once"
+    """All are there at the start."""
+    POISSON = "poisson"
+    """Independent of each other, at a mean rate."""
+    BURSTY = "bursty"
+    """At a mean rate, with gamma-distributed times between arrivals."""
+    RECORDED = "recorded"
+    """As in the recording; scaled to a rate, if one is given."""
+    CLOSED = "closed"
+    """A fixed number of jobs at once: one starts when one ends."""
+
+
+ARRIVALS = tuple(kind.value for kind in ArrivalKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """An arrival process with its figures. Combinations that mean nothing are WorkloadErrors."""
+
+    kind: ArrivalKind = ArrivalKind.AT_ONCE
+    rate_per_s: float | None = None
+    """Mean arrivals per second."""
+    cv: float = 1.0
+    """Of bursty arrivals: standard deviation of the time between two, over its mean. 1 is Poisson."""
+    concurrency: int | None = None
+    """Most jobs at once; None means all. An open process with a bound lets jobs wait for a place."""
+    recorded_s: tuple[float, ...] = ()
+    """Arrivals of another recording, to be used for jobs that have none of their own."""
+
+    def __post_init__(self) -> None:
+        needs_rate = self.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY)
+        if needs_rate and self.rate_per_s is None:
+            raise WorkloadError(f"{self.kind.value} arrivals need a rate in jobs per second.")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
+            raise WorkloadError(f"The arrival rate must be more than 0 per second, not {self.rate_per_s:g}.")
+        if self.rate_per_s is not None and self.kind in (ArrivalKind.AT_ONCE, ArrivalKind.CLOSED):
+            raise WorkloadError(f"{self.kind.value} arrivals have no rate.")
+        if not 0 < self.cv < float("inf"):
+            raise WorkloadError(f"The variation of arrivals must be more than 0, not {self.cv:g}.")
+        if self.cv != 1 and self.kind is not ArrivalKind.BURSTY:
+            raise WorkloadError(f"Only bursty arrivals have a variation, {self.kind.value} ones do not.")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise WorkloadError(f"The number of jobs at once must be at least 1, not {self.concurrency}.")
+        if self.kind is ArrivalKind.CLOSED and self.concurrency is None:
+            raise WorkloadError("closed arrivals need the number of jobs at once.")
+
+    def times_s(self, jobs: Sequence[Job], seed: int) -> list[float]:
+        """When each root job of ``jobs`` (those that no other starts) arrives, in their order; the earliest
+        at 0.
+
+        The times of a seed do not depend on how many jobs there are.
+        """
+        return _TIMES[self.kind](self, roots(jobs), random.Random(f"{self.kind.value} arrivals {seed}"))
+
+    def describe(self) -> str:
+        """One line for the report."""
+        bound = "" if self.concurrency is None else f", at most {self.concurrency} at once"
+        rate = "" if self.rate_per_s is None else f" at {self.rate_per_s:g} per s"
+        match self.kind:
+            case ArrivalKind.AT_ONCE:
+                told = "ASSUMED, all at the start"
+            case ArrivalKind.POISSON:
+                told = f"ASSUMED, Poisson{rate}"
+            case ArrivalKind.BURSTY:
+                told = f"ASSUMED, bursty{rate} (gamma, coefficient of variation {self.cv:g})"
+            case ArrivalKind.RECORDED:
+                source = "measured" if not self.recorded_s else "ASSUMED, those of another recording"
+                told = f"{source}, scaled{rate.replace(' at', ' to')}" if rate else source
+            case ArrivalKind.CLOSED:
+                told, bound = f"ASSUMED, closed loop of {self.concurrency} jobs", ""
+        return f"job arrivals: {told}{bound}"
+
+
+def _at_once(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> list[float]:
+    return [0.0] * len(jobs)
+
+
+def _poisson(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> list[float]:
+    assert arrivals.rate_per_s is not None
+    rate_per_s = arrivals.rate_per_s
+    return _summed(len(jobs), lambda: rng.expovariate(rate_per_s))
+
+
+def _bursty(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> list[float]:
+    """A renewal process with gamma-distributed intervals: shape 1 / cv^2, mean 1 / rate.
+
+    As in AlpaServe (Li et al., OSDI 2023, section 6) and ``vllm bench serve --burstiness`` (which is the
+    shape).
+    """
+    assert arrivals.rate_per_s is not None
+    shape = 1 / arrivals.cv**2
+    scale = 1 / (arrivals.rate_per_s * shape)
+    return _summed(len(jobs), lambda: rng.gammavariate(shape, scale))
+
+
+def _recorded(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> list[float]:
+    times_s = list(arrivals.recorded_s[: len(jobs)]) if arrivals.recorded_s else _own_times_s(jobs)
+    if len(times_s) < len(jobs):
+        raise WorkloadError(f"{len(jobs)} jobs, but only {len(times_s)} recorded arrivals.")
+    first_s, last_s = min(times_s, default=0.0), max(times_s, default=0.0)
+    scale = 1.0
+    if arrivals.rate_per_s is not None and last_s > first_s:
+        scale = (len(times_s) - 1) / (last_s - first_s) / arrivals.rate_per_s
+    return [(time_s - first_s) * scale for time_s in times_s]
+
+
+def _own_times_s(jobs: Sequence[Job]) -> list[float]:
+    times_s: list[float] = []
+    for job in jobs:
+        if job.arrival_s is None:
+            raise WorkloadError(f"Job {job.job_id} has no recorded arrival; choose another kind of arrivals.")
+        times_s.append(job.arrival_s)
+    return times_s
+
+
+def _summed(num_times: int, interval_s: Callable[[], float]) -> list[float]:
+    """Times with these intervals between them, from 0 on."""
+    times_s: list[float] = []
+    now = 0.0
+    for _ in range(num_times):
+        times_s.append(now)
+        now += interval_s()
+    return times_s
+
+
+_TIMES: dict[ArrivalKind, Callable[[Arrivals, Sequence[Job], random.Random], list[float]]] = {
+    ArrivalKind.AT_ONCE: _at_once,
+    ArrivalKind.POISSON: _poisson,
+    ArrivalKind.BURSTY: _bursty,
+    ArrivalKind.RECORDED: _recorded,
+    ArrivalKind.CLOSED: _at_once,
+}

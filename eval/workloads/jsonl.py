@@ -1,0 +1,86 @@
+"""Lines of JSON read as typed records, and sentences that say where a file is wrong. Knows no format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from eval.errors import WorkloadError
+
+Record = TypeVar("Record")
+
+_WHERE = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a file something was read, for the sentence that says what is wrong there."""
+
+    path: Path
+    line: int | None = None
+    """None in a file that is one JSON value."""
+    entry: int | None = None
+    """In such a file: which of its entries, from 1."""
+
+    @property
+    def within(self) -> str:
+        """``on line 3``."""
+        return f"in entry {self.entry}" if self.line is None else f"on line {self.line}"
+
+    def error(self, what: str) -> WorkloadError:
+        """``FILE, line 3: what.``"""
+        where = str(self.path)
+        if self.line is not None:
+            where += f", line {self.line}"
+        if self.entry is not None:
+            where += f", entry {self.entry}"
+        return WorkloadError(f"{where}: {what}.")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file; WorkloadError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise WorkloadError(f"Cannot read the workload {path}: {error.strerror}.") from error
+
+
+def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[Place, Record]]:
+    """The records of a file with their places. A line that is none is an error that names it.
+
+    ``called``: what a line should be, for that error ("a recorded job").
+    """
+    decoder = msgspec.json.Decoder(record)
+    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
+        if line and not line.isspace():
+            place = Place(path, number)
+            try:
+                yield place, decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise place.error(f"not {called}: {in_words(error)}") from error
+
+
+def in_words(error: Exception) -> str:
+    """A decoder's complaint with its path as words: ``$.turns[0].tool_s`` is ``turn 1, field tool_s``."""
+    found = _WHERE.fullmatch(str(error))
+    if found is None:
+        return str(error).rstrip(".")
+    words: list[str] = []
+    for name, index in _STEP.findall(found["path"]):
+        if name:
+            words.append(f"field {name}")
+        elif words and index.isdecimal():
+            words[-1] = f"{_one_of(words[-1])} {int(index) + 1}"
+    return f"{', '.join(words)}: {found['what']}" if words else found["what"]
+
+
+def _one_of(field: str) -> str:
+    """``field turns`` is a list of turns; ``field hash_runs`` stays one."""
+    name = field.removeprefix("field ")
+    return name.removesuffix("s") if name in ("turns", "calls", "messages", "conversations") else name

@@ -1,0 +1,304 @@
+"""Files that other tools write, and our own traces and records: recognised by their content and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from eval.errors import WorkloadError
+from eval.records import JobRecord, RunHeader, TurnRecord
+from eval.workloads.catalog import RecordedWorkload, open_workload
+from eval.workloads.job import GapKind, ToolRun, Turn
+from eval.workloads.transcript import ASSUMED_OUTPUT_TOKENS
+from tests.eval.workloads.jobs import SHARED, written
+from tracing.events import JobEvent, PinEvent, TraceHeader
+from tracing.writer import TraceWriter
+
+
+def opened(path: Path) -> RecordedWorkload:
+    """The file, recognised by what is in it."""
+    workload = open_workload(str(path))
+    assert isinstance(workload, RecordedWorkload)
+    return workload
+
+
+def counts(turns: tuple[Turn, ...]) -> list[tuple[int, int, int]]:
+    """Prompt, known part of it and output of each turn."""
+    return [(turn.input_tokens, turn.prefix_tokens, turn.output_tokens) for turn in turns]
+
+
+# ---- Mooncake ----
+
+
+def _request(timestamp: int, input_length: int, hash_ids: list[int], **fields: object) -> dict[str, object]:
+    row = {"timestamp": timestamp, "input_length": input_length, "output_length": 50, "hash_ids": hash_ids}
+    return row | fields
+
+
+def test_mooncake_requests_become_sessions_by_their_blocks(tmp_path: Path) -> None:
+    """A prompt that begins with all full blocks of an earlier one continues it; one shared block is not
+    enough."""
+    path = written(
+        tmp_path / "trace.jsonl",
+        _request(1000, 1100, [0, 1, 2]),
+        _request(2000, 1200, [0, 7, 8]),
+        _request(4500, 2100, [0, 1, 3, 4, 5]),
+    )
+    workload = opened(path)
+    first, second = workload.jobs
+    assert counts(first.turns) == [(1100, 0, 50), (2100, 1024, 50)]
+    assert (first.arrival_s, second.arrival_s) == (1.0, 2.0)
+    assert (first.turns[0].gap_kind, first.turns[0].gap_s) == (GapKind.UNKNOWN, 3.5)
+    assert not first.turns[0].gap_measured  # it holds the time of the answer
+    assert first.turns[1].block_runs == ((0, 2), (3, 2))  # the fifth block is not full
+    assert first.block_scope == second.block_scope
+    assert workload.notes == ["sessions are INFERRED from block ids: 3 requests became 2 jobs"]
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
+def test_inferred_sessions_are_those_that_others_inferred(tmp_path: Path) -> None:
+    """Taken apart into its requests, the recorded conversation comes together again, but for one
+    percent."""
+    recorded = opened(SHARED / "mooncake-conversation.jsonl").jobs
+    rows: list[tuple[float, dict[str, object]]] = []
+    for job in recorded:
+        assert job.arrival_s is not None
+        now = job.arrival_s
+        for turn in job.turns:
+            ids = [block for first, count in turn.block_runs for block in range(first, first + count)]
+            rows.append((now, _request(round(now * 1000), turn.input_tokens, ids)))
+            now += turn.gap_s or 0.0
+    rows.sort(key=lambda row: row[0])
+    inferred = opened(written(tmp_path / "requests.jsonl", *(row for _, row in rows))).jobs
+    want = {tuple(turn.input_tokens for turn in job.turns) for job in recorded}
+    have = {tuple(turn.input_tokens for turn in job.turns) for job in inferred}
+    assert len(want - have) < 0.01 * len(want)
+
+
+def test_a_session_id_says_which_rows_belong_together(tmp_path: Path) -> None:
+    """As aiperf has it, a row of a session adds to it and its delay runs from the answer; rows that repeat
+    the blocks before them are whole prompts."""
+    path = written(
+        tmp_path / "sessions.jsonl",
+        {"session_id": "s", "timestamp": 0, "input_length": 700, "output_length": 40},
+        {"session_id": "w", "timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]},
+        {
+            "session_id": "s",
+            "delay": 1500,
+            "input_length": 100,
+            "output_length": 60,
+            "extra": {"job_id": "s"},
+        },
+        {"session_id": "w", "delay": 250, "input_length": 1030, "output_length": 9, "hash_ids": [1, 3, 4]},
+    )
+    adding, whole = opened(path).jobs
+    assert counts(adding.turns) == [(700, 0, 40), (840, 740, 60)]
+    assert (adding.turns[0].gap_s, adding.turns[0].gap_measured) == (1.5, True)
+    assert counts(whole.turns) == [(600, 0, 9), (1030, 512, 9)]
+    assert whole.turns[1].block_runs == ((1, 1), (3, 1))
+
+
+# ---- aiperf, vLLM, ShareGPT ----
+
+
+def test_aiperf_sessions_keep_their_texts_and_delays(tmp_path: Path) -> None:
+    """Questions and delays are as written; an answer's length is the one asked for, else an assumption."""
+    first = {"text": "x" * 40, "timestamp": 2000, "output_length": 30}
+    session = {"session_id": "s", "turns": [first, {"texts": ["y", "z"], "delay": 750}]}
+    workload = opened(written(tmp_path / "sessions.jsonl", session))
+    (job,) = workload.jobs
+    assert counts(job.turns) == [(10, 0, 30), (41, 40, ASSUMED_OUTPUT_TOKENS)]
+    assert (job.turns[0].gap_s, job.turns[0].gap_measured, job.arrival_s) == (0.75, True, 2.0)
+    assert [turn.input_text for turn in job.turns] == ["x" * 40, "y\nz"]
+    assert not job.has_text
+    assert not job.tokens_measured
+    assert workload.notes == ["1 answers have no recorded length: ASSUMED 256 tokens"]
+
+
+def test_a_chat_for_vllms_benchmark_keeps_who_said_what(tmp_path: Path) -> None:
+    """System text, questions and answers come through; a last question without an answer does not."""
+    said = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")
+    chat = {"id": 7, "messages": [{"role": role, "content": content} for role, content in said]}
+    path = written(tmp_path / "chats.json", [chat, {"id": "empty", "messages": []}])
+    workload = opened(path)
+    (job,) = workload.jobs
+    assert (job.job_id, job.system_text) == ("7", "Be brief.")
+    assert [(turn.input_text, turn.output_text) for turn in job.turns] == [("Hi", "Hello.")]
+    assert job.has_text
+    assert workload.notes == ["1 conversations without a question and an answer were left out"]
+
+
+def test_a_sharegpt_conversation_starts_with_its_first_question(tmp_path: Path) -> None:
+    """A part of a longer conversation may begin with an answer, which nobody can replay."""
+    said = ("gpt", "...as I said."), ("human", "Why?"), ("gpt", "So."), ("human", "And?"), ("gpt", "Yes.")
+    chat = {"id": "a_0", "conversations": [{"from": speaker, "value": value} for speaker, value in said]}
+    (job,) = opened(written(tmp_path / "sharegpt.json", json.dumps([chat], indent=1))).jobs
+    assert [turn.input_text for turn in job.turns] == ["Why?", "And?"]
+    assert counts(job.turns) == [(1, 0, 1), (3, 2, 1)]
+    assert job.turns[0].gap_kind is GapKind.USER
+
+
+# ---- our own ----
+
+
+def _header() -> TraceHeader:
+    return TraceHeader(wall_time_s=0.0, monotonic_s=0.0, policy="continuum", block_size=16)
+
+
+def _event(now: float, kind: str, job_id: str, turn: int, **fields: Any) -> JobEvent:
+    return JobEvent(now=now, kind=kind, job_id=job_id, req_id=f"{job_id}{turn}", turn=turn, **fields)
+
+
+def _traced(path: Path) -> Path:
+    """Two jobs: one of two turns with a tool between them and a third that was aborted, one of one turn."""
+    writer = TraceWriter.open(str(path))
+    writer.emit(_header())
+    writer.emit(_event(10.0, "turn_arrived", "a", 1, num_prompt_tokens=100))
+    writer.emit(_event(10.5, "turn_arrived", "b", 1, num_prompt_tokens=50))
+    writer.emit(_event(12.0, "turn_ended", "a", 1, num_prompt_tokens=100, num_output_tokens=20))
+    writer.emit(PinEvent(now=12.0, kind="created", job_id="a", req_id="a1", num_blocks=7))
+    writer.emit(_event(12.1, "tools_started", "a", 1, tools=["bash/git/status"]))
+    writer.emit(_event(13.0, "turn_ended", "b", 1, num_prompt_tokens=50, num_output_tokens=5))
+    writer.emit(_event(14.5, "turn_arrived", "a", 2, num_prompt_tokens=150, num_known_tokens=112))
+    writer.emit(
+        _event(15.0, "turn_ended", "a", 2, num_prompt_tokens=150, num_output_tokens=9, num_known_tokens=112)
+    )
+    writer.emit(_event(16.0, "turn_arrived", "a", 3, num_prompt_tokens=170, num_known_tokens=144))
+    writer.emit(_event(16.1, "turn_aborted", "a", 3, num_prompt_tokens=170))
+    writer.close()
+    return path
+
+
+def test_a_scheduler_trace_gives_back_the_jobs_it_served(tmp_path: Path) -> None:
+    """Tokens, arrivals and gaps are those that the engine saw, and count as measured."""
+    workload = opened(_traced(tmp_path / "trace.jsonl"))
+    first, second = workload.jobs
+    assert counts(first.turns) == [(100, 0, 20), (150, 112, 9)]
+    assert (first.turns[0].gap_kind, first.turns[0].gap_s, first.turns[0].gap_measured) == ("tool", 2.5, True)
+    assert first.turns[0].calls == (ToolRun("bash", "git status", 2.5),)
+    assert (first.arrival_s, second.arrival_s) == (0.0, 0.5)
+    assert workload.notes == ["1 turns were left out: they were not answered to the end"]
+
+
+def test_a_cut_trace_is_read_up_to_the_cut_and_says_so(tmp_path: Path) -> None:
+    """A killed server leaves half a line: all before it counts. Half a line in the middle is an error."""
+    path = _traced(tmp_path / "trace.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:8]) + lines[8][:30])
+    workload = opened(path)
+    assert [len(job.turns) for job in workload.jobs] == [1, 1]
+    assert workload.notes[0] == "the trace was CUT OFF in line 9 and read up to there"
+    path.write_bytes(b"".join(lines[:4]) + lines[4][:30] + b"\n" + b"".join(lines[5:]))
+    with pytest.raises(WorkloadError, match="line 5: not a trace event"):
+        opened(path)
+
+
+def test_a_trace_without_jobs_says_how_to_get_one_with(tmp_path: Path) -> None:
+    """Only the continuum policy knows jobs."""
+    writer = TraceWriter.open(str(tmp_path / "trace.jsonl"))
+    writer.emit(_header())
+    writer.close()
+    with pytest.raises(WorkloadError, match="names no jobs; only --scheduling-policy continuum writes them"):
+        opened(tmp_path / "trace.jsonl")
+
+
+def _record(job_id: str, turn: int, start_s: float, **fields: Any) -> TurnRecord:
+    defaults: dict[str, Any] = {"latency_s": 1.0, "prompt_tokens": 100 * turn, "output_tokens": 30}
+    return TurnRecord(job_id=job_id, turn=turn, start_s=start_s, **(defaults | fields))
+
+
+def test_records_of_a_run_can_be_run_again(tmp_path: Path) -> None:
+    """Jobs, sub-agents and waits are as they were sent; a job ends before a turn that failed."""
+    records = [
+        RunHeader(),
+        _record("a", 1, 5.0, tool="bash", command="ls", gap_s=2.0),
+        _record("a.sub", 1, 6.0),
+        _record("b", 1, 7.0, error="refused"),
+        _record("a", 2, 9.0, gap_s=1.0),
+        _record("a", 3, 11.0, error="timed out"),
+        JobRecord(job_id="a", start_s=5.0, end_s=12, num_turns=2, num_planned_turns=3, num_recorded_turns=3),
+        JobRecord(
+            job_id="a.sub",
+            start_s=6.0,
+            end_s=7.0,
+            num_turns=1,
+            num_planned_turns=1,
+            num_recorded_turns=1,
+            parent_job="a",
+        ),
+    ]
+    workload = opened(
+        written(tmp_path / "records.jsonl", *(msgspec.json.encode(record).decode() for record in records))
+    )
+    parent, child = workload.jobs
+    assert counts(parent.turns) == [(100, 0, 30), (200, 130, 30)]
+    assert (parent.turns[0].gap_s, parent.turns[0].gap_measured, parent.turns[0].spawns) == (
+        2,
+        False,
+        ("a.sub",),
+    )
+    assert (child.parent_job, child.arrival_s) == ("a", 1.0)
+    assert "1 jobs were left out: their first turn failed" in workload.notes
+
+
+# ---- what is none of these ----
+
+BAD = [
+    ("x.jsonl", ['{"colour": 1}'], "line 1: of no known format: a record of colour"),
+    ("x.jsonl", ["not json at all"], "line 1: neither JSON lines nor a JSON list"),
+    ("x.json", ['[{"id": "a", "text": "b"}]'], "line 1: of no known format: a record of id, text"),
+    ("x.json", ['[{"id": "a", "messages": []}', "line 2"], "line 1: neither JSON lines nor a JSON list"),
+    ("x.json", ["[]"], "holds no jobs"),
+    (
+        "x.json",
+        [[{"id": "a", "messages": [{"role": "user", "content": 5}]}]],
+        "entry 1: not a conversation: message 1, field content: Expected `str`, got `int`",
+    ),
+    (
+        "x.json",
+        [[{"id": "a", "messages": [{"role": "referee", "content": "!"}]}]],
+        "entry 1: message 1: nobody knows the speaker 'referee'",
+    ),
+    (
+        "x.json",
+        [
+            [{"id": "a", "conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]}]
+            * 2
+        ],
+        "entry 2: job a is already in entry 1",
+    ),
+    ("m.jsonl", [_request(0, 0, [])], "line 1: .*field input_length: Expected `int` >= 1"),
+    ("m.jsonl", [_request(0, 100, [1, 2])], "line 1: hash_ids name 2 blocks of 512, but input_length is 100"),
+    (
+        "m.jsonl",
+        [_request(9, 100, [], session_id="s"), _request(5, 200, [], session_id="s")],
+        r"line 2: timestamp is 5, earlier than that of the request before \(9\)",
+    ),
+    ("a.jsonl", [{"turns": [{"delay": 3}]}], "line 1: turn 1 has neither text nor texts"),
+    ("a.jsonl", [{"turns": []}], "line 1: job session-0: it has no turns"),
+    ("a.jsonl", [{"turns": [{"text": "a"}, {"text": "b", "delay": -3}]}], "line 1: .*turn 2, field delay"),
+]
+
+
+@pytest.mark.parametrize(("name", "lines", "complaint"), BAD, ids=range(len(BAD)))
+def test_a_file_that_is_wrong_is_refused_in_one_sentence(
+    name: str, lines: list[object], complaint: str, tmp_path: Path
+) -> None:
+    """Whatever the format, the sentence names file, line or entry, and what is wrong there."""
+    path = written(tmp_path / name, *lines)
+    with pytest.raises(WorkloadError, match=complaint) as caught:
+        open_workload(str(path))
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_turn_missing_from_records_is_named(tmp_path: Path) -> None:
+    """Records that jump from turn 1 to turn 3 cannot be run again."""
+    lines = (msgspec.json.encode(_record("a", turn, float(turn))).decode() for turn in (1, 3))
+    with pytest.raises(WorkloadError, match="job a has turn 3 where turn 2 is missing"):
+        open_workload(str(written(tmp_path / "records.jsonl", *lines)))
