@@ -60,6 +60,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
         ("profile", "measure what a model's steps cost on this machine, for the simulator"),
+        ("workload", "say what is in a workload and what of it is assumed, or convert it"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
@@ -92,6 +93,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval.sim import profile
 
         return profile.add_arguments, profile.run
+    if name == "workload":
+        from eval.workloads import command
+
+        return command.add_arguments, command.run
     if name == "compare":
         from eval import compare
 

@@ -1,0 +1,64 @@
+"""``continuum workload``: what is in a workload, what of it is assumed, and any format into our own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from eval.arguments import amount, count
+from eval.workloads.catalog import open_workload
+from eval.workloads.recorded import write_jobs
+from eval.workloads.sampling import JobLimits
+from eval.workloads.summary import render, summarise
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """The flags that say how much of a recording is used."""
+    add = parser.add_argument
+    add("--max-turns", type=count, metavar="N", help="cut jobs to their first N turns")
+    add(
+        "--max-context-tokens", type=count, metavar="N", help="leave out jobs with a longer prompt and output"
+    )
+    add("--cut-at-context", action="store_true", help="cut such jobs before that turn instead")
+    add("--gap-cap-s", type=amount, metavar="S", help="longest time between two turns of a job")
+
+
+def limits_from(arguments: argparse.Namespace) -> JobLimits:
+    """What those flags ask for."""
+    return JobLimits(
+        max_turns=arguments.max_turns,
+        max_context_tokens=arguments.max_context_tokens,
+        cut_at_context=arguments.cut_at_context,
+        gap_cap_s=arguments.gap_cap_s,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum workload``."""
+    add = parser.add_argument
+    add(
+        "workload",
+        metavar="FILE",
+        help="a file of any known format, or swe-bench, bfcl, openhands, synthetic",
+    )
+    add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
+    add("--seed", type=int, metavar="K", help="draw or make them at random; by default the file's order")
+    add_limits(parser)
+    add("--json", action="store_true", help="print the figures as JSON")
+    add("--out", type=Path, metavar="FILE.jsonl", help="write the jobs there, as a file of recorded jobs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum workload``. What cannot be read is raised, naming the line."""
+    opened = open_workload(arguments.workload)
+    sample = opened.sample(arguments.jobs, arguments.seed, limits_from(arguments))
+    if arguments.out is not None:
+        write_jobs(arguments.out, sample.jobs)
+    summary = summarise(opened.name, sample.jobs, sample.notes)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
+    else:
+        print(render(summary))
+    return 0

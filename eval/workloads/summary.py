@@ -1,0 +1,131 @@
+"""What is in a workload, in figures: jobs, turns, tokens and the times between turns, per tool."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from eval.workloads.job import GapKind, Job
+from eval.workloads.provenance import describe
+
+MAX_TOOLS = 12
+"""Shown one by one; the rest together."""
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some values."""
+
+    count: int
+    mean: float
+    sd: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None of no values. A quantile is the smallest value that so many are not above (nearest rank)."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
+        return cls(
+            count=len(ordered),
+            mean=statistics.fmean(ordered),
+            sd=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
+            p50=p50,
+            p90=p90,
+            p99=p99,
+            max=ordered[-1],
+        )
+
+
+class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload in figures."""
+
+    name: str
+    num_jobs: int
+    num_sub_agents: int
+    num_turns: int
+    turns_per_job: Spread | None
+    context_tokens: Spread | None
+    """Prompt and output of a job's longest turn."""
+    new_input_tokens: Spread | None
+    """Per turn, beyond what the turn before had."""
+    output_tokens: Spread | None
+    """Per turn."""
+    gap_s: dict[str, Spread]
+    """By kind of gap."""
+    tool_s: dict[str, Spread]
+    """By the first tool of a turn and, for a shell, its program: the time until its last call ended."""
+    facts: list[str]
+    """What is measured and what is assumed."""
+    notes: list[str]
+    """What had to be said while reading, or was left out."""
+
+
+def summarise(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> WorkloadSummary:
+    """The figures of all jobs."""
+    turns = [turn for job in jobs for turn in job.turns]
+    by_kind: dict[str, list[float]] = {}
+    by_tool: dict[str, list[float]] = {}
+    for turn in turns:
+        if turn.gap_s is None:
+            continue
+        by_kind.setdefault(turn.gap_kind.value, []).append(turn.gap_s)
+        if turn.gap_kind is GapKind.TOOL:
+            called = " ".join(filter(None, (turn.tool, turn.command)))
+            by_tool.setdefault(called or "unnamed", []).append(turn.gap_s)
+    num_children = sum(job.parent_job is not None for job in jobs)
+    return WorkloadSummary(
+        name=name,
+        num_jobs=len(jobs) - num_children,
+        num_sub_agents=num_children,
+        num_turns=len(turns),
+        turns_per_job=Spread.of(len(job.turns) for job in jobs),
+        context_tokens=Spread.of(job.max_context_tokens for job in jobs),
+        new_input_tokens=Spread.of(turn.new_input_tokens for turn in turns),
+        output_tokens=Spread.of(turn.output_tokens for turn in turns),
+        gap_s=_spreads(by_kind),
+        tool_s=_spreads(by_tool),
+        facts=describe(jobs),
+        notes=list(notes),
+    )
+
+
+def _spreads(values: dict[str, list[float]]) -> dict[str, Spread]:
+    """The most frequent first."""
+    ordered = sorted(values.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+    return {name: spread for name, times in ordered if (spread := Spread.of(times)) is not None}
+
+
+def render(summary: WorkloadSummary) -> str:
+    """As a text of a screen."""
+    sub_agents = f" and {summary.num_sub_agents} sub-agents" if summary.num_sub_agents else ""
+    head = f"{summary.name}: {summary.num_jobs} jobs{sub_agents}, {summary.num_turns} turns"
+    rows = [
+        ("turns per job", summary.turns_per_job),
+        ("context tokens per job", summary.context_tokens),
+        ("new input tokens per turn", summary.new_input_tokens),
+        ("output tokens per turn", summary.output_tokens),
+        *((f"seconds after a turn: {kind}", spread) for kind, spread in summary.gap_s.items()),
+        *((f"  {tool}", spread) for tool, spread in list(summary.tool_s.items())[:MAX_TOOLS]),
+    ]
+    names = ("count", "mean", "sd", "p50", "p90", "p99", "max")
+    table = ["".join(("", *(f"{name:>11}" for name in names))).rjust(34 + 11 * len(names))]
+    for told, spread in rows:
+        if spread is not None:
+            cells = (_cell(getattr(spread, name)) for name in names)
+            table.append(f"{told[:34]:34}" + "".join(f"{cell:>11}" for cell in cells))
+    others = len(summary.tool_s) - MAX_TOOLS
+    if others > 0:
+        table.append(f"  and {others} more tools")
+    return "\n".join([head, "", *table, "", *summary.facts, *(f"note: {note}" for note in summary.notes)])
+
+
+def _cell(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"

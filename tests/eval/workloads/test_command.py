@@ -1,0 +1,77 @@
+"""``continuum workload``: figures of a workload, what of it is assumed, and a file of ours from any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.workloads.recorded import read_recorded
+from tests.eval.workloads.jobs import SHARED, written
+
+CHAT = {"id": "c", "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+
+
+def test_figures_and_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts, quantiles per tool, and the word ASSUMED where something is."""
+    assert main(["workload", "swe-bench", "--jobs", "30", "--seed", "5"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("swe-bench: 30 jobs, ")
+    for expected in (
+        "turns per job",
+        "context tokens per job",
+        "  bash pytest",
+        "p99",
+        "ASSUMED of swe-bench: ",
+    ):
+        assert expected in told
+
+
+def test_the_same_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--json`` holds all that is printed, for other programs; the same seed gives the same bytes."""
+    outputs = []
+    for _ in range(2):
+        assert main(["workload", "bfcl:turns=2", "--jobs", "20", "--seed", "5", "--json"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    figures = json.loads(outputs[0])
+    assert (figures["name"], figures["num_jobs"]) == ("bfcl:turns=2", 20)
+    assert {"mean", "sd", "p50", "p90", "p99", "max", "count"} == set(figures["turns_per_job"])
+    assert set(figures["tool_s"]) == {"fetch_url", "web_search"}
+
+
+def test_any_file_becomes_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--out`` writes a file that is read back to the same jobs."""
+    out = tmp_path / "made" / "jobs.jsonl"
+    source = written(tmp_path / "chats.json", [CHAT, CHAT | {"id": "d"}])
+    assert main(["workload", str(source), "--out", str(out)]) == 0
+    jobs, _ = read_recorded(out)
+    assert [(job.job_id, job.turns[0].output_text, job.tokens_measured) for job in jobs] == [
+        ("c", "!", False),
+        ("d", "!", False),
+    ]
+    assert "ESTIMATED from the length of the text" in capsys.readouterr().out
+
+
+def test_a_limit_that_leaves_nothing_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No empty run is begun."""
+    source = written(tmp_path / "chats.json", [CHAT])
+    assert main(["workload", str(source), "--max-context-tokens", "1"]) == 1
+    assert capsys.readouterr().err == f"continuum: The limits leave no job of {source}.\n"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
+def test_what_was_left_out_and_capped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A recording with contexts of 890k tokens and gaps of hours can be limited, and says by how much."""
+    path = str(SHARED / "kv-cache-tester.jsonl")
+    assert main(["workload", path, "--max-context-tokens", "131072", "--gap-cap-s", "600"]) == 0
+    told = capsys.readouterr().out
+    assert "167 jobs and 9 sub-agents" in told
+    assert "note: 306 jobs were LEFT OUT: their context passes 131072 tokens" in told
+    assert "gaps were CAPPED at 600 s" in told
+    assert "an upper bound" in told
