@@ -44,6 +44,7 @@ class ContinuumPolicy:
 
     wants_signals = True
     lets_pass = True
+    grace_s = GRACE_S
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig) -> None:
         self._config = config
@@ -198,7 +199,7 @@ class ContinuumPolicy:
             frontier.job.job_id,
             frontier.request_id,
             block_hashes,
-            deadline_s=now + max(decision.ttl_s, GRACE_S),
+            deadline_s=now + max(decision.ttl_s, self.grace_s),
         )
         self._pins.add(pin, frontier)
         self._tell(frontier, decision)
@@ -217,13 +218,17 @@ class ContinuumPolicy:
             memoryfulness=self._memoryfulness.value,
             called_tools=frontier.tools is None or bool(frontier.tools),
         )
-        decision = self._rule.choose_ttl(inputs)
+        decision = self.choose_ttl(frontier, inputs)
         decision = TtlDecision(min(decision.ttl_s, self._config.max_ttl_s), decision.reason)
         self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
         if frontier.receipt is not None and curve.num_observations:
             frontier.receipt.expected_tool_s = curve.median_remaining(0.0)
         self._tell(frontier, decision)
         return decision
+
+    def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
+        """What the rule says; a subclass may know more than a rule is told."""
+        return self._rule.choose_ttl(inputs)
 
     def _tell(self, frontier: Frontier, decision: TtlDecision) -> None:
         """Put the decision into the receipt, as far as it came true."""

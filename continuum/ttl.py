@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from continuum.config import ContinuumConfig
 from estimator.survival import SurvivalCurve
 
@@ -126,7 +128,8 @@ class PaperRule:
         own = inputs.curve.num_observations > self.min_observations
         curve = inputs.curve if own else inputs.global_curve
         benefit_s = inputs.queue_delay_s * inputs.memoryfulness + inputs.prefill_s
-        best_s = max((0.0, *curve.support), key=lambda t: (curve.cdf(t) * benefit_s if t else 0.0) - t)
+        candidates_s = np.asarray(curve.edges_s)  # 0 and those at which P rises, and some that cannot win
+        best_s = float(candidates_s[np.argmax(np.asarray(curve.probabilities) * benefit_s - candidates_s)])
         return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
 
 

@@ -4,6 +4,7 @@ EngineError
 └── EvalError
     ├── WorkloadError   a workload cannot be read; names file and line
     ├── ResultError     a result cannot be read, written or drawn; names the file
+    ├── PolicyError     a policy to compare with is unknown, or its parameter is no good; lists what there is
     ├── CostModelError  a model, a GPU or a profile of costs is unknown or does not fit; names the choice
     └── ServerError     the server cannot be reached, started or understood
         └── ServerGoneError   it was there before, or nothing listens at its address
@@ -24,6 +25,10 @@ class WorkloadError(EvalError):
 
 class ResultError(EvalError):
     """A result file is missing, cut or of another version, or a report of it cannot be made."""
+
+
+class PolicyError(EvalError):
+    """No policy can be made of what was named."""
 
 
 class CostModelError(EvalError):

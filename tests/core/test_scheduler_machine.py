@@ -1,24 +1,42 @@
-"""Whatever happens to a scheduler and its pins, nothing leaks, nothing is lost, and it always gets on."""
+"""Whatever happens to a scheduler, its pins and its host tier: nothing leaks, is lost or is mistaken for
+something else, and it always gets on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from continuum.config import ContinuumConfig
-from continuum.policy import ContinuumPolicy
 from engine.core.scheduler import PauseState
 from engine.messages import JobFinished, ToolCall, ToolGapStarted
-from engine.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
+from engine.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.request import Request, RequestStatus
+from eval.baselines.catalog import parse_policy
+from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import EngineRoom
+from tests.eval.baselines.policy_room import PlainKnowledge
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 17, 64
+POLICIES = (
+    "continuum:max_wait_s=1",
+    "continuum:ttl_rule=fixed,max_wait_s=1",
+    "continuum:ttl_rule=fork,max_wait_s=1",
+    "continuum:ttl_rule=paper,max_wait_s=1",
+    "fcfs",
+    "priority",
+    "program-fcfs",
+    "fixed-ttl:1000",
+    "fork",
+    "plas",
+    "gate",
+    "paper",
+    "infercept",
+    "oracle",
+)
 
 
 class ChaosPolicy(PriorityPolicy):
@@ -78,9 +96,9 @@ def make_policy(name: str, bits: list[bool]) -> SchedulingPolicy:
     context = PolicyContext(BLOCK_SIZE, NUM_BLOCKS - 1)
     if name == "chaos":
         return ChaosPolicy(bits)
-    if name in ("median-horizon", "fixed", "fork", "paper"):
-        return ContinuumPolicy(context, ContinuumConfig(ttl_rule=name, max_wait_s=1.0))
-    return FcfsPolicy() if name == "fcfs" else PriorityPolicy()
+    if name == "gate":
+        return GatePolicy(context, share=0.5, forced_after_s=1.0)
+    return parse_policy(name).make(context, PlainKnowledge(reload_s_per_token=0.01))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -93,21 +111,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.jobs: dict[str, list[list[int]]] = {}
 
     @initialize(
-        policy=st.sampled_from(
-            ["chaos", "chaos", "median-horizon", "fixed", "fork", "paper", "fcfs", "priority"]
-        ),
+        policy=st.sampled_from(["chaos", "chaos", *POLICIES]),
         bits=st.lists(st.booleans(), min_size=0, max_size=60),
         reserve=st.booleans(),
         threshold=st.sampled_from([0, 0, 5]),
         caching=st.sampled_from([True, True, True, False]),
+        num_host_blocks=st.sampled_from([60, 24, 6, 1, 0]),
+        load_fates=st.lists(
+            st.tuples(st.sampled_from([3, 0, 1, 8]), st.sampled_from([True, True, False])), min_size=1
+        ),
     )
-    def start(self, policy: str, bits: list[bool], reserve: bool, threshold: int, caching: bool) -> None:
+    def start(
+        self,
+        policy: str,
+        bits: list[bool],
+        reserve: bool,
+        threshold: int,
+        caching: bool,
+        num_host_blocks: int,
+        load_fates: list[tuple[int, bool]],
+    ) -> None:
+        fates = cycle(load_fates)
         self.room = EngineRoom(
             make_policy(policy, bits),
             block_size=BLOCK_SIZE,
             num_blocks=NUM_BLOCKS,
             max_model_len=MAX_LEN,
             enable_prefix_caching=caching,
+            num_host_blocks=num_host_blocks if caching else 0,
+            load_fate=lambda: next(fates),
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )
@@ -140,9 +172,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         history = data.draw(st.sampled_from(self.jobs[job]))
         self._add(list(history) + list(range(more)), job, max_tokens=4, is_last_step=last)
 
-    @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 20.0]))
-    def step(self, seconds: float) -> None:
-        self.room.step(seconds)
+    @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 20.0]), times=st.sampled_from([1, 2, 8, 30]))
+    def step(self, seconds: float, times: int) -> None:
+        """Enough of them that turns end and return while others are under way."""
+        for _ in range(times):
+            self.room.step(seconds)
+            self.room.check_invariants()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 15.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
@@ -170,20 +205,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def finish_job(self, job: str) -> None:
         self.room.scheduler.signal(JobFinished(job), self.room.clock.now())
 
-    @rule(state=st.sampled_from(list(PauseState)))
+    @precondition(lambda self: self.room.scheduler.pause_state is PauseState.UNPAUSED)
+    @rule(state=st.sampled_from([PauseState.PAUSED_NEW, PauseState.PAUSED_ALL]))
     def pause(self, state: PauseState) -> None:
         self.room.scheduler.set_pause_state(state)
 
+    @precondition(lambda self: self.room.scheduler.pause_state is not PauseState.UNPAUSED)
+    @rule()
+    def resume(self) -> None:
+        self.room.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    @precondition(lambda self: self.room.finished)
     @rule()
     def reset_prefix_cache(self) -> None:
-        busy = bool(self.room.scheduler.running)
-        assert self.room.scheduler.reset_prefix_cache(self.room.clock.now()) is not busy
-        assert self.room.scheduler.statistics().num_pins == 0
+        scheduler = self.room.scheduler
+        busy = bool(scheduler.running or scheduler.loads.num_requests or scheduler.num_pending_loads)
+        assert scheduler.reset_prefix_cache(self.room.clock.now()) is not busy
+        assert scheduler.statistics().num_pins == 0
+        assert busy or not scheduler.statistics().num_used_host_blocks
 
     @invariant()
     def all_is_accounted_for(self) -> None:
         if hasattr(self, "room"):
-            self.room.scheduler.check_invariants()
+            self.room.check_invariants()
             assert set(self.room.scheduler.requests) | set(self.room.finished) == self.added
             assert not set(self.room.scheduler.requests) & set(self.room.finished)
 
@@ -195,10 +239,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         room.scheduler.set_pause_state(PauseState.UNPAUSED)
         room.run()
         assert set(room.finished) == self.added
-        room.scheduler.check_invariants()
+        room.check_invariants()
         assert room.scheduler.reset_prefix_cache(room.clock.now())
         assert room.scheduler.kv.num_free_blocks == NUM_BLOCKS - 1
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -1,0 +1,172 @@
+"""All policies by the names that a command line gives them: ``fcfs``, ``fixed-ttl:10``, ``continuum:x=1``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+
+from continuum.config import ContinuumConfig
+from continuum.policy import ContinuumPolicyFactory
+from engine.errors import ConfigError
+from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
+from eval.baselines.fixed_ttl import FixedTtlPolicy
+from eval.baselines.fork import ForkPolicy
+from eval.baselines.gate import GatePolicy
+from eval.baselines.infercept import InferceptPolicy
+from eval.baselines.knowledge import Knowledge, MakePolicy, NamedPolicy
+from eval.baselines.oracle import OraclePolicy
+from eval.baselines.paper import PaperPolicy
+from eval.baselines.plas import PlasPolicy
+from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.errors import PolicyError
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A row of the catalogue. Exactly one of ``plain`` and ``informed`` is there: a function of the text
+    after the colon."""
+
+    syntax: str
+    summary: str
+    plain: Callable[[str], PolicyFactory] | None = None
+    informed: Callable[[str], MakePolicy] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.syntax.partition("[")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Uninformed:
+    """A policy that asks nothing beyond what an engine sees."""
+
+    factory: PolicyFactory
+
+    def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
+        return self.factory(context)
+
+
+def parse_policy(text: str) -> NamedPolicy:
+    """The policy that ``text`` names. PolicyError, listing what there is, if that cannot be."""
+    kind, parameter = _find(text)
+    if kind.plain is not None:
+        return NamedPolicy(text, _Uninformed(kind.plain(parameter)))
+    assert kind.informed is not None
+    return NamedPolicy(text, kind.informed(parameter))
+
+
+def parse_policies(text: str) -> list[NamedPolicy]:
+    """Several, separated by commas; ``name=value`` after a comma goes on with the policy before it."""
+    names: list[str] = []
+    for part in text.split(","):
+        is_option = "=" in part and ":" not in part.partition("=")[0]
+        if is_option and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part.strip())
+    for name in names:
+        if names.count(name) > 1:
+            raise PolicyError(f"The policy {name} is named twice.")
+    return [parse_policy(name) for name in names]
+
+
+def serving_policy(text: str) -> PolicyFactory:
+    """Likewise, for a server, whose core process makes it: PolicyError for one that only a simulation can
+    tell what it needs."""
+    kind, parameter = _find(text)
+    if kind.plain is None:
+        raise PolicyError(f"The policy {kind.name} needs knowledge that only a simulation has.")
+    return kind.plain(parameter)
+
+
+def policy_names(*, serving: bool = False) -> list[tuple[str, str]]:
+    """Syntax and one line about each policy; ``serving``: only of those that a server can run."""
+    return [(kind.syntax, kind.summary) for kind in _KINDS if kind.plain is not None or not serving]
+
+
+def _find(text: str) -> tuple[_Kind, str]:
+    name, colon, parameter = text.partition(":")
+    kind = next((kind for kind in _KINDS if kind.name == name), None)
+    if kind is None:
+        known = ", ".join(kind.syntax for kind in _KINDS)
+        raise PolicyError(f"There is no policy {name!r}; there are {known}.")
+    if colon and (not parameter or "[" not in kind.syntax):
+        raise PolicyError(f"The policy {text!r} is not of the form {kind.syntax}.")
+    return kind, parameter
+
+
+def _number(kind: str, unit: str, parameter: str, default: float, most: float) -> float:
+    """A number from 0 to ``most``."""
+    if not parameter:
+        return default
+    try:
+        number = float(parameter)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most or math.isinf(number):
+        limit = f"from 0 to {most:g}" if most < math.inf else "at least 0"
+        raise PolicyError(f"{kind}:{unit} takes a number {limit}, not {parameter!r}.")
+    return number
+
+
+def _continuum_config(parameter: str) -> ContinuumConfig:
+    """``name=value,...`` of ContinuumConfig's fields; a value has the type of the field's default."""
+    defaults = {
+        field.name: field.default for field in fields(ContinuumConfig) if field.default is not MISSING
+    }
+    options: dict[str, str | float | int] = {}
+    for part in parameter.split(",") if parameter else ():
+        name, _, value = part.partition("=")
+        if name not in defaults:
+            raise PolicyError(f"continuum has no option {name!r}; it has {', '.join(defaults)}.")
+        default = defaults[name]
+        kind = type(default) if isinstance(default, float | int) else str
+        try:
+            options[name] = kind(value)
+        except ValueError:
+            raise PolicyError(f"continuum:{name} takes a number, not {value!r}.") from None
+    try:
+        return ContinuumConfig(**options)  # type: ignore[arg-type]  # checked above, by name
+    except ConfigError as error:
+        raise PolicyError(f"continuum:{error}") from error
+
+
+_KINDS: Sequence[_Kind] = (
+    _Kind("fcfs", "first come, first served; prefix cache with LRU (V1)", lambda _: fcfs),
+    _Kind("priority", "by the request's priority, then first come (V1)", lambda _: priority),
+    _Kind("program-fcfs", "by the first arrival of the program; holds nothing", lambda _: ProgramFcfsPolicy),
+    _Kind(
+        "fixed-ttl[:SECONDS]",
+        "every turn held so long (2): preempted, warm, then program age",
+        lambda text: partial(FixedTtlPolicy, ttl_s=_number("fixed-ttl", "SECONDS", text, 2.0, math.inf)),
+    ),
+    _Kind(
+        "fork",
+        "the Continuum preview: 2 s if the tool's mean is at most 2 s or unknown",
+        lambda _: ForkPolicy,
+    ),
+    _Kind("plas", "Autellix: the program served least so far first; holds nothing", lambda _: PlasPolicy),
+    _Kind(
+        "gate[:SHARE]",
+        "new jobs wait while the contexts of begun ones exceed this share of the pool (0.9)",
+        lambda text: partial(GatePolicy, share=_number("gate", "SHARE", text, 0.9, 1.0)),
+    ),
+    _Kind(
+        "continuum[:OPTION=VALUE,...]",
+        "this project's; options as of continuum serve, with _ for -",
+        lambda text: ContinuumPolicyFactory(_continuum_config(text)),
+    ),
+    _Kind(
+        "paper",
+        "the Continuum paper (v6): argmax of P(τ,f)(T̄η + PrefillReload) - τ",
+        informed=lambda _: PaperPolicy,
+    ),
+    _Kind(
+        "infercept",
+        "InferCept: preserve, discard or swap, the least waste",
+        informed=lambda _: InferceptPolicy,
+    ),
+    _Kind("oracle", "as continuum, but it knows when each turn comes back", informed=lambda _: OraclePolicy),
+)

@@ -1,0 +1,25 @@
+"""fixed-ttl: every turn that is not the last is held for the same time."""
+
+from __future__ import annotations
+
+from continuum.jobs import Frontier
+from continuum.order import waiting_key
+from engine.policy import PolicyContext, WaitingKey
+from engine.request import Request
+from eval.baselines.holding import HoldingPolicy
+
+
+class FixedTtlPolicy(HoldingPolicy):
+    """Preempted turns, then warm ones, then by the age of the program; a pin holds until its end."""
+
+    wants_signals = False
+
+    def __init__(self, context: PolicyContext, ttl_s: float = 2.0) -> None:
+        super().__init__(context)
+        self._ttl_s = ttl_s
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return waiting_key(request, self._turns.get(request.request_id))
+
+    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+        return self._ttl_s

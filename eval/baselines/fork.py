@@ -1,0 +1,62 @@
+"""fork: the rule of the Continuum preview, a vLLM 0.10.2 fork (Weili-0234/vllm-continuum).
+
+Its decisions, not its faults: no crash without pins or job ids, no pins of aborted turns, no softened
+assertion, no expiry skipped while a list is scanned; gaps are told apart by job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from continuum.jobs import Frontier, Turn
+from engine.messages import ToolCall
+from engine.policy import Pin, PolicyContext, WaitingKey
+from engine.request import Request
+from estimator.tool_key import ToolKey
+from eval.baselines.holding import GRACE_S, HoldingPolicy
+from eval.baselines.tool_gaps import MeanGaps, tool_name
+
+THRESHOLD_S = 2.0
+"""FIXED_THRESHOLD_CONTINUUM: the longest mean gap that is worth a pin, and the length of every pin."""
+
+
+class ForkPolicy(HoldingPolicy):
+    """2 s if the tool's mean gap is at most 2 s or the tool is new; nothing beyond, or without a tool.
+
+    Queue: pinned jobs, then the earliest job; preempted ones get no precedence. Running requests are
+    preempted before any pin while two or more run; with fewer, the pin that ends last is dropped.
+    """
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._gaps = MeanGaps()
+
+    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+        if frontier.tools is None:
+            return GRACE_S  # the fork parses the reply in the scheduler; here the front end is about to tell
+        if not frontier.tools:
+            return 0.0
+        mean_s = self._gaps.mean_s(str(frontier.tools[0]))
+        return THRESHOLD_S if mean_s is None or mean_s <= THRESHOLD_S else 0.0
+
+    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+        name = tool_name(calls)
+        frontier.tools = [] if name is None else [ToolKey((name,))]
+        super().tools_known(frontier, calls, now)
+
+    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+        super().gap_over(turn, frontier, gap_s, now)
+        if frontier.tools:
+            self._gaps.observe(str(frontier.tools[0]), gap_s)
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        turn = self._turns.get(request.request_id)
+        return (turn is None or not turn.warm, self.program_arrival_s(request))
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        """The latest job's, of those not flagged as their job's last step if there are any."""
+        unflagged = [r for r in running if r.job is None or not r.job.is_last_step]
+        return super().victim(unflagged or running, requester, now)
+
+    def pins_to_break(self, requester: Request) -> Iterator[Pin]:
+        return iter(sorted(self._pins, key=lambda pin: pin.deadline_s, reverse=True))

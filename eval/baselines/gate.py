@@ -1,0 +1,73 @@
+"""gate: bounds the working set and does nothing else; like ThunderAgent (arXiv 2602.13692) in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from continuum.jobs import Job
+from engine.policy import Pin, PolicyContext, WaitingKey
+from engine.request import Request
+from eval.baselines.program import ProgramPolicy
+
+FORCED_AFTER_S = 1800.0
+"""ThunderAgent's bound: who has waited so long starts whatever the gate says."""
+
+
+class GatePolicy(ProgramPolicy):
+    """First come, first served, but a new job waits while the contexts of those that have begun and not
+    ended, its own prompt included, would exceed a share of the pool.
+
+    A context is the last known one: prompt and output of the turn that ended, or the prompt of the one that
+    runs. A job ends when its client says so, when a turn calls no tool, or when it is idle for an hour.
+    """
+
+    def __init__(
+        self, context: PolicyContext, share: float = 0.9, forced_after_s: float = FORCED_AFTER_S
+    ) -> None:
+        super().__init__(context)
+        self._room_tokens = share * context.num_blocks * context.block_size
+        self._forced_after_s = forced_after_s
+        self._contexts: dict[str, int] = {}
+        """Tokens of every job inside, by job id, or request id for lack of one."""
+        self._num_tokens = 0
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return ()
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        return (
+            not self._contexts
+            or _owner(request) in self._contexts
+            or self._num_tokens + request.num_tokens <= self._room_tokens
+            or now - request.arrival_time >= self._forced_after_s
+        )
+
+    def _set(self, owner: str, num_tokens: int) -> None:
+        """The job's context is so long now; 0: it is outside."""
+        self._num_tokens += num_tokens - self._contexts.pop(owner, 0)
+        if num_tokens:
+            self._contexts[owner] = num_tokens
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        self._set(_owner(request), request.num_tokens)
+        return super().on_admitted(request, now)
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        self._set(_owner(request), request.num_tokens if request.job is not None else 0)
+        return super().on_turn_end(request, now)
+
+    def on_request_gone(self, request: Request, now: float) -> None:
+        turn = self._turns.get(request.request_id)
+        super().on_request_gone(request, now)
+        if turn is None or not turn.job.turns:
+            self._set(_owner(request), 0)
+
+    def program_over(self, job: Job, now: float) -> None:
+        self._set(job.job_id, 0)
+
+    def program_gone(self, job: Job) -> None:
+        self._set(job.job_id, 0)
+
+
+def _owner(request: Request) -> str:
+    return request.request_id if request.job is None else request.job.job_id

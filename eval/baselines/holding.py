@@ -1,0 +1,105 @@
+"""What policies share that hold a turn's KV for its program's next turn. How long is theirs to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from continuum.jobs import Frontier, Turn
+from continuum.pins import PinTable
+from engine.messages import ToolCall
+from engine.policy import Pin, PinEnd, PolicyContext
+from engine.request import Request
+from eval.baselines.program import ProgramPolicy
+
+GRACE_S = 1.0
+"""A rule that goes by the tool holds so long at most until the front end has said which tool was called."""
+
+
+class HoldingPolicy(ProgramPolicy):
+    """Holds what a turn leaves behind for as long as ``ttl_s`` says, and hands it to the program's next turn.
+
+    Only the progress valve (nothing runs, the head of the queue does not fit) breaks a pin, unless the
+    subclass says otherwise, and then the whole of it: the published policies know no part of a pin.
+    """
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._pins = PinTable(context.num_blocks, 1.0)
+        self._num_pins = 0
+        self._changed: list[Request] = []
+
+    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+        """Seconds to hold from the end of the turn, 0 for not at all; ``request`` while it ends, None when
+        the tools are told."""
+        raise NotImplementedError
+
+    def hold(self, frontier: Frontier, request: Request, now: float) -> Pin | None:
+        block_hashes = request.block_hashes[: len(frontier.chain)]
+        ttl_s = self.ttl_s(frontier, request, now) if block_hashes else 0.0
+        if ttl_s <= 0:
+            return None
+        self._num_pins += 1
+        pin = Pin(self._num_pins, frontier.job.job_id, frontier.request_id, block_hashes, now + ttl_s)
+        self._pins.add(pin, frontier)
+        return pin
+
+    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+        if frontier.pin is not None:
+            self._pins.set_deadline(frontier.pin, frontier.ended_s + self.ttl_s(frontier, None, now))
+
+    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+        if frontier.pin is not None:
+            self._pins.claim(frontier.pin)
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        super().on_admitted(request, now)
+        turn = self._turns.get(request.request_id)
+        return (turn.frontier.pin,) if turn is not None and turn.frontier and turn.frontier.pin else ()
+
+    def _close(self, request: Request, now: float) -> Turn | None:
+        turn = super()._close(request, now)
+        if turn is not None and turn.frontier is not None:
+            self._let_go(turn.frontier)
+        return turn
+
+    def drop(self, frontier: Frontier) -> None:
+        super().drop(frontier)
+        self._let_go(frontier)
+
+    def _let_go(self, frontier: Frontier) -> None:
+        if frontier.pin is not None:
+            self._pins.let_go(frontier.pin)
+
+    def changed_keys(self) -> Iterable[Request]:
+        changed, self._changed = self._changed, []
+        return changed
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        if last_resort:
+            yield from self.pins_to_break(requester)
+
+    def pins_to_break(self, requester: Request) -> Iterator[Pin]:
+        """All pins, the youngest program's first; the requester's own, whose blocks it will read, last."""
+        turn = self._turns.get(requester.request_id)
+        own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
+        yield from (pin for pin in self._pins.youngest_first() if pin is not own)
+        if own is not None:
+            yield own
+
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        return self._pins.due(now)
+
+    def next_due_s(self) -> float | None:
+        return self._pins.next_due_s()
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        frontier = self._pins.ended(pin, cause)
+        waiting = (turn for turn in frontier.job.turns.values() if turn.frontier is frontier)
+        self._changed.extend(turn.request for turn in waiting if turn.num_cached_tokens is None)
+
+    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+        self._pins.shrunk(pin, num_blocks_lost)
+        self._pins.let_go(pin, PinEnd.BROKEN)
+
+    def pins(self) -> Iterable[Pin]:
+        return self._pins

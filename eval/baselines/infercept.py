@@ -1,0 +1,79 @@
+"""infercept: preserve, discard or swap at each interception, whichever wastes least (arXiv 2402.01869)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from continuum.jobs import Frontier, Turn
+from engine.messages import ToolCall
+from engine.policy import Pin, PolicyContext
+from engine.request import Request
+from estimator.tool_key import ToolKey
+from eval.baselines.holding import HoldingPolicy
+from eval.baselines.knowledge import Knowledge
+from eval.baselines.tool_gaps import MeanGaps, tool_name
+
+
+class InferceptPolicy(HoldingPolicy):
+    """Memory wasted, in tokens times seconds, with C tokens of this turn, C_other of the other running ones:
+
+    preserve T_int·C; discard T_fwd(C)·C + T_fwd(C)·C_other; swap 2·T_swap(C)·(C + C_other).
+
+    T_int is the tool's mean gap so far, 0 for a new tool, and never less than the time already gone: what is
+    preserved is held until preserving has wasted as much as the best alternative would have. To swap is to
+    let go where a host tier keeps a copy. A request keeps its program's arrival time.
+    """
+
+    def __init__(self, context: PolicyContext, knowledge: Knowledge) -> None:
+        super().__init__(context)
+        self._knowledge = knowledge
+        self._gaps = MeanGaps()
+        self._running: dict[str, Request] = {}
+        self._break_even_s: dict[str, float] = {}
+        """Of frontiers not yet continued, by request id."""
+
+    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+        if request is not None:
+            self._break_even_s[request.request_id] = self._least_waste_s(request)
+            return self._break_even_s[request.request_id]
+        break_even_s = self._break_even_s[frontier.request_id]
+        mean_s = self._gaps.mean_s(str(frontier.tools[0])) if frontier.tools else None
+        return break_even_s if (mean_s or 0.0) <= break_even_s else 0.0
+
+    def _least_waste_s(self, request: Request) -> float:
+        """The lesser waste of discarding and swapping, in seconds of preserving."""
+        own = request.num_computed_tokens
+        other = sum(r.num_computed_tokens for r in self._running.values() if r is not request)
+        waste = self._knowledge.prefill_s(own) * (own + other)
+        swap_s = self._knowledge.reload_s(own)
+        if swap_s is not None:
+            waste = min(waste, 2 * swap_s * (own + other))
+        return waste / own
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        self._running[request.request_id] = request
+        return super().on_admitted(request, now)
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        pin = super().on_turn_end(request, now)
+        self._running.pop(request.request_id, None)
+        return pin
+
+    def on_request_gone(self, request: Request, now: float) -> None:
+        self._running.pop(request.request_id, None)
+        super().on_request_gone(request, now)
+
+    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+        name = tool_name(calls)
+        frontier.tools = [] if name is None else [ToolKey((name,))]
+        super().tools_known(frontier, calls, now)
+
+    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+        super().gap_over(turn, frontier, gap_s, now)
+        self._break_even_s.pop(frontier.request_id, None)
+        if frontier.tools:
+            self._gaps.observe(str(frontier.tools[0]), gap_s)
+
+    def drop(self, frontier: Frontier) -> None:
+        super().drop(frontier)
+        self._break_even_s.pop(frontier.request_id, None)

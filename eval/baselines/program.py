@@ -1,0 +1,146 @@
+"""What most published policies share: which program a request belongs to, and since when.
+
+A program here is a chain of turns under one job id, as those policies have it: a turn continues whatever
+turn of its job ended last. Requests without a job are programs of one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from continuum.jobs import BlockChain, Frontier, Job, JobTable, Turn
+from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnReceipt
+from engine.policy import FcfsPolicy, Pin, PolicyContext, WaitingKey
+from engine.request import Request
+
+MAX_PROGRAMS = 10_000
+PROGRAM_IDLE_S = 3600.0
+"""A program idle for so long is forgotten."""
+
+
+class ProgramPolicy(FcfsPolicy):
+    """Orders by the first arrival of the program, preempts the youngest program, holds nothing.
+
+    Subclasses fill in what they learn (``gap_over``, ``tools_known``, ``program_over``); ``HoldingPolicy``
+    holds.
+    """
+
+    wants_signals = True
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._block_size = context.block_size
+        self._jobs = JobTable(MAX_PROGRAMS, PROGRAM_IDLE_S)
+        self._turns: dict[str, Turn] = {}
+        self._frontiers: dict[str, Frontier] = {}
+        """Not yet continued, by request id."""
+
+    # ---- for subclasses ----
+
+    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+        """The program's next turn came ``gap_s`` after the one before had ended."""
+
+    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+        """The front end has read which tools the turn that just ended called."""
+
+    def program_over(self, job: Job, now: float) -> None:
+        """The program's last turn ended: its client said so, or the turn called no tool."""
+
+    def program_gone(self, job: Job) -> None:
+        """The program is remembered no longer."""
+
+    def drop(self, frontier: Frontier) -> None:
+        """Nothing will continue this frontier."""
+        self._forget(frontier)
+
+    # ---- the scheduler asks and tells ----
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        for idle in self._jobs.forget_idle(now):
+            self._drop_all(idle)
+            self.program_gone(idle)
+        if request.job is None:
+            return
+        job = self._jobs.open(request.job, request.arrival_time)
+        job.num_turns += 1
+        frontier = job.frontiers[-1] if job.frontiers else None
+        turn = Turn(job, request, job.num_turns, frontier)
+        job.turns[request.request_id] = self._turns[request.request_id] = turn
+        if frontier is not None:
+            self._forget(frontier)
+            turn.gap_s = max(0.0, request.arrival_time - frontier.ended_s)
+            self.gap_over(turn, frontier, turn.gap_s, now)
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return (self.program_arrival_s(request),)
+
+    def program_arrival_s(self, request: Request) -> float:
+        turn = self._turns.get(request.request_id)
+        return request.arrival_time if turn is None else turn.job.first_arrival_s
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        # Of one program's turns the one admitted last goes: else two could take turns for ever.
+        return max(reversed(running), key=self.program_arrival_s)
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        turn = self._turns.get(request.request_id)
+        if turn is not None and turn.num_cached_tokens is None:
+            turn.num_cached_tokens = request.num_cached_tokens
+        return ()
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        turn = self._close(request, now)
+        if turn is None:
+            return None
+        self._drop_all(turn.job)
+        if request.job is not None and request.job.is_last_step:
+            self._finish(turn.job, now)
+            return None
+        block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        chain = BlockChain(block_hashes)
+        frontier = Frontier(turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now)
+        turn.job.frontiers.append(frontier)
+        self._frontiers[request.request_id] = frontier
+        return self.hold(frontier, request, now)
+
+    def hold(self, frontier: Frontier, request: Request, now: float) -> Pin | None:
+        """Pin what the turn leaves behind, or not."""
+        return None
+
+    def on_request_gone(self, request: Request, now: float) -> None:
+        self._close(request, now)
+
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        match signal:
+            case ToolGapStarted():
+                frontier = self._frontiers.get(signal.request_id)
+                if frontier is not None:
+                    self.tools_known(frontier, signal.calls, now)
+                    if not signal.calls:
+                        self.program_over(frontier.job, now)
+            case JobFinished():
+                job = self._jobs.get(signal.job_id)
+                if job is not None:
+                    self._drop_all(job)
+                    self._finish(job, now)
+        return None
+
+    def _close(self, request: Request, now: float) -> Turn | None:
+        turn = self._turns.pop(request.request_id, None)
+        if turn is not None:
+            del turn.job.turns[request.request_id]
+            turn.job.last_active_s = now
+        return turn
+
+    def _forget(self, frontier: Frontier) -> None:
+        frontier.job.frontiers.remove(frontier)
+        self._frontiers.pop(frontier.request_id, None)
+
+    def _drop_all(self, job: Job) -> None:
+        for frontier in list(job.frontiers):
+            self.drop(frontier)
+
+    def _finish(self, job: Job, now: float) -> None:
+        self.program_over(job, now)
+        if not job.turns:
+            self._jobs.remove(job)
+            self.program_gone(job)

@@ -1,0 +1,11 @@
+"""program-fcfs: the program that came first goes first, the youngest is preempted. Holds nothing."""
+
+from __future__ import annotations
+
+from eval.baselines.program import ProgramPolicy
+
+
+class ProgramFcfsPolicy(ProgramPolicy):
+    """Order by the program's first arrival (Continuum, arXiv 2511.02230, section 4.3, without its pins)."""
+
+    wants_signals = False

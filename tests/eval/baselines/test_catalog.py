@@ -1,0 +1,70 @@
+"""Policies are chosen by names; a wrong one is answered with those that there are."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from engine.policy import PolicyContext
+from eval.baselines.catalog import parse_policies, parse_policy, policy_names, serving_policy
+from eval.errors import PolicyError
+from tests.eval.baselines.policy_room import PolicyRoom
+
+
+@pytest.mark.parametrize("name", [syntax.partition("[")[0] for syntax, _ in policy_names()])
+def test_every_policy_serves_a_job(name: str) -> None:
+    """Two turns of a job, with what the front end tells in between."""
+    room = PolicyRoom(name)
+    room.play("a", 20, "ls")
+    room.wait(1)
+    room.play("a", 4)
+    assert set(room.finished) == {"a1", "a2"}
+    room.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("name", [syntax.partition("[")[0] for syntax, _ in policy_names(serving=True)])
+def test_a_policy_to_serve_with_crosses_into_the_core_process(name: str) -> None:
+    """Its factory is pickled there, and needs no knowledge."""
+    factory = pickle.loads(pickle.dumps(serving_policy(name)))
+    assert factory(PolicyContext(16, 100)).pins() is not None
+
+
+@pytest.mark.parametrize("name", ["oracle", "paper", "infercept"])
+def test_a_policy_that_must_know_the_future_or_a_profile_cannot_serve(name: str) -> None:
+    """The sentence says so."""
+    with pytest.raises(PolicyError, match=f"The policy {name} needs knowledge that only a simulation has"):
+        serving_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lru", r"There is no policy 'lru'; there are fcfs, .*fixed-ttl\[:SECONDS\], .*oracle"),
+        ("", "There is no policy ''"),
+        ("fcfs:1", "The policy 'fcfs:1' is not of the form fcfs"),
+        ("fixed-ttl:", r"The policy 'fixed-ttl:' is not of the form fixed-ttl\[:SECONDS\]"),
+        ("fixed-ttl:soon", "fixed-ttl:SECONDS takes a number at least 0, not 'soon'"),
+        ("fixed-ttl:-1", "fixed-ttl:SECONDS takes a number at least 0, not '-1'"),
+        ("fixed-ttl:nan", "takes a number at least 0, not 'nan'"),
+        ("fixed-ttl:inf", "takes a number at least 0, not 'inf'"),
+        ("gate:1.5", "gate:SHARE takes a number from 0 to 1, not '1.5'"),
+        ("continuum:ttl=3", "continuum has no option 'ttl'; it has ttl_rule, horizon_s"),
+        ("continuum:horizon_s=x", "continuum:horizon_s takes a number, not 'x'"),
+        ("continuum:horizon_s=-1", "horizon_s must not be negative, got -1"),
+        ("continuum:ttl_rule=none", "ttl_rule must be one of median-horizon, fixed"),
+    ],
+)
+def test_a_wrong_name_or_parameter_is_one_sentence(text: str, told: str) -> None:
+    """It names what is wrong, and what there is instead."""
+    with pytest.raises(PolicyError, match=told):
+        parse_policy(text)
+
+
+def test_several_policies_are_separated_by_commas() -> None:
+    """As options of one policy are: a part with = and without : goes on with the policy before it."""
+    policies = parse_policies("fcfs, continuum:ttl_rule=fixed,fixed_ttl_s=10,fixed-ttl:5,gate")
+    names = [policy.name for policy in policies]
+    assert names == ["fcfs", "continuum:ttl_rule=fixed,fixed_ttl_s=10", "fixed-ttl:5", "gate"]
+    with pytest.raises(PolicyError, match="The policy fcfs is named twice"):
+        parse_policies("fcfs,gate,fcfs")

@@ -1,0 +1,395 @@
+"""Each baseline decides as published: numbers worked out by hand from its formula, on the real scheduler.
+
+Blocks are of 4 tokens, a step takes 10 ms, a prefill 0.1 s per token as the profile says.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.eval.baselines.policy_room import PlainKnowledge, PolicyRoom
+
+
+def keep_busy(room: PolicyRoom, num_requests: int = 1, max_tokens: int = 100) -> None:
+    """Requests without a job that run for long."""
+    for number in range(num_requests):
+        room.add(f"busy{number}", [900 + number] * 4, max_tokens=max_tokens)
+        room.step()
+
+
+def gap(room: PolicyRoom, job: str, seconds: float, command: str) -> None:
+    """One gap of the job: a turn that calls ``command``, and so much later the next turn."""
+    room.play(job, 4, command)
+    room.wait(seconds)
+
+
+# ---- program-fcfs ----
+
+
+def test_program_fcfs_orders_by_the_first_arrival_of_the_program() -> None:
+    """A returning turn of an old program goes before a program that began in between; nothing is held."""
+    room = PolicyRoom("program-fcfs", max_num_seqs=1)
+    room.play("old", 8, "ls")
+    room.wait(1)
+    keep_busy(room, max_tokens=3)
+    room.send("young", 8)
+    room.wait(1)
+    room.send("old", 8)
+    assert room.num_pins == 0
+    assert room.starts(2) == ["old2", "young1"]
+
+
+def test_program_fcfs_preempts_the_youngest_program() -> None:
+    """Whatever was admitted last: the program that came last gives way."""
+    room = PolicyRoom("program-fcfs", num_blocks=12)
+    room.play("old", 4, "ls")
+    room.wait(1)
+    room.send("young", 16, max_tokens=20)
+    room.step()
+    room.send("old", 12, max_tokens=20)
+    room.run()
+    assert room.finished["young1"].num_preemptions == 1
+    assert room.finished["old2"].num_preemptions == 0
+
+
+# ---- fixed-ttl ----
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2, 60])
+def test_fixed_ttl_holds_every_turn_that_is_not_the_last_for_so_long(seconds: float) -> None:
+    """Whatever the tool; not after the job's last step."""
+    room = PolicyRoom(f"fixed-ttl:{seconds}")
+    room.play("a", 20, "sleep 1000")
+    assert room.held_until_s == pytest.approx(seconds)
+    room.wait(seconds - 0.01)
+    assert room.num_pins == 1
+    room.wait(0.02)
+    assert room.num_pins == 0
+    room.play("b", 20, is_last_step=True)
+    assert room.num_pins == 0
+
+
+def test_fixed_ttl_keeps_a_pin_whose_turn_is_back() -> None:
+    """Past its end it stays until the turn that waits has taken it over."""
+    room = PolicyRoom("fixed-ttl:2", max_num_seqs=1)
+    room.play("a", 20, "ls")
+    keep_busy(room)
+    room.send("a", 4)
+    room.wait(60)
+    assert room.num_pins == 1
+    room.run()
+    assert room.finished["a2"].num_cached_tokens == 20
+
+
+def test_fixed_ttl_lets_nobody_break_a_pin_but_an_engine_that_stands_still() -> None:
+    """While something runs a new job waits, however long; when nothing does, the pin goes at once."""
+    room = PolicyRoom("fixed-ttl:1000", num_blocks=16)
+    room.play("a", 40, "ls")
+    keep_busy(room, max_tokens=12)
+    room.send("new", 40)
+    room.wait(900)
+    room.step()
+    assert room.pinned_jobs == ["a"]
+    room.run()
+    assert room.num_pins == 1  # that of the new job
+    assert room.pinned_jobs == ["new"]
+
+
+def test_fixed_ttl_orders_preempted_then_warm_then_program_age() -> None:
+    """The three keys of the Continuum paper, section 4.3."""
+    room = PolicyRoom("fixed-ttl:5", max_num_seqs=1)
+    room.play("old", 8, "ls")
+    room.wait(6)
+    room.play("warm", 8, "ls")
+    keep_busy(room, max_tokens=3)
+    room.send("new", 8)
+    room.send("old", 4)
+    room.send("warm", 4)
+    assert room.starts(3) == ["warm2", "old2", "new1"]
+
+
+# ---- fork ----
+
+
+def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds() -> None:
+    """A new tool: 2 s. Gaps of 1 and 2.9 s: mean 1.95, 2 s. A third of 4.1 s: mean 2.67, nothing."""
+    room = PolicyRoom("fork")
+    held = []
+    for seconds in (1.0, 2.9, 4.1, 1.0):
+        room.play("a", 4, "pytest -q")
+        held.append(room.held_until_s)
+        # The gap runs from the end of the turn to the next arrival.
+        room.wait(seconds)
+    assert held[:3] == [pytest.approx(2.0)] * 3
+    assert held[3] is None
+
+
+def test_fork_takes_the_first_word_for_the_tool() -> None:
+    """After slow gaps of ``cd x && make`` a quick ``cd y && ls`` is not held either."""
+    room = PolicyRoom("fork")
+    gap(room, "a", 60.0, "cd x && make")
+    room.play("a", 4, "cd y && ls")
+    assert room.num_pins == 0
+    room.wait(60)
+    room.play("a", 4, "ls")
+    assert room.num_pins == 1
+
+
+@pytest.mark.parametrize("commands", [(), ("ls", "pwd")])
+def test_fork_pins_nothing_without_exactly_one_call(commands: tuple[str, ...]) -> None:
+    """Its pattern finds one block or none."""
+    room = PolicyRoom("fork")
+    room.play("a", 4, *commands)
+    assert room.num_pins == 0
+
+
+def test_fork_queues_pinned_jobs_first_and_preempted_ones_by_age() -> None:
+    """Of two cold turns the older job's goes first although the younger one was preempted."""
+    room = PolicyRoom("fork", num_blocks=10)
+    room.play("old", 4, "ls")
+    room.wait(3)
+    room.add("filler", [1] * 4, max_tokens=22)
+    room.send("young", 12, max_tokens=20)
+    room.step()
+    while "young1" in room.scheduler.requests and not room.scheduler.requests["young1"].num_preemptions:
+        room.step()
+    preempted = room.scheduler.requests["young1"]
+    back = room.scheduler.requests[room.send("old", 4)]
+    key = room.scheduler.policy.waiting_key
+    now = room.clock.now()
+    assert key(back, now) < key(preempted, now)
+
+
+def test_fork_preempts_the_latest_job_rather_than_touch_a_pin() -> None:
+    """While two or more run; of them one not flagged as its job's last step, even if it is older."""
+    for flagged, victim in ((False, "c1"), (True, "b1")):
+        room = PolicyRoom("fork", num_blocks=14)
+        room.play("held", 16, "ls")
+        room.send("b", 8, max_tokens=40)
+        room.step()
+        room.send("c", 8, max_tokens=40, is_last_step=flagged)
+        room.run_for(14)
+        preempted = [r for r in room.scheduler.requests.values() if r.num_preemptions]
+        assert [r.request_id for r in preempted] == [victim]
+        assert room.pinned_jobs == ["held"]
+
+
+def test_fork_drops_the_pin_that_ends_last_when_at_most_one_runs() -> None:
+    """A turn that grows alone takes all of the pin with the latest end, and no other."""
+    room = PolicyRoom("fork", num_blocks=14)
+    room.play("first", 16, "ls")
+    room.wait(0.5)
+    room.play("second", 16, "ls")
+    room.add("grows", [1] * 16, max_tokens=20)
+    room.run_for(12)
+    assert room.pinned_jobs == ["first"]
+    assert not room.scheduler.requests["grows"].num_preemptions
+
+
+def test_fork_drops_a_pin_for_the_head_of_the_queue_only_when_nothing_runs() -> None:
+    """A job that does not fit waits for ends of pins while anything runs."""
+    room = PolicyRoom("fork", num_blocks=14)
+    room.play("held", 32, "ls")
+    room.add("busy", [1] * 8, max_tokens=3)
+    room.step()
+    room.send("new", 32, max_tokens=9)
+    room.step()
+    assert room.pinned_jobs == ["held"]
+    room.starts(1)
+    assert "busy" in room.finished
+    room.step()  # what is left of a broken pin goes with the next step
+    assert room.pinned_jobs == []
+
+
+# ---- paper ----
+
+
+def test_paper_starts_with_the_logarithm_of_the_benefit() -> None:
+    """Exp(1 s) and η = 1: ln B for B > 1 s, B = T̄ + PrefillReload. 32 tokens: 3.2 s; 8 tokens: 0.8 s."""
+    room = PolicyRoom("paper")
+    room.play("a", 32, "ls")
+    assert room.held_until_s == pytest.approx(math.log(3.2))
+    room.play("b", 8, "ls")
+    assert room.pinned_jobs == ["a"]
+
+
+def test_paper_reloads_where_there_is_a_host_tier() -> None:
+    """PrefillReload is then the copy: 32 tokens of 0.05 s, ln 1.6."""
+    room = PolicyRoom("paper", PlainKnowledge(reload_s_per_token=0.05))
+    room.play("a", 32, "ls")
+    assert room.held_until_s == pytest.approx(math.log(1.6))
+
+
+def learned_paper_room(command: str) -> PolicyRoom:
+    """After 101 gaps: 80 of 1 s, then 21 of 5 s, all of jobs of one gap."""
+    room = PolicyRoom("paper")
+    for number in range(101):
+        job = f"job {number}"
+        room.play(job, 4, command)
+        room.wait(1.0 if number < 80 else 5.0)
+        room.play(job, 4, is_last_step=True)
+    return room
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "ttl_s"),
+    [
+        # value of τ = 1: 80/101·B − 1, of τ = 5: B − 5; they are equal at B = 19.24 s.
+        (8, 0.0),  # B = 0.8: −0.37 at 1 s
+        (16, 1.0),  # B = 1.6: 0.27
+        (160, 1.0),  # B = 16: 11.67 against 11
+        (240, 5.0),  # B = 24: 18.01 against 19
+    ],
+)
+@pytest.mark.parametrize("command", ["ls", "never seen"])
+def test_paper_maximises_over_the_gaps_seen(num_tokens: int, ttl_s: float, command: str) -> None:
+    """argmax of P(τ, f)·B − τ; with too few gaps of this tool, over those of all tools."""
+    room = learned_paper_room("ls")
+    room.play("new", num_tokens, command)
+    if ttl_s:
+        assert room.held_until_s == pytest.approx(ttl_s, abs=1e-6)
+    else:
+        assert room.num_pins == 0
+
+
+def test_paper_breaks_the_latest_programs_pin_for_whoever_does_not_fit() -> None:
+    """Also for a new job while others run; whole pins, until it fits."""
+    room = PolicyRoom("paper", num_blocks=32)
+    for job in ("first", "second", "third"):
+        room.play(job, 32, "ls")
+        room.wait(0.1)
+    keep_busy(room)
+    room.send("new", 40, max_tokens=20)
+    assert room.starts(1) == ["new1"]
+    room.step()
+    assert room.pinned_jobs == ["first", "second"]
+
+
+# ---- infercept ----
+
+
+def test_infercept_preserves_until_that_wastes_as_much_as_discarding() -> None:
+    """Discarding 40 tokens alone wastes T_fwd·C = 4 s times C: preserved for 4 s, and not if the tool's mean
+    is beyond."""
+    room = PolicyRoom("infercept")
+    room.play("a", 40, "ls")
+    assert room.held_until_s == pytest.approx(4.0)
+    room.wait(4.5)
+    room.send("a", 1)
+    room.run()
+    room.play("b", 40, "ls")
+    assert room.pinned_jobs == ["a"]
+    room.play("c", 48, "ls")
+    assert room.pinned_jobs == ["a", "c"]
+
+
+def test_infercept_counts_what_a_recomputation_holds_up() -> None:
+    """40 tokens of another running turn: T_fwd·(C + C_other) / C = 4·80/40 = 8 s."""
+    room = PolicyRoom("infercept")
+    room.add("other", [1] * 32, max_tokens=20)
+    room.step()
+    room.send("a", 32, max_tokens=9)
+    while "a1" not in room.finished:
+        room.step()
+    other = room.scheduler.requests["other"].num_computed_tokens
+    assert room.held_until_s == pytest.approx(4.0 * (40 + other) / 40)
+
+
+def test_infercept_swaps_where_that_wastes_least() -> None:
+    """2·T_swap·(C + C_other): with 0.01 s a token 40 tokens waste 0.8 s of preserving."""
+    room = PolicyRoom("infercept", PlainKnowledge(reload_s_per_token=0.01))
+    room.play("a", 40, "ls")
+    assert room.held_until_s == pytest.approx(0.8)
+
+
+# ---- plas ----
+
+
+def test_plas_serves_the_program_that_was_served_least() -> None:
+    """Attained service is the time its turns ran, waiting not counted; a new program has none."""
+    room = PolicyRoom("plas", max_num_seqs=1)
+    room.send("long", 4, max_tokens=30)
+    room.run()
+    room.send("short", 4, max_tokens=10)
+    room.run()
+    keep_busy(room, max_tokens=2)
+    room.send("long", 1)
+    room.send("short", 1)
+    room.send("new", 4)
+    assert room.starts(3) == ["new1", "short2", "long2"]
+    assert room.num_pins == 0
+
+
+def test_plas_promotes_a_program_that_waited_ten_times_its_service() -> None:
+    """Served 0.3 s, it has waited 3 s: it goes before one that was served 0.1 s."""
+    room = PolicyRoom("plas", max_num_seqs=1)
+    room.send("long", 4, max_tokens=30)
+    room.run()
+    room.send("short", 4, max_tokens=10)
+    room.run()
+    room.send("long", 1)
+    keep = room.add("busy", [1] * 4, max_tokens=400, job_id="busy")
+    assert keep.request_id == "busy"
+    room.step()
+    room.wait(2.95)
+    room.send("short", 1)
+    room.wait(0.1)
+    assert "long2" in room.finished or room.starts(1) == ["long2"]
+
+
+# ---- gate ----
+
+
+def test_gate_bounds_the_contexts_of_jobs_that_have_begun() -> None:
+    """Half of 64 blocks is 128 tokens: after one of 81 tokens a job of 48 waits, one of 40 does not."""
+    room = PolicyRoom("gate:0.5")
+    room.play("a", 80, "ls")
+    room.send("too big", 48)
+    room.send("fits", 40)
+    assert room.starts(1) == ["fits1"]
+    room.run_for(5)
+    assert "too big1" in room.scheduler.requests
+
+
+def test_gate_lets_returning_turns_in_and_counts_their_growth() -> None:
+    """A job inside may come back however long its context has become."""
+    room = PolicyRoom("gate:0.5")
+    room.play("a", 80, "ls")
+    room.play("a", 80, "ls")
+    assert room.finished["a2"].num_cached_tokens == 80
+    room.send("b", 4)
+    room.run_for(5)
+    assert "b1" in room.scheduler.requests
+
+
+@pytest.mark.parametrize("how", ["last step", "closed", "answered"])
+def test_gate_opens_when_a_job_ends(how: str) -> None:
+    """Its client says so, or its turn called no tool."""
+    room = PolicyRoom("gate:0.5")
+    room.play("a", 120, "ls")
+    room.send("b", 40)
+    room.run_for(5)
+    assert "b1" in room.scheduler.requests
+    if how == "closed":
+        room.finish_job("a")
+    elif how == "answered":
+        room.tell("a", "a1")
+    else:
+        room.send("a", 4, is_last_step=True)
+    room.run()
+    assert "b1" in room.finished
+
+
+def test_gate_makes_nobody_wait_longer_than_half_an_hour() -> None:
+    """ThunderAgent's bound of 1800 s."""
+    room = PolicyRoom("gate:0.5")
+    room.play("a", 120, "ls")
+    room.send("b", 40)
+    room.wait(1799)
+    room.step()
+    assert "b1" in room.scheduler.requests
+    room.wait(1)
+    room.run()
+    assert "b1" in room.finished
