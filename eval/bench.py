@@ -17,14 +17,16 @@ import msgspec
 from eval.arguments import amount, count, count_or_all, positive
 from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.client import TIMEOUT_S
+from eval.comparison import Comparison
 from eval.dialect import DIALECTS, Identity
 from eval.errors import EvalError
-from eval.pacing import ArrivalKind, Pacing
+from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
-from eval.report import render
+from eval.report import render_comparison
 from eval.results import ResultFile, read_results, write_results
 from eval.tool_call_text import CallStyle
-from eval.workloads.catalog import load_jobs
+from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
+from eval.workloads.catalog import open_workload
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -60,7 +62,14 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
 def _add_when(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--rate", type=positive, metavar="JOBS_PER_S", help="open loop: jobs arrive at this mean rate")
-    add("--arrivals", type=ArrivalKind, choices=list(ArrivalKind), help="how; poisson with a rate")
+    add("--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once")
+    add(
+        "--burstiness",
+        type=positive,
+        default=1.0,
+        metavar="CV",
+        help="of bursty arrivals: sd / mean of the time between two",
+    )
     add("--concurrency", type=count_or_all, metavar="N|all", help="closed loop: most jobs at once")
     warmup = group.add_mutually_exclusive_group()
     warmup.add_argument("--warmup-jobs", type=count, metavar="N", help="do not count the first N jobs")
@@ -125,6 +134,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="longest silence within one answer; far above any time a server may let a turn wait",
     )
+    add("--reset-prefix-cache", action="store_true", help="let the server forget earlier runs first")
     add("--retry-busy", action="store_true", help="send a turn again that the server refused for being busy")
 
 
@@ -132,6 +142,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--name", default="result", help="how the report calls this run")
     add("--json", type=Path, metavar="OUT", help="write the result there")
+    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
     add("--records", type=Path, metavar="OUT.jsonl", help="write one line per turn there, as turns end")
     add("--resume", action="store_true", help="go on from the --records of the same run, broken off earlier")
     add("--against", type=Path, metavar="RESULT.json", help="print an earlier result beside this one")
@@ -156,9 +167,10 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         raise EvalError("--resume needs --records: the file to go on from.")
     return BenchOptions(
         base_url=arguments.base_url,
-        jobs=load_jobs(arguments.workload, arguments.jobs, arguments.seed),
+        workload=open_workload(arguments.workload),
+        num_jobs=arguments.jobs,
+        draw_seed=arguments.seed,
         name=arguments.name,
-        workload=Path(arguments.workload).name,
         limits=Limits(
             max_turns=arguments.max_turns,
             max_output_tokens=arguments.max_output_tokens,
@@ -171,7 +183,9 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         calls=arguments.calls,
         seed=arguments.seed or 0,
         token_ids=arguments.token_ids,
-        pacing=_pacing(arguments),
+        arrivals=_arrivals(arguments),
+        warmup_jobs=arguments.warmup_jobs or 0,
+        warmup_s=arguments.warmup_s or 0.0,
         dialect=DIALECTS.get(arguments.server),
         identity=arguments.identity,
         model=arguments.model,
@@ -179,29 +193,40 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         api_key=arguments.api_key or os.environ.get(API_KEY_VARIABLE),
         extra_body=arguments.extra_body,
         retry_busy=arguments.retry_busy,
+        reset_prefix_cache=arguments.reset_prefix_cache,
         records=arguments.records,
         resume=arguments.resume,
     )
 
 
-def _pacing(arguments: argparse.Namespace) -> Pacing:
-    kind = arguments.arrivals or (ArrivalKind.AT_ONCE if arguments.rate is None else ArrivalKind.POISSON)
-    return Pacing(
-        kind=kind,
-        jobs_per_s=arguments.rate,
-        concurrency=arguments.concurrency,
-        warmup_jobs=arguments.warmup_jobs or 0,
-        warmup_s=arguments.warmup_s or 0.0,
+def _arrivals(arguments: argparse.Namespace) -> Arrivals:
+    kind = ArrivalKind.AT_ONCE
+    if arguments.arrivals is not None:
+        kind = ArrivalKind(arguments.arrivals)
+    elif arguments.rate is not None:
+        kind = ArrivalKind.POISSON
+    elif arguments.concurrency is not None:
+        kind = ArrivalKind.CLOSED
+    return Arrivals(
+        kind=kind, rate_per_s=arguments.rate, cv=arguments.burstiness, concurrency=arguments.concurrency
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
-    earlier = read_results(arguments.against).runs if arguments.against else []
+    if arguments.html:
+        require_plotly()
+    files, names = [], []
+    if arguments.against:
+        files, names = [read_results(arguments.against)], [arguments.against.stem]
     bench = asyncio.run(run_bench(_options(arguments)))
+    files.append(ResultFile(title=bench.result.name, runs=[bench.result]))
+    names.append("now")
     if arguments.json:
-        write_results(arguments.json, ResultFile(title=bench.result.name, runs=[bench.result]))
-    print(render([*earlier, bench.result]))
+        write_results(arguments.json, files[-1])
+    print(render_comparison(Comparison(files, names)))
+    if arguments.html:
+        write_html(arguments.html, files, names)
     return report_errors(bench)
 
 

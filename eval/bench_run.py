@@ -20,13 +20,16 @@ from eval.dialect import CONTINUUM, Dialect, Identity
 from eval.errors import ServerError
 from eval.journal import Journal, resumable
 from eval.metrics import RunResult, RunSetting, summarise
-from eval.pacing import Pacing
 from eval.plan import Api, Limits, Plan, Planner, PlanOptions, Replies
 from eval.records import Recording, RunHeader, TurnRecord
-from eval.replay import Replay, Speech
+from eval.replay import Pacing, Replay, Speech
 from eval.server_metrics import ServerMetrics
 from eval.tool_call_text import CallStyle
-from eval.workloads.job import Job, describe_gaps
+from eval.workloads.arrivals import Arrivals
+from eval.workloads.catalog import Workload
+from eval.workloads.job import Job
+from eval.workloads.provenance import describe
+from eval.workloads.sampling import JobLimits, Sample
 
 SETTLE_S = 10.0
 """How long the server may take to become idle after the last answer."""
@@ -37,12 +40,12 @@ class BenchOptions:
     """What to replay against what, how."""
 
     base_url: str
-    jobs: list[Job]
+    workload: Workload
+    num_jobs: int | None = None
+    """Sub-agents not counted; None: all, or as many as the workload makes of itself."""
+    draw_seed: int | None = None
+    """Of the choice of jobs; None: in the workload's order."""
     name: str = "result"
-    workload: str = ""
-    """What the jobs are called in the result."""
-    workload_notes: Sequence[str] = ()
-    """What its reader has to say of it."""
     limits: Limits = field(default_factory=Limits)
     api: Api | None = None
     replies: Replies | None = None
@@ -51,7 +54,9 @@ class BenchOptions:
     seed: int = 0
     """Of made prompts and of arrivals."""
     token_ids: range | None = None
-    pacing: Pacing = field(default_factory=Pacing)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    warmup_jobs: int = 0
+    warmup_s: float = 0.0
     dialect: Dialect | None = None
     """None: as the server's model card says."""
     identity: Identity | None = None
@@ -61,6 +66,8 @@ class BenchOptions:
     api_key: str | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
     retry_busy: bool = False
+    reset_prefix_cache: bool = False
+    """Let the server forget earlier runs first: made prompts of one seed are always the same."""
     records: Path | None = None
     """Written as turns end."""
     resume: bool = False
@@ -93,13 +100,28 @@ async def run_bench(options: BenchOptions) -> BenchRun:
     )
     async with client:
         info = await client.connect()
-        _say(f"{options.name}: preparing {len(options.jobs)} jobs for {info.model} at {client.base_url}")
         options = _completed(options, info)
-        plan = await Planner(client, _plan_options(options)).plan(options.jobs)
-        header = RunHeader(settings=_settings(options, info, plan.api))
+        sample = _sample(options)
+        _say(f"{options.name}: preparing {len(sample.jobs)} jobs for {info.model} at {client.base_url}")
+        plan = await Planner(client, _plan_options(options)).plan(sample.jobs)
+        plan.notes[:0] = [*sample.notes, *describe([job.job for job in plan.jobs])]
+        header = RunHeader(settings=_settings(options, info, plan.api, sample.jobs))
         kept = _kept(options, header)
+        if options.reset_prefix_cache:
+            await client.reset_prefix_cache()
         with Journal(options.records, header, kept) as journal:
             return await _replay(client, options, info, plan, journal, kept)
+
+
+def _sample(options: BenchOptions) -> Sample:
+    """The jobs. Where counts are all there is, those that are too long are known before the draw."""
+    limit = options.limits.max_context_tokens
+    sample = options.workload.sample(options.num_jobs, options.draw_seed)
+    told_by_counts = options.api is Api.COMPLETIONS or not all(job.has_text for job in sample.jobs)
+    if limit is None or not told_by_counts:
+        return sample
+    within = JobLimits(max_context_tokens=limit, cut_at_context=True)
+    return options.workload.sample(options.num_jobs, options.draw_seed, within)
 
 
 async def _replay(
@@ -115,8 +137,12 @@ async def _replay(
     replay = Replay(
         client,
         plan,
-        options.pacing,
-        options.pacing.arrivals_s([root.job for root in plan.roots], options.seed),
+        Pacing(
+            arrivals_s=options.arrivals.times_s([root.job for root in plan.roots], options.seed),
+            concurrency=options.arrivals.concurrency,
+            warmup_jobs=options.warmup_jobs,
+            warmup_s=options.warmup_s,
+        ),
         Speech(options.dialect, options.identity),
         journal=journal,
         name=options.name,
@@ -214,22 +240,22 @@ def _setting(options: BenchOptions, model: str) -> RunSetting:
     return RunSetting(
         name=options.name,
         model=model,
-        workload=options.workload,
+        workload=Path(options.workload.name).name,
         seed=options.seed,
-        jobs_per_s=options.pacing.jobs_per_s,
-        concurrency=options.pacing.concurrency,
+        jobs_per_s=options.arrivals.rate_per_s,
+        concurrency=options.arrivals.concurrency,
     )
 
 
-def _settings(options: BenchOptions, info: ServerInfo, api: Api) -> dict[str, str]:
+def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[Job]) -> dict[str, str]:
     """All that decides what is sent and when, in words. Where the server listens is no part of it."""
     assert options.dialect is not None
     limits = options.limits
-    jobs = blake2b(digest_size=8)
-    for job in options.jobs:
-        jobs.update(msgspec.json.encode(job))
+    content = blake2b(digest_size=8)
+    for job in jobs:
+        content.update(msgspec.json.encode(job))
     settings = {
-        "workload": f"{options.workload} ({len(options.jobs)} jobs, {jobs.hexdigest()})",
+        "workload": f"{options.workload.name} ({len(jobs)} jobs, {content.hexdigest()})",
         "model": info.model,
         "--server": options.dialect.name,
         "--api": api,
@@ -238,11 +264,12 @@ def _settings(options: BenchOptions, info: ServerInfo, api: Api) -> dict[str, st
         "--identity": options.identity,
         "--seed": options.seed,
         "--token-ids": options.token_ids,
-        "--arrivals": options.pacing.kind,
-        "--rate": options.pacing.jobs_per_s,
-        "--concurrency": options.pacing.concurrency,
-        "--warmup-jobs": options.pacing.warmup_jobs,
-        "--warmup-s": options.pacing.warmup_s,
+        "--arrivals": options.arrivals.kind,
+        "--rate": options.arrivals.rate_per_s,
+        "--burstiness": options.arrivals.cv,
+        "--concurrency": options.arrivals.concurrency,
+        "--warmup-jobs": options.warmup_jobs,
+        "--warmup-s": options.warmup_s,
         "--max-turns": limits.max_turns,
         "--max-output-tokens": limits.max_output_tokens,
         "--max-context-tokens": limits.max_context_tokens,
@@ -266,13 +293,11 @@ async def _settled_metrics(client: ServerClient) -> ServerMetrics:
 def _notes(options: BenchOptions, plan: Plan, replay: Replay) -> list[str]:
     """What of this run is assumed or changed, for the report."""
     limits = options.limits
-    waited_for = (turn for job in plan.jobs for turn in job.job.turns[: job.num_turns - 1])
     cap = "" if limits.gap_cap_s is None else f", at most {limits.gap_cap_s:g} s"
     notes = [
-        *options.workload_notes,
-        f"{describe_gaps(waited_for)}; replayed at {limits.time_scale:g}x{cap}",
-        f"job arrivals: {options.pacing.describe()}",
         *plan.notes,
+        f"gaps are replayed at {limits.time_scale:g}x{cap}",
+        options.arrivals.describe(),
     ]
     if limits.max_output_tokens is not None:
         notes.append(f"outputs shortened to at most {limits.max_output_tokens} tokens")

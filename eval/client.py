@@ -190,6 +190,16 @@ class ServerClient:
         body = {"model": self.model, "tokens": token_ids}
         return (await self._call("POST", "/detokenize", body, _Text)).prompt
 
+    async def reset_prefix_cache(self) -> None:
+        """Let the server forget what it has cached. Raises ServerError if it cannot."""
+        try:
+            response = await self._http.post("/reset_prefix_cache")
+        except httpx.HTTPError as error:
+            raise ServerGoneError(f"Cannot reach the server at {self.base_url}: {_reason(error)}.") from error
+        if response.status_code != httpx.codes.OK:
+            reason = _http_error(response.status_code, response.content)
+            raise ServerError(f"The server at {self.base_url} does not reset its prefix cache: {reason}.")
+
     async def metrics(self) -> ServerMetrics:
         """The server's counters and gauges now; all unknown if it has none to show, or is gone."""
         try:
@@ -344,4 +354,4 @@ def _http_error(status: int, content: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error).rstrip(".") or type(error).__name__

@@ -18,11 +18,10 @@ from eval.arguments import amount, count, positive
 from eval.bench import report_errors
 from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.plan import Limits
-from eval.records import write_records
 from eval.report import render
 from eval.results import ResultFile, write_results
 from eval.server_process import ServerProcess, unwound_by_sigterm
-from eval.workloads.catalog import SYNTHETIC, load_jobs
+from eval.workloads.catalog import SYNTHETIC, RecordedWorkload, load_jobs
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
@@ -143,15 +142,14 @@ def _run_policy(config: DemoConfig, policy: str, model: Path, jobs: list[Job], n
     with ServerProcess(_serve_arguments(config, policy, model, num_blocks), folder / "server.log") as server:
         options = BenchOptions(
             base_url=server.base_url,
-            jobs=jobs,
+            workload=RecordedWorkload(Path(config.workload).name, tuple(jobs)),
             name=policy,
-            workload=Path(config.workload).name,
             limits=config.limits,
             seed=config.seed or 0,
+            records=folder / "records.jsonl",
         )
         run = asyncio.run(run_bench(options))
     write_results(folder / "result.json", ResultFile(title=policy, runs=[run.result]))
-    write_records(folder / "records.jsonl", run.turns)
     return run
 
 

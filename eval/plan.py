@@ -120,15 +120,13 @@ class Plan:
 
     @property
     def roots(self) -> list[PlannedJob]:
-        """Jobs that nothing else starts."""
-        spawned = {child for job in self.jobs for child in job.spawns}
-        return [job for job in self.jobs if job.job_id not in spawned]
+        """Jobs that no other starts."""
+        return [job for job in self.jobs if job.job.parent_job is None]
 
     @property
     def sub_agents(self) -> list[PlannedJob]:
         """Jobs that a turn of another one starts."""
-        spawned = {child for job in self.jobs for child in job.spawns}
-        return [job for job in self.jobs if job.job_id in spawned]
+        return [job for job in self.jobs if job.job.parent_job is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ class Planner:
 
         planned = await asyncio.gather(*(plan_one(job) for job in jobs))
         fitting = [job for job in planned if job is not None]
-        reached = _reached(jobs, fitting)
+        reached = _reached(fitting)
         if not reached:
             limit = self._options.limits.max_context_tokens
             raise WorkloadError(f"No job can be replayed: not even one first turn fits in {limit} tokens.")
@@ -370,7 +368,8 @@ class _TokenPlanner:
         self._can_tokenize = can_tokenize
         self._shared_scopes = shared_scopes
         self._call_ids: dict[str, list[int]] = {}
-        self.notes = ["prompts are made tokens, exactly as many and exactly as far shared as recorded"]
+        self._num_unsaid = 0
+        """Calls that the recorded answer is too short for."""
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, jobs: Sequence[Job]) -> _TokenPlanner:
@@ -388,6 +387,15 @@ class _TokenPlanner:
         scopes = Counter(job.block_scope for job in jobs if job.block_scope is not None)
         shared = frozenset(scope for scope, num_jobs in scopes.items() if num_jobs > 1)
         return cls(client, options, np.array(ids, dtype=np.int64), can_tokenize, shared)
+
+    @property
+    def notes(self) -> list[str]:
+        notes = ["prompts are made tokens, exactly as many and exactly as far shared as recorded"]
+        if self._num_unsaid:
+            notes.append(
+                f"{self._num_unsaid} tool calls are not to be seen by the server: their answers are too short"
+            )
+        return notes
 
     async def plan_job(self, job: Job) -> PlannedJob | None:
         """The job as far as it fits; None if not even its first turn does."""
@@ -424,6 +432,7 @@ class _TokenPlanner:
             index, job.turns[index].input_tokens + max(0, num_words)
         )
         if num_words < 0 or shared:
+            self._num_unsaid += self._options.replies is Replies.FORCED
             return tokens.output(index, num_output)
         return np.concatenate((tokens.output(index, num_words), np.array(call, dtype=np.int64)))
 
@@ -441,11 +450,10 @@ def _check_counts(job: Job) -> None:
         raise WorkloadError(f"Job {job.job_id}: a turn has neither a text nor a count of input tokens.")
 
 
-def _reached(jobs: Sequence[Job], planned: list[PlannedJob]) -> list[PlannedJob]:
+def _reached(planned: list[PlannedJob]) -> list[PlannedJob]:
     """Jobs that will start: all but sub-agents whose parent will not come so far."""
     by_id = {plan.job_id: plan for plan in planned}
-    spawned = {child for job in jobs for turn in job.turns for child in turn.spawns}
-    waiting = [plan.job_id for plan in planned if plan.job_id not in spawned]
+    waiting = [plan.job_id for plan in planned if plan.job.parent_job is None]
     reached: set[str] = set()
     while waiting:
         job_id = waiting.pop()

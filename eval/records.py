@@ -154,14 +154,6 @@ def recomputed_tokens(
     return max(0, shared - cached_tokens)
 
 
-def write_records(path: Path, turns: list[TurnRecord]) -> None:
-    """One JSON object per line and per turn, in order of start."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoder = msgspec.json.Encoder()
-    ordered = sorted(turns, key=lambda turn: turn.start_s)
-    path.write_bytes(b"".join(encoder.encode(turn) + b"\n" for turn in ordered))
-
-
 def read_records(path: Path) -> Recording:
     """Read a file of records, also one whose run was killed. Raises ResultError naming a line that is bad."""
     try:

@@ -15,11 +15,24 @@ from eval.conversation import Ask
 from eval.dialect import Dialect, Identity, TurnRequest
 from eval.errors import ServerError, ServerGoneError
 from eval.journal import Journal, last_moment_s
-from eval.pacing import Pacing
 from eval.plan import Plan, PlannedJob
 from eval.progress import Progress, shown
 from eval.records import JobRecord, Recording, TurnRecord, recomputed_tokens
 from eval.server_metrics import ServerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """When jobs start. Sub-agents start when their parent says so, whatever this says."""
+
+    arrivals_s: Sequence[float]
+    """Of each job that no other starts, in order."""
+    concurrency: int | None = None
+    """Most jobs at once, their sub-agents not counted; None means all."""
+    warmup_jobs: int = 0
+    """The first so many jobs are not counted."""
+    warmup_s: float = 0.0
+    """Jobs that start before this are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,6 @@ class Replay:
         client: ServerClient,
         plan: Plan,
         pacing: Pacing,
-        arrivals_s: Sequence[float],
         speech: Speech,
         *,
         journal: Journal,
@@ -55,7 +67,7 @@ class Replay:
         kept: Recording | None = None,
     ) -> None:
         self._client = client
-        self._roots = list(zip(plan.roots, arrivals_s, strict=True))
+        self._roots = list(zip(plan.roots, pacing.arrivals_s, strict=True))
         self._sub_agents = {job.job_id: job for job in plan.sub_agents}
         self._pacing = pacing
         self._speech = speech

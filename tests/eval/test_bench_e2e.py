@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from continuum.cli import main
-from engine.worker.tiny_models import make_model_folder
 from eval.client import ServerClient
 from eval.conversation import ChatConversation, ChatTurn
 from eval.metrics import RunResult
@@ -17,26 +16,9 @@ from eval.plan import Limits, Plan, Planner, PlanOptions
 from eval.records import TurnRecord, read_records
 from eval.results import read_results
 from eval.server_metrics import ServerMetrics
-from eval.server_process import ServerProcess
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
-
-MAX_MODEL_LEN = 4096
-NUM_BLOCKS = 300
-"""Of 16 tokens: less than the jobs below hold together."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server under the continuum policy."""
-    folder = tmp_path_factory.mktemp("server")
-    model = make_model_folder(folder / "model", vocab_size=1024, max_position_embeddings=MAX_MODEL_LEN)
-    arguments = [
-        *(str(model), "--port", "0", "--host", "127.0.0.1", "--served-model-name", "tiny"),
-        *("--scheduling-policy", "continuum", "--num-gpu-blocks-override", str(NUM_BLOCKS)),
-    ]
-    with ServerProcess(arguments, folder / "server.log") as process:
-        yield process.base_url
+from tests.eval.conftest import MAX_MODEL_LEN
 
 
 def _metrics(base_url: str) -> ServerMetrics:

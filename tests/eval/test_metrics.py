@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engine.messages import TurnReceipt
 from eval.errors import ResultError
 from eval.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, Distribution, RunSetting, summarise
-from eval.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens, write_records
+from eval.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens
 from eval.results import ResultFile, read_results, write_results
 from eval.server_metrics import ServerMetrics
 from tests.eval.hand_made import job, run, turn
@@ -229,12 +228,3 @@ def test_a_series_that_a_server_lacks_is_unknown_not_zero() -> None:
     other = ServerMetrics.parse("# TYPE up gauge\nup 1\n")
     assert (other.pins, other.kv_usage, other.pins_ended) == (None, None, {})
     assert other.preemptions_since(other) is None
-
-
-def test_records_are_lines_in_order_of_start(tmp_path: Path) -> None:
-    """Each line is one turn that reads back equal; the folder is made if need be."""
-    late, early = turn("a", 7, 7.0), turn("b", 1, 1.0)
-    path = tmp_path / "deep" / "records.jsonl"
-    write_records(path, [late, early])
-    read = [msgspec.json.decode(line, type=TurnRecord) for line in path.read_bytes().splitlines()]
-    assert read == [early, late]

@@ -1,0 +1,125 @@
+"""Jobs of counts against the real server: it counts and finds in its cache what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.metrics import RunResult
+from eval.records import TurnRecord, read_records
+from eval.results import read_results
+from eval.workloads.job import Job
+from tests.eval.count_jobs import OUTPUT, count_job, written
+
+BLOCK = 16
+
+
+def _bench(
+    base_url: str, folder: Path, jobs: list[Job], *arguments: str
+) -> tuple[RunResult, dict[str, list[TurnRecord]]]:
+    """Replay the jobs one after another; the turns of each."""
+    command = ["bench", "--base-url", base_url, "--workload", written(folder / "jobs.jsonl", *jobs)]
+    command += ["--json", str(folder / "result.json"), "--records", str(folder / "records.jsonl")]
+    assert main([*command, "--concurrency", "1", *arguments]) == 0
+    turns: dict[str, list[TurnRecord]] = {}
+    for turn in read_records(folder / "records.jsonl").turns:
+        turns.setdefault(turn.job_id, []).append(turn)
+    (run,) = read_results(folder / "result.json").runs
+    return run, turns
+
+
+def _cut_to_blocks(num_tokens: int) -> int:
+    return num_tokens // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("replies", ["forced", "live"])
+def test_the_server_counts_what_was_recorded_and_finds_the_recorded_prefix(
+    server: str, tmp_path: Path, replies: str
+) -> None:
+    """Prompt, output and cached tokens of every turn are exact, with forced and with live answers."""
+    job = count_job(f"exact-{replies}", (100, 150, 231, 400))
+    # The third turn keeps only part of the second: the context was edited.
+    turns = (*job.turns[:2], replace(job.turns[2], prefix_tokens=120), job.turns[3])
+    result, by_job = _bench(server, tmp_path, [replace(job, turns=turns)], "--replies", replies)
+    records = by_job[job.job_id]
+    assert [turn.prompt_tokens for turn in records] == [100, 150, 231, 400]
+    assert [turn.output_tokens for turn in records] == [OUTPUT] * 4
+    # The last token of an answer is never computed, so of 100 + 12 tokens 111 can be cached.
+    shared = [0, 100 + OUTPUT - 1, 120, 231 + OUTPUT - 1]
+    assert [turn.cached_tokens for turn in records] == [_cut_to_blocks(tokens) for tokens in shared]
+    assert all(turn.recomputed_tokens <= BLOCK for turn in records)
+    assert result.num_unlike_recording == (0 if replies == "forced" else 4)
+
+
+def test_the_server_sees_which_tool_runs(server: str, tmp_path: Path) -> None:
+    """A forced answer ends with the recorded call, so a gap that the server has seen before is expected."""
+    job = count_job("calls", (100, 150, 200, 250, 300), output=30)
+    _, by_job = _bench(server, tmp_path, [job])
+    *_, before_last, _ = by_job["calls"]
+    assert before_last.receipt is not None
+    assert before_last.receipt.expected_tool_s is not None
+    assert before_last.receipt.pinned_tokens > 0
+
+
+def test_jobs_share_what_the_recording_says_they_share(server: str, tmp_path: Path) -> None:
+    """Equal blocks of one scope and one shared prefix are equal tokens; nothing else of two jobs is."""
+    blocks = ((1, 5),)
+    first = count_job("blocks-1", (100,))
+    first = replace(first, block_size=BLOCK, block_scope="trace")
+    first = replace(first, turns=(replace(first.turns[0], block_runs=((1, 6),)),))
+    second = replace(
+        first, job_id="blocks-2", turns=(replace(first.turns[0], block_runs=(*blocks, (77, 1))),)
+    )
+    apart = replace(first, job_id="blocks-3", block_scope="another trace")
+    agent = replace(count_job("agent-1", (200,)), shared_prefix="agent", shared_prefix_tokens=130)
+    alike = replace(agent, job_id="agent-2")
+    alone = count_job("alone", (200,))
+    jobs = [first, second, apart, agent, alike, alone]
+    _, turns = _bench(server, tmp_path, jobs)
+    cached = {name: of_job[0].cached_tokens for name, of_job in turns.items()}
+    assert cached == {
+        "blocks-1": 0,
+        "blocks-2": 5 * BLOCK,
+        "blocks-3": 0,
+        "agent-1": 0,
+        "agent-2": _cut_to_blocks(130),
+        "alone": 0,
+    }
+
+
+def test_counts_go_through_the_chat_door_too(server: str, tmp_path: Path) -> None:
+    """Made texts come out near the recorded counts, calls are read from them and prefixes are found again."""
+    result, by_job = _bench(server, tmp_path, [count_job("chatty", (150, 250, 400))], "--api", "chat")
+    turns = by_job["chatty"]
+    assert [turn.prompt_tokens for turn in turns] == pytest.approx([150, 250, 400], rel=0.1)
+    assert all(turn.recomputed_tokens <= BLOCK for turn in turns)
+    assert (result.num_unlike_recording, result.num_pinned_turns) == (0, 2)
+
+
+def test_hermes_calls_are_parsed_by_the_server(server: str, tmp_path: Path) -> None:
+    """The tools are declared, so the answer ends as a tool call, and is still what was forced."""
+    job = count_job("hermes", (300, 500))
+    result, by_job = _bench(server, tmp_path, [job], "--api", "chat", "--calls", "hermes")
+    assert [turn.finish_reason for turn in by_job["hermes"]] == ["tool_calls", "stop"]
+    assert result.num_unlike_recording == 0
+    assert all(turn.recomputed_tokens <= BLOCK for turn in by_job["hermes"])
+
+
+def test_without_a_name_jobs_are_served_as_any_requests(server: str, tmp_path: Path) -> None:
+    """``--identity none``: the same tokens, no receipts, and the prefix is found while nothing presses."""
+    _, by_job = _bench(server, tmp_path, [count_job("nameless")], "--identity", "none")
+    assert [turn.receipt for turn in by_job["nameless"]] == [None] * 3
+    assert [turn.prompt_tokens for turn in by_job["nameless"]] == [100, 150, 230]
+
+
+def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> None:
+    """A second run sends the same prompts and finds the first one's, unless it asks for a fresh start."""
+    job = count_job("again", (100,))
+    cached = []
+    for arguments in ((), (), ("--reset-prefix-cache",)):
+        _, by_job = _bench(server, tmp_path, [job], *arguments)
+        cached.append(by_job["again"][0].cached_tokens)
+    assert cached == [0, 96, 0]

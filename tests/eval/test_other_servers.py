@@ -1,0 +1,271 @@
+"""The load generator against a server of another make, that refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.metrics import RunResult
+from eval.records import Recording, read_records
+from eval.results import read_results
+from tests.eval.count_jobs import OUTPUT, count_job, written
+from tests.eval.other_server import BOS, FIRST_WORD, STANDARD, Behaviour, OtherServer
+
+
+def _bench(server: OtherServer, folder: Path, *arguments: str, expect: int = 0) -> RunResult:
+    command = ["bench", "--base-url", server.base_url, "--json", str(folder / "result.json")]
+    assert main([*command, "--records", str(folder / "records.jsonl"), *arguments]) == expect
+    (run,) = read_results(folder / "result.json").runs
+    return run
+
+
+def _records(folder: Path) -> Recording:
+    return read_records(folder / "records.jsonl")
+
+
+def _counts(folder: Path, num_jobs: int = 2) -> str:
+    return written(folder / "jobs.jsonl", *(count_job(f"job-{n}") for n in range(num_jobs)))
+
+
+def test_prompts_have_the_recorded_counts_and_go_on_from_the_servers_own_answers(tmp_path: Path) -> None:
+    """Token prompts as long as recorded, of ordinary tokens; each starts with the last one and its answer."""
+    with OtherServer(Behaviour(adds_bos=True)) as server:
+        result = _bench(server, tmp_path, "--workload", _counts(tmp_path, num_jobs=1))
+        first, second, third = (turn["prompt"] for turn in server.turns)
+        own = [server.tokens(word)[-1] for word in ("indeed", "perhaps", "therefore")] * 4
+    assert (result.num_completed_jobs, result.num_errors) == (1, 0)
+    assert [len(prompt) for prompt in (first, second, third)] == [100, 150, 230]
+    assert min(*first, *second, *third) >= FIRST_WORD > BOS
+    assert second[: 100 + OUTPUT] == first + own
+    assert third[: 150 + OUTPUT] == second + own
+    assert all(turn["ignore_eos"] and turn["min_tokens"] == OUTPUT for turn in server.turns)
+    assert [turn.prompt_tokens for turn in _records(tmp_path).turns] == [100, 150, 230]
+    assert any("cached and recomputed tokens are unknown" in note for note in result.notes)
+
+
+def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: Path) -> None:
+    """No field, no header and no endpoint beyond OpenAI's is needed, with texts as with counts."""
+    plain = Behaviour(owned_by="somebody", fields=STANDARD, tokenizes=False)
+    with OtherServer(plain) as server:
+        counts = _bench(server, tmp_path, "--workload", _counts(tmp_path), "--token-ids", "50:90")
+        texts = _bench(server, tmp_path, "--workload", "synthetic", "--jobs", "2", "--time-scale", "0")
+        assert (counts.num_completed_jobs, texts.num_completed_jobs) == (2, 2)
+        assert all(turn.keys() == STANDARD - {"messages"} for turn in server.turns if "prompt" in turn)
+        assert all(turn.keys() == STANDARD - {"prompt"} for turn in server.turns if "messages" in turn)
+        ours = {"Authorization", "X-Session-ID"}
+        assert not any(ours & headers.keys() for headers in server.headers)
+        chat = [turn["messages"] for turn in server.turns if "messages" in turn]
+    assert "no job ids were sent" in counts.notes
+    assert any("may have stopped earlier" in note for note in counts.notes)
+    assert any(
+        messages[-2]["content"].startswith(" indeed perhaps") for messages in chat if len(messages) > 2
+    )
+
+
+def test_counts_can_be_chats_of_made_text(tmp_path: Path) -> None:
+    """With ``--api chat`` texts are made, with nearly the recorded number of tokens; history only grows."""
+    with OtherServer(Behaviour()) as server:
+        _bench(server, tmp_path, "--workload", _counts(tmp_path, 1), "--api", "chat")
+        chats = [turn["messages"] for turn in server.turns]
+        lengths = [len(server.chat_tokens(chat, add_generation_prompt=True)) for chat in chats]
+    assert [len(chat) for chat in chats] == [1, 3, 5]
+    assert chats[2][:3] == chats[1]
+    assert lengths == pytest.approx([100, 150, 230], abs=12)
+
+
+@pytest.mark.parametrize("identity", ["session_id", "X-Session-ID", "none"])
+def test_a_job_is_named_as_asked_or_not_at_all(tmp_path: Path, identity: str) -> None:
+    """One name per job, the same for all its turns, in the field or header that was chosen."""
+    with OtherServer(Behaviour()) as server:
+        _bench(server, tmp_path, "--workload", _counts(tmp_path), "--identity", identity)
+        fields = [turn.get("session_id") for turn in server.turns]
+        headers = [turn.get("X-Session-ID") for turn in server.headers]
+    assert len(server.turns) == 6
+    assert len({name for name in fields if name}) == (2 if identity == "session_id" else 0)
+    assert len({name for name in headers if name}) == (2 if identity == "X-Session-ID" else 0)
+
+
+def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bearer token from the flag or the environment, and any field the user asks for."""
+    locked = Behaviour(api_key="sesame", fields=STANDARD | {"top_k"}, owned_by="somebody")
+    with OtherServer(locked) as server:
+        arguments = ["--workload", _counts(tmp_path, 1), "--extra-body", '{"top_k": 5}']
+        refused = _bench(server, tmp_path, *arguments, expect=1)
+        monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+        let_in = _bench(server, tmp_path, *arguments)
+        assert {turn["top_k"] for turn in server.turns} == {5}
+    assert (refused.num_errors, let_in.num_errors) == (1, 0)
+
+
+def test_a_busy_server_is_an_error_unless_one_may_ask_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HTTP 503 fails the turn, in the server's words; ``--retry-busy`` waits as told and asks again."""
+    workload = _counts(tmp_path, 1)
+    with OtherServer(Behaviour(busy_times=1)) as server:
+        assert _bench(server, tmp_path, "--workload", workload, expect=1).num_completed_jobs == 0
+    assert "HTTP 503: too many requests" in capsys.readouterr().err
+    with OtherServer(Behaviour(busy_times=2)) as server:
+        assert _bench(server, tmp_path, "--workload", workload, "--retry-busy").num_completed_jobs == 1
+
+
+def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What had ended is summed up, the count is told, and nobody goes on asking."""
+    with OtherServer(Behaviour(break_after=4)) as server:
+        arguments = ["--workload", _counts(tmp_path, 3), "--concurrency", "1"]
+        result = _bench(server, tmp_path, *arguments, expect=1)
+    assert (result.num_completed_jobs, result.num_turns, result.num_errors) == (1, 4, 1)
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert "is gone: " in complaint
+    assert complaint.endswith("1 of 3 jobs had ended.")
+    assert [job.job_id for job in _records(tmp_path).jobs] == ["job-0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--replies", "forced"], "--replies forced needs a server that takes replay_token_ids"),
+        (["--max-context-tokens", "50"], "The limits leave no job of "),
+        (["--resume"], "--resume needs --records"),
+        (["--reset-prefix-cache"], "does not reset its prefix cache: HTTP 404"),
+        (["--arrivals", "poisson"], "poisson arrivals need a rate"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    """Before a turn is sent."""
+    with OtherServer(Behaviour()) as server:
+        command = ["bench", "--base-url", server.base_url, "--workload", _counts(tmp_path)]
+        assert main([*command, *arguments]) == 1
+        assert server.turns == []
+    assert complaint in capsys.readouterr().err
+
+
+def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 130 with a result; a cut last line is dropped with a word, only what is missing is replayed,
+    and the result of the resumed run covers all."""
+    workload = _counts(tmp_path, 4)
+    files = [
+        *("--records", str(tmp_path / "records.jsonl")),
+        *("--workload", workload, "--concurrency", "1"),
+    ]
+    with OtherServer(Behaviour(hold_after=7)) as server:
+        out = ["--base-url", server.base_url, "--json", str(tmp_path / "interrupted.json")]
+        command = [sys.executable, "-m", "continuum.cli", "bench", *out, *files]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert server.holding.wait(60)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[1].count(b"Traceback") == 0
+        assert process.returncode == 130
+    (interrupted,) = read_results(tmp_path / "interrupted.json").runs
+    assert (interrupted.num_completed_jobs, interrupted.num_turns) == (2, 7)
+    assert "INTERRUPTED after 2 of 4 jobs" in interrupted.notes
+
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    with OtherServer(Behaviour()) as server:
+        whole = _bench(server, tmp_path, *files[2:], "--resume")
+        assert len(server.turns) == 6
+    assert (whole.num_completed_jobs, whole.num_turns, whole.num_errors) == (4, 12, 0)
+    assert "2 jobs are done already; its last line was cut off" in capsys.readouterr().err
+    recorded = _records(tmp_path)
+    assert sorted((turn.job_id, turn.turn) for turn in recorded.turns) == [
+        (f"job-{job}", turn) for job in range(4) for turn in (1, 2, 3)
+    ]
+    # Time goes on where the first part ended.
+    assert min(job.start_s for job in recorded.jobs[2:]) >= max(job.end_s for job in recorded.jobs[:2])
+
+
+def test_the_records_of_another_run_are_not_gone_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal names what differs; so it does for a file that is no run's, or is wrong in the middle."""
+    path = tmp_path / "records.jsonl"
+    with OtherServer(Behaviour()) as server:
+        command = ["bench", "--base-url", server.base_url, "--workload", _counts(tmp_path)]
+        command += ["--records", str(path)]
+        assert main(command) == 0
+        good = path.read_bytes()
+        assert main([*command, "--resume", "--time-scale", "2"]) == 1
+        assert "is of another run, it cannot be resumed: --time-scale was 1.0 and is 2.0." in _told(capsys)
+        path.write_bytes(good.partition(b"\n")[2])
+        assert main([*command, "--resume"]) == 1
+        assert "does not say of which run it is" in _told(capsys)
+        path.write_bytes(good.replace(b'"turn":2', b'"turn":"x"', 1))
+        assert main([*command, "--resume"]) == 1
+        assert ": not a record: Expected `int`, got `str` - at `$.turn`." in _told(capsys)
+        assert len(server.turns) == 6
+
+
+def _told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_job_that_is_too_long_is_cut_or_left_out_and_both_are_said(tmp_path: Path) -> None:
+    """Of three jobs one fits, one is cut before its long turn, one is left out before any are drawn."""
+    jobs = (count_job("fits"), count_job("cut", (100, 3990)), count_job("out", (4010,)))
+    with OtherServer(Behaviour()) as server:
+        result = _bench(server, tmp_path, "--workload", written(tmp_path / "jobs.jsonl", *jobs))
+    assert (result.num_completed_jobs, result.num_turns) == (2, 4)
+    assert "1 jobs were LEFT OUT: their context passes 4000 tokens" in result.notes
+    assert "1 jobs were CUT to fewer turns" in result.notes
+
+
+def test_sub_agents_start_when_the_turn_ends_and_are_waited_for(tmp_path: Path) -> None:
+    """The parent's next turn comes after the last answer of all that it started, whatever the concurrency."""
+    parent = count_job("parent")
+    turns = (replace(parent.turns[0], spawns=("child-a", "child-b")), *parent.turns[1:])
+    children = [replace(count_job(name), parent_job="parent") for name in ("child-a", "child-b")]
+    workload = written(tmp_path / "jobs.jsonl", replace(parent, turns=turns), *children)
+    with OtherServer(Behaviour()) as server:
+        _bench(server, tmp_path, "--workload", workload, "--concurrency", "1")
+    recorded = _records(tmp_path)
+    first, second, _ = (turn for turn in recorded.turns if turn.job_id == "parent")
+    for name in ("child-a", "child-b"):
+        (job,) = (job for job in recorded.jobs if job.job_id == name)
+        assert job.parent_job == "parent"
+        assert first.start_s + first.latency_s <= job.start_s <= job.end_s <= second.start_s
+
+
+def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
+    """Its jobs are in the records, marked; the result is of the others, whose time begins at 0."""
+    with OtherServer(Behaviour()) as server:
+        arguments = ["--workload", _counts(tmp_path, 3), "--concurrency", "1", "--warmup-jobs", "1"]
+        result = _bench(server, tmp_path, *arguments)
+        assert len(server.turns) == 9
+    assert (result.num_jobs, result.num_turns) == (2, 6)
+    assert [job.warmup for job in _records(tmp_path).jobs] == [True, False, False]
+    assert result.jobs[0].start_s < 0.01
+    assert any(note.startswith("warm-up: 1 jobs") for note in result.notes)
+
+
+def test_an_open_loop_lets_jobs_in_at_its_times(tmp_path: Path) -> None:
+    """The same seed gives the same arrivals; no job starts before its own."""
+    with OtherServer(Behaviour()) as server:
+        arguments = ["--workload", _counts(tmp_path, 5), "--rate", "20", "--seed", "3"]
+        result = _bench(server, tmp_path, *arguments)
+    starts = [job.start_s for job in result.jobs]
+    assert starts == sorted(starts)
+    assert starts[-1] > starts[0] + 0.02
+    assert result.setting.jobs_per_s == 20
+
+
+def test_records_are_lines_with_a_kind(tmp_path: Path) -> None:
+    """The run first, then turns and jobs as they ended: for jq, pandas and the next reader."""
+    with OtherServer(Behaviour()) as server:
+        _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_bytes().splitlines()]
+    assert [line["kind"] for line in lines] == ["run", "turn", "turn", "turn", "job"]
+    assert lines[0]["settings"]["--server"] == "vllm"
