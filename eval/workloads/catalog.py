@@ -124,7 +124,7 @@ def open_workload(name: str) -> Workload:
     path = Path(name)
     jobs, notes = _reader_of(path)(path)
     if not jobs:
-        raise WorkloadError(f"The workload {name} holds no jobs.")
+        raise WorkloadError(f"The workload {name} holds no jobs{''.join(f'; {note}' for note in notes)}.")
     return RecordedWorkload(name, tuple(jobs), notes)
 
 

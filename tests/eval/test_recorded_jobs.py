@@ -8,6 +8,7 @@ import pytest
 
 from continuum.cli import main
 from eval.results import read_results
+from eval.workloads.catalog import load_jobs
 
 RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
 
@@ -31,3 +32,13 @@ def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> 
         assert result.kv_usage_at_end == 0
     assert continuum.recomputed_tokens < 0.5 * fcfs.recomputed_tokens
     assert continuum.pins_ended["handed_over"] > 0
+    # What the engine traced and what the client recorded are the same jobs, and can be run again.
+    traced, recorded = (
+        load_jobs(str(tmp_path / "continuum" / file), None, None) for file in ("trace.jsonl", "records.jsonl")
+    )
+    counts = [
+        sorted((turn.input_tokens, turn.output_tokens) for job in jobs for turn in job.turns)
+        for jobs in (traced, recorded)
+    ]
+    assert len(traced) == len(recorded) == 16
+    assert counts[0] == counts[1]
