@@ -81,7 +81,10 @@ class SchedulingPolicy(Protocol):
         """Whether a waiting request may start now; if not it is set aside and those behind it are tried."""
 
     def may_pass(self, request: Request, now: float) -> bool:
-        """Whether a waiting request may start although one ahead of it found no room."""
+        """Whether a waiting request may start although one ahead of it found no room.
+
+        Asked in the queue's order; but for preempted ones, the first that may not ends the search.
+        """
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         """The request got its blocks: the pins it takes over, which now end."""

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from engine.core.block_hash import BlockHash
-
-
-@dataclass(slots=True)
-class _Busy:
-    """A slot that transfers use."""
-
-    slot: int
-    num_users: int
 
 
 class HostTier:
@@ -30,7 +21,10 @@ class HostTier:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[BlockHash, int] = OrderedDict()
         """Least recently used first."""
-        self._busy: dict[BlockHash, _Busy] = {}
+        self._busy: dict[BlockHash, int] = {}
+        """Used by one transfer at least."""
+        self._num_more_users: dict[BlockHash, int] = {}
+        """Transfers beyond the first: there seldom is one."""
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -52,11 +46,12 @@ class HostTier:
         """Slots of contents that are there; busy until released as often as acquired."""
         slots: list[int] = []
         for block_hash in block_hashes:
-            busy = self._busy.get(block_hash)
-            if busy is None:
-                busy = self._busy[block_hash] = _Busy(self._idle.pop(block_hash), 0)
-            busy.num_users += 1
-            slots.append(busy.slot)
+            slot = self._busy.get(block_hash)
+            if slot is None:
+                slot = self._busy[block_hash] = self._idle.pop(block_hash)
+            else:
+                self._num_more_users[block_hash] = self._num_more_users.get(block_hash, 0) + 1
+            slots.append(slot)
         return slots
 
     def add(self, block_hash: BlockHash) -> int | None:
@@ -69,17 +64,17 @@ class HostTier:
             _, slot = self._idle.popitem(last=False)
         else:
             return None
-        self._busy[block_hash] = _Busy(slot, 1)
+        self._busy[block_hash] = slot
         return slot
 
     def release(self, block_hashes: Sequence[BlockHash]) -> None:
         """One user less for each. The first gives way last: the head of a prefix is worth the most."""
         for block_hash in reversed(block_hashes):
-            busy = self._busy[block_hash]
-            busy.num_users -= 1
-            if not busy.num_users:
-                del self._busy[block_hash]
-                self._idle[block_hash] = busy.slot
+            num_more = self._num_more_users.pop(block_hash, 0)
+            if num_more > 1:
+                self._num_more_users[block_hash] = num_more - 1
+            elif not num_more:
+                self._idle[block_hash] = self._busy.pop(block_hash)
 
     def touch(self, block_hashes: Sequence[BlockHash]) -> None:
         """These were just of use; those that are not there are passed over."""
@@ -97,7 +92,7 @@ class HostTier:
 
     def contents(self) -> dict[BlockHash, int]:
         """Every content and its slot."""
-        return {**self._idle, **{block_hash: busy.slot for block_hash, busy in self._busy.items()}}
+        return {**self._idle, **self._busy}
 
     def reset(self) -> bool:
         """Forget all; False, and no change, while a transfer uses a slot."""
@@ -112,4 +107,6 @@ class HostTier:
         slots = [*self._free, *self.contents().values()]
         assert sorted(slots) == list(range(self.num_blocks)), "a host slot is lost or has two owners"
         assert not self._idle.keys() & self._busy.keys()
-        assert {h: busy.num_users for h, busy in self._busy.items()} == num_users, "host slots in wrong use"
+        users = {h: 1 + self._num_more_users.get(h, 0) for h in self._busy}
+        assert users == num_users, "a host slot has lost a user or has too many"
+        assert self._num_more_users.keys() <= self._busy.keys()

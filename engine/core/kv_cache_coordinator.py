@@ -65,7 +65,7 @@ class UnitaryKVCacheCoordinator:
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
         num_needed = -(-num_tokens // self.block_size) - len(self._blocks.get(request_id, ())) - len(hit)
         # A hit that nobody holds leaves the free list too.
-        return max(num_needed, 0) + sum(1 for block in hit if block.ref_cnt == 0)
+        return max(num_needed, 0) + [block.ref_cnt for block in hit].count(0)
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
         assert request_id not in self._blocks, "only a request without blocks can hit the cache"

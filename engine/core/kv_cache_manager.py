@@ -89,19 +89,21 @@ class KVCacheManager:
         missing = self.num_blocks_short(request, request.num_tokens, hit)
         self._shortages[request.request_id] = _Shortage(len(hit), missing, self.pool.num_freed)
 
-    def still_short(self, request: Request) -> bool:
-        """Whether a request with a noted shortage has no room now either, by a bound that costs nothing.
+    def num_surely_missing(self, request: Request) -> int:
+        """Blocks that a request with a noted shortage misses at least, by a bound that costs nothing; 0 if
+        nothing is known.
 
         What it misses is its length less the blocks that are free or hit. That shrinks only by blocks that
         became free since, and by a longer hit: one look at the block behind the old one tells.
         """
         shortage = self._shortages.get(request.request_id)
-        if shortage is None or shortage.num_missing <= self.pool.num_freed - shortage.num_freed:
-            return False
+        if shortage is None:
+            return 0
+        missing = shortage.num_missing - (self.pool.num_freed - shortage.num_freed)
         following = shortage.num_hit_blocks
         if following >= (request.num_tokens - 1) // self.block_size or not self.enable_caching:
-            return True
-        return self.pool.get_cached_block(request.block_hashes[following]) is None
+            return missing
+        return missing if self.pool.get_cached_block(request.block_hashes[following]) is None else 0
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS

@@ -235,21 +235,23 @@ class Scheduler:
             request = self.waiting.peek()
             if request is None:
                 break
-            if self._may_start(request, behind_unfit, step.now):
+            may_pass = not behind_unfit or self.policy.may_pass(request, step.now)
+            if may_pass and self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
                 if self._admit(request, step):
                     continue
                 behind_unfit = True
-            if behind_unfit and (not self.policy.lets_pass or len(set_aside) >= MAX_SET_ASIDE):
+            if behind_unfit and not self._look_further(request, may_pass, len(set_aside)):
                 break
             set_aside.append(self.waiting.set_aside())
         for entry in set_aside:
             self.waiting.put_back(entry)
 
-    def _may_start(self, request: Request, behind_unfit: bool, now: float) -> bool:
-        """What the policy says, before any block is looked for."""
-        if behind_unfit and not self.policy.may_pass(request, now):
+    def _look_further(self, request: Request, may_pass: bool, num_set_aside: int) -> bool:
+        """Whether somebody behind this one may pass those without room: in the queue's order those that may
+        come first, but for preempted ones."""
+        if not self.policy.lets_pass or num_set_aside >= MAX_SET_ASIDE:
             return False
-        return self.policy.may_admit(request, self.kv.num_free_blocks, now)
+        return may_pass or request.status is RequestStatus.PREEMPTED
 
     def _admit(self, request: Request, step: _Step) -> bool:
         """Move the head of the queue, which this is, to running if its blocks can be had; to the loading ones
@@ -298,9 +300,15 @@ class Scheduler:
 
     def _surely_short(self, request: Request, now: float) -> bool:
         """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
-        if not self.running or not self.config.scheduler_reserve_full_isl or not self.kv.still_short(request):
+        if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
-        return not self.kv.num_pins or next(self.policy.breakable(request, now, False), None) is None
+        missing = self.kv.num_surely_missing(request)
+        if missing > 0 and self.kv.num_pins:
+            for pin in self.policy.breakable(request, now, last_resort=False):
+                missing -= pin.num_blocks
+                if missing <= 0:
+                    return False
+        return missing > 0
 
     def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """The request has got its blocks; ``num_cached_tokens`` need not be computed, or soon will not."""
