@@ -13,8 +13,8 @@ from engine.outputs import NO_COPIES, BlockCopies, KVLoad
 from engine.request import Request
 
 MIN_LOAD_TOKENS = 64
-"""Fewer are computed instead: about what an 8B model on an H200 computes in the millisecond that a transfer
-costs before its first byte (25 us per token)."""
+"""Fewer are computed instead. A transfer costs about a millisecond before its first byte; an 8B model on an
+H200 computes some 43 tokens in it (13.96 GFLOP per token at 600 TFLOP/s effective)."""
 
 
 class OffloadingConnector:
