@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from eval.comparison import Comparison
+from eval.html_report import write_html
 from eval.report import render_comparison
 from eval.results import read_results
 
@@ -14,12 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum compare``."""
     add = parser.add_argument
     add(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="RESULT.json",
-        help="what --json left; the first is the baseline",
+        "files", nargs="+", type=Path, metavar="RESULT.json", help="left by --json; the first is the baseline"
     )
+    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     files = [read_results(path) for path in arguments.files]
     names = short_names(arguments.files)
     print(render_comparison(Comparison(files, names)))
+    if arguments.html:
+        write_html(arguments.html, files, names)
     return 0
 
 

@@ -42,7 +42,7 @@ class Load:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """One policy or server, in one file, under one setting, at all its loads."""
 

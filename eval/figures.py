@@ -166,9 +166,9 @@ ALL = (
 
 def pin_figures(runs: list[RunResult]) -> list[Figure]:
     """One for each way in which a pin of any of the runs ended."""
-    causes = sorted({cause for run in runs for cause in run.pins_ended})
-    return [Figure(f"  pins {cause.replace('_', ' ')}", _pins(cause), count) for cause in causes]
+    return [pin_figure(cause) for cause in sorted({cause for run in runs for cause in run.pins_ended})]
 
 
-def _pins(cause: str) -> Callable[[RunResult], Value]:
-    return lambda run: run.pins_ended.get(cause, 0)
+def pin_figure(cause: str) -> Figure:
+    """How many pins ended in one way."""
+    return Figure(f"  pins {cause.replace('_', ' ')}", lambda run: run.pins_ended.get(cause, 0), count)
