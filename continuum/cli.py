@@ -34,7 +34,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; its exit code. Start-up errors are one sentence on stderr."""
     arguments = sys.argv[1:] if argv is None else argv
-    args = _parser(arguments).parse_args(arguments)
+    args = _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
     try:
         return int(args.run(args))
     except EngineError as error:
@@ -59,6 +59,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
+        ("simulate", "play jobs against the real scheduler on simulated hardware, policy by policy"),
         ("profile", "measure what a model's steps cost on this machine, for the simulator"),
         ("workload", "say what is in a workload and what of it is assumed, or convert it"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
@@ -89,6 +90,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval import bench
 
         return bench.add_arguments, bench.run
+    if name == "simulate":
+        from eval.sim import simulate
+
+        return simulate.add_arguments, simulate.run
     if name == "profile":
         from eval.sim import profile
 
@@ -125,7 +130,12 @@ def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
         from continuum.policy import ContinuumPolicyFactory
 
         return ContinuumPolicyFactory(config)
-    return priority if name == "priority" else fcfs
+    if name in ("fcfs", "priority"):
+        return priority if name == "priority" else fcfs
+
+    from eval.baselines.catalog import serving_policy
+
+    return serving_policy(name)
 
 
 if __name__ == "__main__":

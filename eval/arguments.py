@@ -26,6 +26,11 @@ def amount(text: str) -> float:
     return value
 
 
+def numbers(text: str) -> list[float]:
+    """Numbers more than 0, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
 def positive(text: str) -> float:
     """More than 0, and finite."""
     value = amount(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.core.scheduler import Scheduler
 from eval.records import Occupancy
 
-MAX_SAMPLES = 400
+MAX_SAMPLES = 240
 FIRST_PERIOD_S = 0.5
 
 

@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.config import SchedulerConfig
+from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
 from engine.engine_core import STALLED_RETRY_S
 from engine.messages import EngineCoreOutput, Signal
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import SchedulingPolicy
 from eval.sim.cost_model import StepCost
 from eval.sim.event_heap import EventHeap
+from eval.sim.host_link import HostLink
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
 from tracing.writer import TraceWriter
+
+NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
+"""Of a step that only waits for copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,8 @@ class ReplicaConfig:
     block_size: int
     num_blocks: int
     """Usable ones."""
+    num_host_blocks: int = 0
+    """Copies that fit in host memory; 0: there is no second tier."""
     max_model_len: int
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
@@ -54,12 +61,19 @@ class Replica:
             policy=policy,
             enable_prefix_caching=config.enable_prefix_caching,
             tracer=config.tracer,
+            kv_connector=(
+                OffloadingConnector(config.num_host_blocks, config.block_size)
+                if config.num_host_blocks
+                else None
+            ),
         )
         self.policy = policy
         self.executor = SimExecutor(config.cost)
+        self._link = HostLink(config.cost, config.block_size)
         self.pins_ended: Counter[str] = Counter()
         self.pin_block_s: Counter[str] = Counter()
         self.num_preemptions = 0
+        self.num_loaded_tokens = 0
         self.num_steps = 0
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events
@@ -93,18 +107,27 @@ class Replica:
         """Begin a step, or sleep if there is nothing to run."""
         now = self._events.now
         self._nap += 1
+        self._report_loads(now)
         if not self.scheduler.has_unfinished_requests():
             self.scheduler.expire(now)
             self._sleep_until(self.scheduler.next_due_s())
             return
         plan = self.scheduler.schedule(now)
+        self._link.start(plan.kv_loads, now)
         if not plan.total_num_scheduled_tokens:
-            self._sleep_until(now + self._stalled_retry_s)
+            self._sleep_until(min(now + self._stalled_retry_s, self._link.next_done_s))
             return
         result, seconds = self.executor.execute(plan)
         self._stepping = True
         self.num_steps += 1
         self._events.at(now + seconds, lambda: self._end_step(plan, result))
+
+    def _report_loads(self, now: float) -> None:
+        """Tell the scheduler of copies that are done, as the next step's output would."""
+        done = self._link.take_done(now)
+        if done:
+            result = ModelRunnerOutput([], [], finished_loads=done)
+            self.scheduler.update_from_output(NO_PLAN, result, now)
 
     def _end_step(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         outputs = self.scheduler.update_from_output(plan, result, self._events.now)
@@ -126,3 +149,4 @@ class Replica:
         self.pins_ended.update(stats.pins_ended)
         self.pin_block_s.update(stats.pin_block_s)
         self.num_preemptions += stats.num_preemptions
+        self.num_loaded_tokens += stats.loaded_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +20,9 @@ from eval.sim.occupancy import OccupancySampler
 from eval.sim.replica import Replica, ReplicaConfig
 from eval.sim.router import make_router
 from eval.sim.sim_request import SimRequest
+from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
+from tracing.writer import TraceWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class SimConfig:
     cost: StepCost
     kv_tokens: int
     """Room of one replica's KV pool."""
+    host_kv_tokens: int = 0
+    """Room for copies in one replica's host memory; 0: none are kept."""
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -85,22 +89,27 @@ class _OpenTurn:
 class Simulator:
     """One run of all jobs under one policy."""
 
-    def __init__(self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job]) -> None:
-        """``jobs``: with the sub-agents that they start. WorkloadError if a job can never fit."""
+    def __init__(
+        self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job], tracer: TraceWriter | None = None
+    ) -> None:
+        """``jobs``: with the sub-agents that they start. ``tracer``: for a single replica. WorkloadError if a
+        job can never fit."""
         _check_fit(config, jobs)
         self._config = config
         self._jobs = {job.job_id: job for job in jobs}
         self._events = EventHeap()
         self._names = BlockNames(config.block_size, share_prefixes=config.share_prefixes)
         self._router = make_router(config.router)
-        self._foresight = Foresight(self._jobs, config.cost)
-        context = PolicyContext(config.block_size, config.num_blocks)
+        self._foresight = Foresight(self._jobs, config.cost, host_tier=config.host_kv_tokens > 0)
+        context = PolicyContext(config.block_size, config.num_blocks, tracer)
         replica = ReplicaConfig(
             cost=config.cost,
             scheduler=config.scheduler,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
+            num_host_blocks=config.host_kv_tokens // config.block_size,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,
+            tracer=tracer,
         )
         self._replicas = [
             Replica(replica, policy.make(context, self._foresight), self._events, self._on_outputs)
@@ -110,7 +119,9 @@ class Simulator:
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []
         self._job_records: list[JobRecord] = []
-        self._waiting_roots: list[Job] = []
+        self._num_places = len(jobs)
+        """For root jobs that may start now."""
+        self._without_place: deque[Job] = deque()
 
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
         """Play the root jobs, in order, from their arrivals on to their ends.
@@ -118,22 +129,22 @@ class Simulator:
         ``concurrency``: at most so many at once; a job that arrived waits until an earlier one has ended, and
         its time counts from then.
         """
-        roots = [job for job in self._jobs.values() if not self._is_child(job)]
-        assert len(arrivals_s) == len(roots)
-        for number, (job, arrival_s) in enumerate(zip(roots, arrivals_s, strict=True)):
-            if concurrency is None or number < concurrency:
-                self._events.at(arrival_s, lambda job=job: self._start(job, None))  # type: ignore[misc]
-            else:
-                self._waiting_roots.append(job)
-        self._waiting_roots.reverse()
+        if concurrency is not None:
+            self._num_places = concurrency
+        for job, arrival_s in zip(roots(self._jobs.values()), arrivals_s, strict=True):
+            self._events.at(arrival_s, lambda job=job: self._arrive(job))  # type: ignore[misc]
         self._events.run()
         assert len(self._job_records) == len(self._jobs), "a job did not end"
         return self._finished_run()
 
-    def _is_child(self, job: Job) -> bool:
-        return job.parent_job is not None and job.parent_job in self._jobs
-
     # ---- the agent's side ----
+
+    def _arrive(self, job: Job) -> None:
+        if not self._num_places:
+            self._without_place.append(job)
+            return
+        self._num_places -= 1
+        self._start(job, None)
 
     def _start(self, job: Job, parent: _Agent | None) -> None:
         self._send(_Agent(job, JobChain(self._names, job), self._events.now, parent))
@@ -246,8 +257,10 @@ class Simulator:
         if agent.parent is not None:
             agent.parent.num_children -= 1
             self._return(agent.parent)
-        elif self._waiting_roots:
-            self._start(self._waiting_roots.pop(), None)
+            return
+        self._num_places += 1
+        if self._without_place:
+            self._arrive(self._without_place.popleft())
 
     # ---- the end ----
 
@@ -268,6 +281,11 @@ class Simulator:
             computed_prefill_tokens=sum(replica.executor.num_computed_tokens for replica in self._replicas),
             pins_ended=dict(sorted(pins_ended.items())),
             pin_block_s={cause: round(held, 3) for cause, held in sorted(pin_block_s.items())},
+            host_tokens_loaded=(
+                sum(replica.num_loaded_tokens for replica in self._replicas)
+                if self._config.host_kv_tokens
+                else None
+            ),
             kv_usage_at_end=used / num_blocks,
         )
         return SimRun(

@@ -1,0 +1,49 @@
+"""Writes the scheduler trace of a simulation: as a server's, in simulated time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.errors import EvalError
+from eval.sim.simulator import SimConfig
+from tracing.events import TraceHeader
+from tracing.writer import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class SimTrace:
+    """A trace that is open, or none."""
+
+    writer: TraceWriter | None
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        if self.writer is not None:
+            self.writer.close(timeout_s=None)
+
+
+def open_trace(path: Path | None, config: SimConfig, policy: str) -> SimTrace:
+    """Begin a trace at ``path``; of nothing if there is none. EvalError if it cannot be written."""
+    if path is None:
+        return SimTrace(None)
+    if config.num_replicas > 1:
+        raise EvalError("A trace is of one engine; leave --replicas at 1.")
+    try:
+        # Nobody waits for a simulated step, so nothing needs to be dropped.
+        writer = TraceWriter.open(str(path), capacity=sys.maxsize)
+    except OSError as error:
+        raise EvalError(f"Cannot write the trace {path}: {error.strerror}.") from error
+    writer.emit(
+        TraceHeader(
+            wall_time_s=0.0,
+            monotonic_s=0.0,
+            policy=policy,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+    )
+    return SimTrace(writer)

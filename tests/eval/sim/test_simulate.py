@@ -1,0 +1,176 @@
+"""``continuum simulate`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.metrics import RunResult
+from eval.results import read_results
+from eval.workloads.job import GapKind, Job, ToolRun, Turn
+from eval.workloads.recorded import write_jobs
+from tracing.events import JobEvent, StepDecision, TraceEnd, TraceHeader
+from tracing.reader import TraceReport, read_trace
+
+ON_HARDWARE = ["--model", "llama-3.1-8b", "--gpu", "h100"]
+
+
+def _job(number: int, num_turns: int = 6) -> Job:
+    """A job that grows by 2,000 tokens a turn and waits 3 s for its tool."""
+    turns = []
+    for index in range(num_turns):
+        context = 8000 + 2000 * index
+        turns.append(
+            Turn(
+                input_tokens=context,
+                prefix_tokens=context - 1900 if index else 0,
+                output_tokens=100,
+                gap_kind=GapKind.END if index + 1 == num_turns else GapKind.TOOL,
+                gap_s=None if index + 1 == num_turns else 3.0,
+                gap_measured=index + 1 < num_turns,
+                calls=() if index + 1 == num_turns else (ToolRun("Bash", "pytest", 3.0),),
+            )
+        )
+    return Job(job_id=f"job {number}", source="by hand", turns=tuple(turns))
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("workload") / "jobs.jsonl"
+    write_jobs(path, [_job(number) for number in range(12)])
+    return path
+
+
+def _simulate(workload: Path, out: Path, *flags: str) -> list[RunResult]:
+    """Results of a run that goes well."""
+    arguments = ["simulate", "--workload", str(workload), *ON_HARDWARE, "--json", str(out), *flags]
+    assert main(arguments) == 0
+    return read_results(out).runs
+
+
+def test_a_grid_has_a_run_for_each_policy_load_and_seed(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By load, seed, policy; all jobs end, and the table on the terminal names what was assumed."""
+    flags = ["--policies", "fcfs,continuum", "--rate", "0.5,2", "--seeds", "2", "--kv-tokens", "60000"]
+    runs = _simulate(workload, tmp_path / "a.json", *flags)
+    cells = [(run.setting.jobs_per_s, run.setting.seed, run.name) for run in runs]
+    assert cells == [(r, s, p) for r in (0.5, 2.0) for s in (0, 1) for p in ("fcfs", "continuum")]
+    assert {run.num_completed_jobs for run in runs} == {12}
+    assert {run.kv_usage_at_end for run in runs} == {0.0}
+    assert all(run.setting.simulated and run.setting.hardware for run in runs)
+    table = capsys.readouterr().out
+    for told in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
+        assert told in table
+
+
+def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> None:
+    """However many processes share the work; another seed gives another run."""
+    flags = ["--policies", "fcfs,continuum,oracle", "--rate", "1", "--seeds", "2", "--kv-tokens", "60000"]
+    files = [tmp_path / name for name in ("one.json", "two.json", "other.json")]
+    _simulate(workload, files[0], *flags, "--processes", "1")
+    _simulate(workload, files[1], *flags, "--processes", "2")
+    _simulate(workload, files[2], *flags, "--first-seed", "7")
+    one, two, other = (path.read_bytes() for path in files)
+    assert one == two
+    assert one != other
+
+
+def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
+    workload: Path, tmp_path: Path
+) -> None:
+    """Twelve jobs of 18,100 tokens: with room for three continuum computes less again than fcfs."""
+    flags = ["--policies", "fcfs,continuum", "--rate", "2"]
+    short = _simulate(workload, tmp_path / "short.json", *flags, "--kv-tokens", "60000")
+    ample = _simulate(workload, tmp_path / "ample.json", *flags, "--kv-tokens", "400000")
+    assert short[1].recomputed_tokens < short[0].recomputed_tokens / 2
+    assert short[1].pins_ended["handed_over"] > 0
+    assert {run.recomputed_tokens for run in ample} == {ample[0].recomputed_tokens}
+    completion = [run.job_completion_s.mean for run in ample if run.job_completion_s is not None]
+    assert completion[0] == pytest.approx(completion[1], rel=1e-3)
+
+
+def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Path) -> None:
+    """With room for copies fcfs loads what it would have computed, and is the faster for it."""
+    flags = ["--policies", "fcfs", "--rate", "2", "--kv-tokens", "60000"]
+    (without,) = _simulate(workload, tmp_path / "without.json", *flags)
+    (with_host,) = _simulate(workload, tmp_path / "with.json", *flags, "--host-kv-tokens", "400000")
+    assert without.host_tokens_loaded is None
+    assert with_host.host_tokens_loaded is not None
+    assert with_host.host_tokens_loaded > 100_000
+    assert with_host.computed_prefill_tokens < without.computed_prefill_tokens / 2
+    assert with_host.job_completion_s is not None
+    assert without.job_completion_s is not None
+    assert with_host.job_completion_s.mean < without.job_completion_s.mean
+
+
+def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_path: Path) -> None:
+    """One decision per step, every turn's life, closed in order; and it is a workload to simulate again."""
+    trace = tmp_path / "trace.jsonl"
+    flags = ["--rate", "2", "--kv-tokens", "60000", "--jobs", "4"]
+    (run,) = _simulate(
+        workload, tmp_path / "a.json", *flags, "--policies", "continuum", "--trace", str(trace)
+    )
+    report = TraceReport()
+    events = list(read_trace(trace, report))
+    assert isinstance(events[0], TraceHeader)
+    assert isinstance(events[-1], TraceEnd)
+    assert events[-1].dropped == 0
+    ended = [event for event in events if isinstance(event, JobEvent) and event.kind == "turn_ended"]
+    assert len(ended) == run.num_turns == 24
+    assert sum(event.total_tokens for event in events if isinstance(event, StepDecision)) > 4 * 18_000
+    (again,) = _simulate(trace, tmp_path / "again.json", *flags[:4], "--policies", "continuum")
+    assert (again.num_turns, again.prompt_tokens) == (run.num_turns, run.prompt_tokens)
+
+
+def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None:
+    """With sessions kept together nothing is computed again; round robin computes nearly all of it again."""
+    flags = ["--policies", "fcfs", "--rate", "2", "--replicas", "3"]
+    runs = {
+        router: _simulate(workload, tmp_path / f"{router}.json", *flags, "--router", router)[0]
+        for router in ("session", "round-robin")
+    }
+    assert runs["session"].recomputed_tokens < runs["round-robin"].recomputed_tokens / 5
+    assert runs["session"].setting.num_replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--policies", "lifo"], "There is no policy 'lifo'; there are fcfs"),
+        (["--policies", "fixed-ttl:soon"], "fixed-ttl:SECONDS takes a number at least 0, not 'soon'"),
+        (["--gpu", "abacus"], "abacus"),
+        (["--arrivals", "bursty"], "bursty arrivals need a rate in jobs per second"),
+        (["--arrivals", "recorded"], "has no recorded arrival; choose another"),
+        (["--max-context-tokens", "100"], "The limits leave no job of"),
+        (["--kv-tokens", "5000"], "The limits leave no job of"),
+        (["--profile", "missing.json", "--kv-tokens", "9"], "missing.json"),
+        (["--seeds", "2", "--trace", "t.jsonl"], "--trace writes one run, but 4 were asked for"),
+        (["--policies", "fcfs", "--trace", "t.jsonl", "--replicas", "2"], "leave --replicas at 1"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    workload: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and no traceback."""
+    assert main(["simulate", "--workload", str(workload), *flags]) == 1
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("continuum: ")
+    assert complaint in told
+
+
+def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file, the line, the turn and the field."""
+    path = tmp_path / "jobs.jsonl"
+    write_jobs(path, [_job(0), _job(1)])
+    lines = path.read_text().splitlines()
+    bad = json.loads(lines[1])
+    bad["turns"][2]["tool_s"] = -1
+    path.write_text("\n".join([lines[0], json.dumps(bad)]) + "\n")
+    assert main(["simulate", "--workload", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert f"{path}, line 2" in told
+    assert "tool_s" in told
