@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against:
         files, names = [read_results(arguments.against)], [arguments.against.stem]
     bench = asyncio.run(run_bench(_options(arguments)))
-    files.append(ResultFile(title=bench.result.name, runs=[bench.result]))
+    files.append(ResultFile(title=bench.result.name, command=_command(arguments), runs=[bench.result]))
     names.append("now")
     if arguments.json:
         write_results(arguments.json, files[-1])
@@ -228,6 +229,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         write_html(arguments.html, files, names)
     return report_errors(bench)
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What was asked for; a key is nobody else's business."""
+    given = shlex.join(["continuum", *arguments.given])
+    return given.replace(arguments.api_key, "KEY") if arguments.api_key else given
 
 
 def report_errors(run: BenchRun) -> int:

@@ -5,6 +5,7 @@ Tokens are taken from an alphabet: ordinary token ids, or numbers that stand for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -63,12 +64,17 @@ class JobTokens:
             hashes[:shared] = _mixed(self._shared_key + positions[:shared])
         return self._alphabet[(hashes % np.uint64(len(self._alphabet))).astype(np.int64)]
 
-    def has_blocks_at(self, index: int, position: int) -> bool:
-        """Whether a block, of this turn or of a later one that keeps the position, gives its content."""
-        return any(start <= position < end for start, end, _ in self._covered(index, position, position + 1))
+    def block_ids(self, index: int, start: int, end: int) -> Hashes:
+        """Blocks, of this turn or of later ones that keep the positions, which give the content there."""
+        size = self._job.block_size
+        found = [
+            _block_ids(turn)[first // size : -(-last // size)]
+            for first, last, turn in self._covered(index, start, end)
+        ]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.uint64)
 
     def _is_own(self, index: int, position: int) -> bool:
-        return position >= self._shared and not self.has_blocks_at(index, position)
+        return position >= self._shared and not len(self.block_ids(index, position, position + 1))
 
     def _fill_from_blocks(self, hashes: Hashes, index: int, start: int) -> None:
         """Put the blocks' content over that of the turn."""
@@ -99,6 +105,21 @@ class JobTokens:
 def _block_ids(turn: Turn) -> Hashes:
     runs = [np.arange(first, first + count, dtype=np.int64) for first, count in turn.block_runs]
     return np.concatenate(runs).astype(np.uint64)
+
+
+def blocks_of_several(jobs: Iterable[Job]) -> dict[str, Hashes]:
+    """For each scope of blocks: the ids that more than one of the jobs has, sorted."""
+    by_scope: dict[str, list[Hashes]] = {}
+    for job in jobs:
+        if job.block_scope is not None:
+            ids = [_block_ids(turn) for turn in job.turns if turn.block_runs]
+            if ids:
+                by_scope.setdefault(job.block_scope, []).append(np.unique(np.concatenate(ids)))
+    found: dict[str, Hashes] = {}
+    for scope, of_jobs in by_scope.items():
+        ids_of_all, counts = np.unique(np.concatenate(of_jobs), return_counts=True)
+        found[scope] = ids_of_all[counts > 1]
+    return found
 
 
 def _key(text: str) -> np.uint64:

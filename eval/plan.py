@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +17,7 @@ import numpy as np
 from eval.client import ServerClient
 from eval.conversation import ChatConversation, ChatTurn, Conversation, TokenConversation, chat_messages
 from eval.errors import ServerError, WorkloadError
-from eval.job_tokens import JobTokens, Tokens
+from eval.job_tokens import Hashes, JobTokens, Tokens, blocks_of_several
 from eval.made_chat import MadeChat, SaidTurn
 from eval.tool_call_text import CallStyle, tool_call_text
 from eval.vocabulary import COMMON_WORDS, learn_token_ids, learn_words
@@ -29,6 +28,7 @@ CHARACTERS_PER_TOKEN = 4
 """Where nothing can tell how many tokens a text has."""
 GUESSED_TOKENS_PER_TURN = 8
 """Of an unknown chat template."""
+_NO_BLOCKS: Hashes = np.empty(0, dtype=np.uint64)
 _FENCE = re.compile(r"```\w*\n.*?```", re.DOTALL)
 
 
@@ -360,16 +360,16 @@ class _TokenPlanner:
         options: PlanOptions,
         alphabet: Tokens,
         can_tokenize: bool,
-        shared_scopes: frozenset[str],
+        shared_blocks: dict[str, Hashes],
     ) -> None:
         self._client = client
         self._options = options
         self._alphabet = alphabet
         self._can_tokenize = can_tokenize
-        self._shared_scopes = shared_scopes
+        self._shared_blocks = shared_blocks
         self._call_ids: dict[str, list[int]] = {}
         self._num_unsaid = 0
-        """Calls that the recorded answer is too short for."""
+        """Calls for which the recorded answer is too short, or which would part what jobs share."""
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, jobs: Sequence[Job]) -> _TokenPlanner:
@@ -384,16 +384,14 @@ class _TokenPlanner:
                 f"The server at {client.base_url} has no /tokenize to learn ordinary token ids from: "
                 "name some with --token-ids LOW:HIGH, or use --api chat."
             )
-        scopes = Counter(job.block_scope for job in jobs if job.block_scope is not None)
-        shared = frozenset(scope for scope, num_jobs in scopes.items() if num_jobs > 1)
-        return cls(client, options, np.array(ids, dtype=np.int64), can_tokenize, shared)
+        return cls(client, options, np.array(ids, dtype=np.int64), can_tokenize, blocks_of_several(jobs))
 
     @property
     def notes(self) -> list[str]:
         notes = ["prompts are made tokens, exactly as many and exactly as far shared as recorded"]
         if self._num_unsaid:
             notes.append(
-                f"{self._num_unsaid} tool calls are not to be seen by the server: their answers are too short"
+                f"{self._num_unsaid} tool calls are not to be seen by the server: there was no room for them"
             )
         return notes
 
@@ -427,11 +425,10 @@ class _TokenPlanner:
         """The tokens to force: the call last, so that the server knows which tool runs."""
         call = await self._call(job.turns[index])
         num_words = num_output - len(call)
-        # Where other jobs have the same blocks, a call would part what was recorded as shared.
-        shared = job.block_scope in self._shared_scopes and tokens.has_blocks_at(
-            index, job.turns[index].input_tokens + max(0, num_words)
-        )
-        if num_words < 0 or shared:
+        end = job.turns[index].input_tokens + num_output
+        # Where another job has the same block, a call would part what was recorded as shared.
+        shared = self._shared_blocks.get(job.block_scope or "", _NO_BLOCKS)
+        if num_words < 0 or np.isin(tokens.block_ids(index, end - len(call), end), shared).any():
             self._num_unsaid += self._options.replies is Replies.FORCED
             return tokens.output(index, num_output)
         return np.concatenate((tokens.output(index, num_words), np.array(call, dtype=np.int64)))

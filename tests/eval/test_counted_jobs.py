@@ -123,3 +123,20 @@ def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> Non
         _, by_job = _bench(server, tmp_path, [job], *arguments)
         cached.append(by_job["again"][0].cached_tokens)
     assert cached == [0, 96, 0]
+
+
+def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_path: Path) -> None:
+    """An answer in blocks of this job alone ends with its call; one that another job has too stays as it is."""
+
+    def job(name: str, after: tuple[int, int]) -> Job:
+        first, second = count_job(name, (80, 144), output=48).turns
+        turns = (replace(first, block_runs=((1, 5),)), replace(second, block_runs=((1, 5), after)))
+        return replace(count_job(name), turns=turns, block_size=BLOCK, block_scope="calls")
+
+    own, shared, also = job("call-1", (100, 4)), job("call-2", (200, 4)), job("call-3", (200, 4))
+    result, by_job = _bench(server, tmp_path, [own, shared, also])
+    assert "2 tool calls are not to be seen by the server: there was no room for them" in result.notes
+    pinned = [turns[0].receipt.reason for turns in by_job.values() if turns[0].receipt is not None]
+    assert [reason.startswith("no tool call") for reason in pinned] == [False, True, True]
+    # The second turn of the last job begins with what the one before it had computed.
+    assert by_job["call-3"][1].cached_tokens >= 128 - BLOCK

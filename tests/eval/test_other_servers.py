@@ -93,15 +93,18 @@ def test_a_job_is_named_as_asked_or_not_at_all(tmp_path: Path, identity: str) ->
 
 
 def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bearer token from the flag or the environment, and any field the user asks for."""
+    """A bearer token from the flag or the environment, told in no result; and any field the user asks for."""
     locked = Behaviour(api_key="sesame", fields=STANDARD | {"top_k"}, owned_by="somebody")
     with OtherServer(locked) as server:
         arguments = ["--workload", _counts(tmp_path, 1), "--extra-body", '{"top_k": 5}']
         refused = _bench(server, tmp_path, *arguments, expect=1)
         monkeypatch.setenv("OPENAI_API_KEY", "sesame")
         let_in = _bench(server, tmp_path, *arguments)
+        monkeypatch.delenv("OPENAI_API_KEY")
+        _bench(server, tmp_path, *arguments, "--api-key", "sesame")
         assert {turn["top_k"] for turn in server.turns} == {5}
     assert (refused.num_errors, let_in.num_errors) == (1, 0)
+    assert b"sesame" not in (tmp_path / "result.json").read_bytes()
 
 
 def test_a_busy_server_is_an_error_unless_one_may_ask_again(
