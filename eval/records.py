@@ -102,7 +102,7 @@ class Occupancy(msgspec.Struct, kw_only=True):
 
     time_s: list[float] = []
     running: list[int] = []
-    """Held by running requests (also where a pin holds them too)."""
+    """Held by running requests, or by ones being loaded (also where a pin holds them too)."""
     pinned: list[int] = []
     """Held by pins alone."""
     cached: list[int] = []

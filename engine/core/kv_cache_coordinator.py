@@ -21,6 +21,9 @@ class KVCacheCoordinator(Protocol):
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
         """The request's block table, first to last; empty if it has none."""
 
+    def has_room(self, request_id: str, num_tokens: int) -> bool:
+        """Whether the request's blocks hold so many tokens already."""
+
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int
     ) -> list[KVCacheBlock]:
@@ -56,6 +59,10 @@ class UnitaryKVCacheCoordinator:
 
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
         return self._blocks.get(request_id, [])
+
+    def has_room(self, request_id: str, num_tokens: int) -> bool:
+        table = self._blocks.get(request_id)
+        return table is not None and num_tokens <= len(table) * self.block_size
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int

@@ -118,6 +118,12 @@ class KVCacheManager:
         num_computed = request.num_computed_tokens + len(hit) * self.block_size
         num_tokens = min(num_computed + num_new_tokens, self._max_model_len)
         coordinator = self._coordinator
+        if not hit and coordinator.has_room(request_id, num_tokens):  # most steps of most requests
+            if self.enable_caching:
+                coordinator.cache_blocks(
+                    request_id, request.block_hashes, min(num_tokens, request.num_tokens)
+                )
+            return NO_BLOCKS
         if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > self.pool.num_free_blocks:
             return None
         if request_id not in self._requests:

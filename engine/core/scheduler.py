@@ -367,7 +367,8 @@ class Scheduler:
         cached = CachedRequestData()
         for request in step.running:
             cached.req_ids.append(request.request_id)
-            cached.new_block_ids.append([block.block_id for block in new_blocks[request.request_id]])
+            blocks = new_blocks[request.request_id]
+            cached.new_block_ids.append([block.block_id for block in blocks] if blocks else [])
             cached.num_computed_tokens.append(request.num_computed_tokens)
         for request in step.resumed:
             cached.req_ids.append(request.request_id)
@@ -436,10 +437,11 @@ class Scheduler:
         """Append tokens up to the one that ends the request; returns how many were taken."""
         for count, token_id in enumerate(token_ids, start=1):
             request.append_output_token(token_id)
-            num_output = request.num_output_tokens
-            if num_output >= request.max_tokens or request.num_tokens >= self.max_model_len:
+            num_tokens = request.num_tokens
+            num_output = num_tokens - request.num_prompt_tokens
+            if num_output >= request.max_tokens or num_tokens >= self.max_model_len:
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            if num_output >= request.sampling_params.min_tokens and token_id in request.ending_token_ids:
+            if token_id in request.ending_token_ids and num_output >= request.sampling_params.min_tokens:
                 request.status = RequestStatus.FINISHED_STOPPED
                 if token_id != request.sampling_params.eos_token_id:
                     request.stop_reason = token_id

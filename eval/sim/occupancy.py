@@ -35,14 +35,15 @@ class OccupancySampler:
         running = pinned = cached = free = num_running = num_waiting = 0
         for scheduler in self._schedulers:
             kv = scheduler.kv
-            held = {block for request in scheduler.running for block in kv.block_ids(request.request_id)}
+            active = [*scheduler.running, *scheduler.loads.requests]
+            held = {block for request in active for block in kv.block_ids(request.request_id)}
             free_empty = kv.pool.count_free_empty_blocks()
             running += len(held)
             pinned += kv.pool.num_usable_blocks - kv.num_free_blocks - len(held)
             cached += kv.num_free_blocks - free_empty
             free += free_empty
             num_running += len(scheduler.running)
-            num_waiting += len(scheduler.waiting)
+            num_waiting += len(scheduler.waiting) + scheduler.loads.num_requests
         samples = self.occupancy
         samples.time_s.append(now)
         samples.running.append(running)

@@ -22,27 +22,35 @@ class SimExecutor:
         known = self._num_known
         for request_id in plan.finished_req_ids:
             known.pop(request_id, None)
-        work = StepWork()
-        sampled: list[str] = []
-        scheduled = plan.num_scheduled_tokens
+        computed: list[tuple[str, int]] = []
         for new in plan.scheduled_new_reqs:
             known[new.req_id] = len(new.prompt_token_ids)
-            self._compute(new.req_id, scheduled[new.req_id], new.num_computed_tokens, work, sampled)
+            computed.append((new.req_id, new.num_computed_tokens))
         cached = plan.scheduled_cached_reqs
-        for request_id, num_computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            self._compute(request_id, scheduled[request_id], num_computed, work, sampled)
+        computed.extend(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        work = StepWork()
+        sampled = self._compute(computed, plan.num_scheduled_tokens, work)
         result = ModelRunnerOutput(sampled, [TOKEN_IDS] * len(sampled))
         return result, self._cost.step_s(work)
 
     def _compute(
-        self, request_id: str, num_new: int, num_computed: int, work: StepWork, sampled: list[str]
-    ) -> None:
-        if num_new == 1:
-            work.num_decodes += 1
-            work.decode_context_tokens += num_computed + 1
-        else:
-            work.prefills.append((num_new, num_computed))
-            self.num_computed_tokens += num_new
-        if num_computed + num_new == self._num_known[request_id]:
-            self._num_known[request_id] += 1
-            sampled.append(request_id)
+        self, computed: list[tuple[str, int]], scheduled: dict[str, int], work: StepWork
+    ) -> list[str]:
+        """Add up the work of requests with so many tokens computed before; returns those that sample."""
+        known = self._num_known
+        sampled: list[str] = []
+        num_decodes = decode_context = 0
+        for request_id, num_computed in computed:
+            num_new = scheduled[request_id]
+            num_computed += num_new
+            if num_new == 1:
+                num_decodes += 1
+                decode_context += num_computed
+            else:
+                work.prefills.append((num_new, num_computed - num_new))
+                self.num_computed_tokens += num_new
+            if num_computed == known[request_id]:
+                known[request_id] = num_computed + 1
+                sampled.append(request_id)
+        work.num_decodes, work.decode_context_tokens = num_decodes, decode_context
+        return sampled
