@@ -13,7 +13,6 @@ from engine.api.config import TOOL_CALL_PARSERS, ServerConfig
 from engine.config import DEVICES, DTYPES, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ConfigError
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "continuum")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")
 
@@ -143,9 +142,10 @@ def _add_cache_flags(group: _Group) -> None:
 def _add_scheduler_flags(group: _Group) -> None:
     group.flags.add_argument(
         "--scheduling-policy",
-        choices=SCHEDULING_POLICIES,
         default="continuum",
-        help="order of requests; continuum also keeps a job's KV across its tool calls",
+        metavar="NAME",
+        help="order of requests: continuum, which also keeps a job's KV across its tool calls, fcfs, "
+        "priority, or to compare with: program-fcfs, fixed-ttl:SECONDS, fork, plas, gate:SHARE",
     )
     group.add("max_num_seqs", "most requests running at once", int, "REQUESTS")
     group.add("max_num_batched_tokens", "token budget of a step", _number, "TOKENS")

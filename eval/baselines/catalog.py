@@ -75,7 +75,7 @@ def parse_policies(text: str) -> list[NamedPolicy]:
 def serving_policy(text: str) -> PolicyFactory:
     """Likewise, for a server, whose core process makes it: PolicyError for one that only a simulation can
     tell what it needs."""
-    kind, parameter = _find(text)
+    kind, parameter = _find(text, serving=True)
     if kind.plain is None:
         raise PolicyError(f"The policy {kind.name} needs knowledge that only a simulation has.")
     return kind.plain(parameter)
@@ -86,11 +86,11 @@ def policy_names(*, serving: bool = False) -> list[tuple[str, str]]:
     return [(kind.syntax, kind.summary) for kind in _KINDS if kind.plain is not None or not serving]
 
 
-def _find(text: str) -> tuple[_Kind, str]:
+def _find(text: str, *, serving: bool = False) -> tuple[_Kind, str]:
     name, colon, parameter = text.partition(":")
     kind = next((kind for kind in _KINDS if kind.name == name), None)
     if kind is None:
-        known = ", ".join(kind.syntax for kind in _KINDS)
+        known = ", ".join(syntax for syntax, _ in policy_names(serving=serving))
         raise PolicyError(f"There is no policy {name!r}; there are {known}.")
     if colon and (not parameter or "[" not in kind.syntax):
         raise PolicyError(f"The policy {text!r} is not of the form {kind.syntax}.")

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from continuum.cli import main
 from engine.policy import PolicyContext
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names, serving_policy
 from eval.errors import PolicyError
@@ -35,6 +36,22 @@ def test_a_policy_that_must_know_the_future_or_a_profile_cannot_serve(name: str)
     """The sentence says so."""
     with pytest.raises(PolicyError, match=f"The policy {name} needs knowledge that only a simulation has"):
         serving_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("lru", "There is no policy 'lru'; there are fcfs, priority, program-fcfs"),
+        ("oracle", "The policy oracle needs knowledge that only a simulation has"),
+        ("gate:2", "gate:SHARE takes a number from 0 to 1, not '2'"),
+    ],
+)
+def test_a_server_with_a_policy_that_cannot_be_does_not_start(
+    policy: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, exit code 1."""
+    assert main(["serve", "model", "--scheduling-policy", policy]) == 1
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
