@@ -18,7 +18,7 @@ from eval.results import read_results
 from eval.server_metrics import ServerMetrics
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
-from tests.eval.conftest import MAX_MODEL_LEN
+from tests.eval.conftest import MAX_MODEL_LEN, NUM_BLOCKS
 
 
 def _metrics(base_url: str) -> ServerMetrics:
@@ -64,6 +64,9 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     assert result.kv_usage_at_end == 0.0
     after = _metrics(server)
     assert (after.idle, after.kv_usage, after.pins) == (True, 0.0, 0.0)
+    assert (after.block_size, after.num_blocks) == (16, NUM_BLOCKS - 1)
+    assert result.held_in_vain_share is not None
+    assert 0 < result.held_in_vain_share < 1
     printed = capsys.readouterr()
     assert "ASSUMED" in printed.out
     assert "jobs 4/4  turns 16/16" in printed.err

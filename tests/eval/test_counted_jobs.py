@@ -126,7 +126,7 @@ def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> Non
 
 
 def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_path: Path) -> None:
-    """An answer in blocks of this job alone ends with its call; one that another job has too stays as it is."""
+    """An answer in blocks of this job alone ends with its call; one that others have too stays as it is."""
 
     def job(name: str, after: tuple[int, int]) -> Job:
         first, second = count_job(name, (80, 144), output=48).turns
