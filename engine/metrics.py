@@ -78,6 +78,16 @@ class Metrics:
         if receipt.gap_s is not None:
             self._gap.observe(receipt.gap_s)
 
+    def record_pool(self, block_size: int, num_gpu_blocks: int) -> None:
+        """The KV pool as it was sized at the start, in V1's form: numbers in labels."""
+        info = Gauge(
+            "vllm:cache_config_info",
+            "The KV pool: tokens per block, and blocks.",
+            ("engine", "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        info.labels(self._values[1], str(block_size), str(num_gpu_blocks)).set(1)
+
     def exposition(self) -> bytes:
         """The page that Prometheus scrapes."""
         return generate_latest(self.registry)

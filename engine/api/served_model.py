@@ -38,6 +38,7 @@ class ServedModel:
         self.names = config.served_model_names
         self.created = int(time())
         self.metrics = Metrics(self.name, engine.ready.max_model_len)
+        self.metrics.record_pool(engine.ready.block_size, engine.ready.num_gpu_blocks)
         engine.add_stats_listener(self.metrics.record)
         self._chat_template = config.chat_template
         self._reads_hermes = self._wants_hermes(config)

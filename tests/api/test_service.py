@@ -97,6 +97,7 @@ def test_metrics(http: httpx.Client) -> None:
     ):
         assert f'\n{name}{{engine="0"' in page, name
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}' in page
+    assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="400"} 1.0' in page
 
 
 def metric(http: httpx.Client, name: str) -> float:
