@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,8 @@ from dataclasses import dataclass
 from eval.comparison import Comparison, Load, Series
 from eval.metrics import RunResult
 
-MAX_NOTES = 12
-"""Notes of single runs that are shown; the rest is in the files."""
-
-
+_NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-]|[.,]\d)")
+"""One that stands alone: not the 8 of llama-3.1-8b."""
 _RECOMPUTED = (
     "recomputed: prompt tokens that the job's previous turn had and the cache did not give back "
     "(by the usage counts); up to one KV block a turn counts in any case"
@@ -126,18 +125,29 @@ def _listed(values: Sequence[float]) -> str:
 def _assumptions(comparison: Comparison) -> list[str]:
     """Notes of the files, then those of runs; one that only some series have names them."""
     texts = list(dict.fromkeys(note for file in comparison.files for note in file.notes))
+    alike: defaultdict[str, list[str]] = defaultdict(list)
     owners: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for series in comparison.series:
         for run in series.runs:
             for note in run.notes:
-                owners[note][series.label] = None
-    for note, labels in owners.items():
-        shared = len(labels) == len(comparison.series)
-        texts.append(note if shared else f"{', '.join(labels)}: {note}")
-    texts = list(dict.fromkeys(texts))
-    if len(texts) > MAX_NOTES:
-        return [*texts[:MAX_NOTES], f"{len(texts) - MAX_NOTES} more notes are in the result files"]
-    return texts
+                alike[_NUMBER.sub("#", note)].append(note)
+                owners[_NUMBER.sub("#", note)][series.label] = None
+    for pattern, notes in alike.items():
+        shared = len(owners[pattern]) == len(comparison.series)
+        texts.append(_merged(notes) if shared else f"{', '.join(owners[pattern])}: {_merged(notes)}")
+    return list(dict.fromkeys(texts))
+
+
+def _merged(notes: list[str]) -> str:
+    """One sentence of those that differ only in numbers: ``98 to 111`` where they do."""
+    columns = zip(*(_NUMBER.findall(note) for note in notes), strict=True)
+    told = iter([_span(column) for column in columns])
+    return _NUMBER.sub(lambda _: next(told), notes[0])
+
+
+def _span(numbers: Sequence[str]) -> str:
+    low, high = (pick(numbers, key=lambda text: float(text.replace(",", ""))) for pick in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def _definitions(comparison: Comparison) -> list[str]:

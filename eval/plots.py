@@ -12,6 +12,7 @@ from plotly import graph_objects
 
 from eval.comparison import Comparison, Load
 from eval.figures import JOB_COMPLETION, count, pin_figure, seconds
+from eval.intervals import Estimate
 from eval.metrics import HANDED_OVER
 from eval.plot_style import (
     GREEN,
@@ -72,30 +73,14 @@ def _completions(comparison: Comparison, load: Load) -> str:
 def _over_loads(comparison: Comparison) -> graph_objects.Figure:
     figure = graph_objects.Figure()
     position, title = _load_axis(comparison.loads)
+    highest = []
     for number, series in enumerate(comparison.series):
-        points = [
-            (position(load), estimate)
-            for load in comparison.loads
-            if (estimate := comparison.estimate(series, load, JOB_COMPLETION)) is not None
-        ]
-        x = [place for place, _ in points]
-        bounds = [(estimate.low, estimate.high) for _, estimate in points]
-        if len(points) > 1 and all(low is not None for low, _ in bounds):
-            figure.add_scatter(
-                x=[*x, *reversed(x)],
-                y=[*(high for _, high in bounds), *(low for low, _ in reversed(bounds))],
-                fill="toself",
-                fillcolor=colour(number),
-                opacity=0.18,
-                line={"width": 0},
-                mode="lines",
-                hoverinfo="skip",
-                legendgroup=series.label,
-                showlegend=False,
-            )
+        found = {load: comparison.estimate(series, load, JOB_COMPLETION) for load in comparison.loads}
+        points = {position(load): estimate for load, estimate in found.items() if estimate is not None}
+        _add_band(figure, points, colour(number), series.label)
         figure.add_scatter(
-            x=x,
-            y=[estimate.value for _, estimate in points],
+            x=list(points),
+            y=[estimate.value for estimate in points.values()],
             name=series.label,
             legendgroup=series.label,
             mode="lines+markers",
@@ -103,9 +88,33 @@ def _over_loads(comparison: Comparison) -> graph_objects.Figure:
             marker={"size": 7},
             hovertemplate=f"{series.label}: %{{y:.1f}} s<extra></extra>",
         )
+        highest += [min(estimate.high or 0.0, 2 * estimate.value) for estimate in points.values()]
+        highest += [estimate.value for estimate in points.values()]
     figure.update_xaxes(title_text=title, rangemode="tozero" if title else "normal")
-    figure.update_yaxes(title_text="mean job completion, s", rangemode="tozero")
+    # Bands of two or three seeds are wide: they may leave the plot, the lines may not be pressed flat.
+    figure.update_yaxes(title_text="mean job completion, s", range=[0, 1.05 * max(highest)])
     return styled(figure, hovermode="x")
+
+
+def _add_band(
+    figure: graph_objects.Figure, points: dict[float | str, Estimate], fill: str, group: str
+) -> None:
+    """Where the means may lie, if that is known at more than one load; no time is below zero."""
+    bounds = [(e.low, e.high) for e in points.values() if e.low is not None and e.high is not None]
+    if len(points) < 2 or len(bounds) < len(points):
+        return
+    figure.add_scatter(
+        x=[*points, *reversed(points)],
+        y=[*(high for _, high in bounds), *(max(low, 0.0) for low, _ in reversed(bounds))],
+        fill="toself",
+        fillcolor=fill,
+        opacity=0.18,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        legendgroup=group,
+        showlegend=False,
+    )
 
 
 def _load_axis(loads: list[Load]) -> tuple[Callable[[Load], float | str], str]:

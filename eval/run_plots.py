@@ -120,6 +120,7 @@ def _timeline(pair: Pair) -> tuple[str, graph_objects.Figure]:
         tickvals=list(rows.values()),
         ticktext=[_shortened(job_id) for job_id in rows],
         range=[len(rows) - 0.4, -0.6],
+        automargin=True,
     )
     figure.update_layout(barmode="overlay")
     return f"Of these jobs' time, {'; '.join(told)}.", styled(figure, height=150 + 18 * len(rows))

@@ -170,6 +170,17 @@ def test_assumptions_are_printed_once_and_name_whose_they_are() -> None:
     assert "up to one KV block a turn" in _unwrapped(table)
 
 
+def test_notes_that_differ_only_in_numbers_are_one() -> None:
+    """Each seed and load has its own counts; a name with digits in it is not a number."""
+    runs = [run("a", 9.0, seed=seed, jobs_per_s=1.0 + seed) for seed in range(3)]
+    for result, number in zip(runs, ("98", "1,110", "111"), strict=True):
+        result.notes = [f"llama-3.1-8b on h100: {number} tool times ASSUMED, 0.5 per s"]
+    runs[0].notes.append("llama-3.1-70b on h100: 3 tool times ASSUMED, 0.5 per s")
+    table = _unwrapped(render(runs))
+    assert "- llama-3.1-8b on h100: 98 to 1,110 tool times ASSUMED, 0.5 per s" in table
+    assert "- llama-3.1-70b on h100: 3 tool times ASSUMED, 0.5 per s" in table
+
+
 def test_failures_unlike_answers_and_cut_jobs_come_first() -> None:
     """A server that ignores forced tokens, jobs that did not fit or failed are not passed over."""
     result = run("other", 9.0)
