@@ -82,6 +82,7 @@ class RunResult(msgspec.Struct, kw_only=True):
 
     setting: RunSetting
     num_jobs: int
+    """A sub-agent is part of the job that started it."""
     num_completed_jobs: int
     num_cut_jobs: int
     """Run in part, since the rest was over a limit."""
@@ -136,7 +137,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     """What was measured, what was assumed."""
     jobs: list[JobRecord] = []
-    """Every job, in order of start."""
+    """Every job, sub-agents too, in order of start."""
     spans: list[TurnSpan] = []
     """Turns of some jobs, for a plot."""
     occupancy: Occupancy | None = None
@@ -145,6 +146,11 @@ class RunResult(msgspec.Struct, kw_only=True):
     @property
     def name(self) -> str:
         return self.setting.name
+
+    @property
+    def programs(self) -> list[JobRecord]:
+        """Jobs that no other one started."""
+        return [job for job in self.jobs if job.parent_job is None]
 
 
 def summarise(
@@ -161,7 +167,8 @@ def summarise(
     """The numbers of one run. ``detail`` keeps what plots need: spans of some jobs, thinned occupancy."""
     answered = [turn for turn in turns if turn.error is None]
     in_time = [turn for turn in answered if turn.ttft_s is not None and turn.ttft_s <= ttft_limit_s]
-    completed = [job for job in jobs if job.error is None]
+    programs = [job for job in jobs if job.parent_job is None]
+    completed = [job for job in programs if job.error is None]
     ttfts = [(turn.turn, turn.ttft_s) for turn in answered if turn.ttft_s is not None]
     prompt_tokens = sum(turn.prompt_tokens for turn in answered)
     cached_tokens = sum(turn.cached_tokens for turn in answered)
@@ -171,9 +178,9 @@ def summarise(
     wall_s = max(job.end_s for job in jobs) - ordered[0].start_s if jobs else 0.0
     return RunResult(
         setting=setting,
-        num_jobs=len(jobs),
+        num_jobs=len(programs),
         num_completed_jobs=len(completed),
-        num_cut_jobs=sum(job.num_planned_turns < job.num_recorded_turns for job in jobs),
+        num_cut_jobs=sum(job.num_planned_turns < job.num_recorded_turns for job in programs),
         num_turns=len(answered),
         num_errors=len(turns) - len(answered),
         num_unlike_recording=sum(not turn.as_recorded for turn in answered),

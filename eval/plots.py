@@ -162,7 +162,7 @@ def _curves(comparison: Comparison, load: Load) -> Variant:
     figure = graph_objects.Figure()
     told = []
     for number, series in enumerate(comparison.series):
-        times = [job.completion_s for run in series.at(load) for job in run.jobs if job.error is None]
+        times = [job.completion_s for run in series.at(load) for job in run.programs if job.error is None]
         if not times:
             continue
         shares = np.linspace(0.0, 100.0, min(len(times), MAX_CURVE_POINTS) + 1)

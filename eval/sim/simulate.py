@@ -20,6 +20,7 @@ from engine.config import SchedulerConfig
 from eval.arguments import amount, count, numbers, positive
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names
 from eval.errors import EvalError
+from eval.html_report import require_plotly, write_html
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
 from eval.report import render
 from eval.results import ResultFile, write_results
@@ -125,11 +126,12 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun) -> RunResult:
         played = simulator.run(arrivals.times_s(sample.jobs, run.seed), plan.concurrency)
     setting = RunSetting(
         name=policy.name,
-        model=plan.hardware.model if plan.hardware.profile is None else hardware,
+        model=plan.hardware.model if plan.hardware.profile is None else "a measured profile",
         simulated=True,
         workload=plan.workload,
         seed=run.seed,
         jobs_per_s=run.rate_per_s,
+        arrivals=plan.arrivals.value if plan.arrivals is not ArrivalKind.POISSON else None,
         concurrency=plan.concurrency,
         num_replicas=plan.num_replicas,
         hardware=hardware,
@@ -364,17 +366,17 @@ def run(arguments: argparse.Namespace) -> int:
     for rate in rates:
         plan.arrivals_at(rate)  # a combination that means nothing is refused before anything runs
     runs = grid(policies, rates, seeds)
+    if arguments.html:
+        require_plotly()
     if plan.trace is not None and len(runs) > 1:
         raise EvalError(f"--trace writes one run, but {len(runs)} were asked for.")
     results = simulate(plan, runs, arguments.processes)
     file = ResultFile(title=_title(arguments), command=_command(arguments), runs=results)
     if arguments.json:
         write_results(arguments.json, file)
-    if arguments.html:
-        from eval.html_report import write_html  # loads the plotting library
-
-        write_html(arguments.html, [file])
     print(render(results))
+    if arguments.html:
+        write_html(arguments.html, [file])
     return 0
 
 

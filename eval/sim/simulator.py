@@ -247,6 +247,7 @@ class Simulator:
             JobRecord(
                 job_id=job.job_id,
                 source=job.source,
+                parent_job=job.parent_job,
                 start_s=agent.arrival_s,
                 end_s=self._events.now,
                 num_turns=len(job.turns),

@@ -108,6 +108,7 @@ def test_a_parent_waits_for_its_sub_agents() -> None:
     returned = next(turn for turn in run.turns if (turn.job_id, turn.turn) == ("parent", 2))
     assert child_record.start_s == 5.75
     assert returned.start_s == child_record.end_s
+    assert child_record.parent_job == "parent"
     assert returned.start_s > 5.75 + 1.0
 
 
