@@ -51,16 +51,25 @@ class Hardware:
     profile: Path | None = None
     kv_tokens: int | None = None
 
-    def cost(self) -> tuple[StepCost, int, str]:
-        """Step times, room for KV in tokens, and what it is in a few words."""
+    def cost(self) -> tuple[StepCost, int]:
+        """Step times, and room for KV in tokens."""
         if self.profile is not None:
             fitted = read_profile(self.profile)
             if self.kv_tokens is None:
                 raise EvalError("A measured profile does not say how much KV fits: give --kv-tokens.")
-            return fitted, self.kv_tokens, f"{fitted.profile.model} in {fitted.profile.dtype}, as measured"
+            return fitted, self.kv_tokens
         roofline = make_cost(self.model, self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype)
         kv_tokens = self.kv_tokens or roofline.kv_tokens(self.gpu_memory_utilization)
-        return roofline, kv_tokens, roofline.describe()
+        return roofline, kv_tokens
+
+    def describe(self) -> tuple[str, str]:
+        """The model, and what it runs on."""
+        if self.profile is not None:
+            profile = read_profile(self.profile).profile
+            return profile.model, f"{profile.dtype}, step times as measured"
+        return self.model, make_cost(
+            self.model, self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype
+        ).describe().removeprefix(f"{self.model} in ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +93,9 @@ class SimulationPlan:
     ttft_limit_s: float = TTFT_LIMIT_S
     trace: Path | None = None
 
-    def config(self) -> tuple[SimConfig, str]:
-        """Of the simulator, and the hardware in a few words."""
-        cost, kv_tokens, told = self.hardware.cost()
-        config = SimConfig(
+    def config(self) -> SimConfig:
+        cost, kv_tokens = self.hardware.cost()
+        return SimConfig(
             cost=cost,
             kv_tokens=kv_tokens,
             host_kv_tokens=self.host_kv_tokens,
@@ -98,7 +106,6 @@ class SimulationPlan:
             tell_last_step=self.tell_last_step,
             share_prefixes=self.share_prefixes,
         )
-        return config, told
 
     def arrivals_at(self, rate_per_s: float | None) -> Arrivals:
         return Arrivals(kind=self.arrivals, rate_per_s=rate_per_s, cv=self.cv, concurrency=self.concurrency)
@@ -117,7 +124,8 @@ class SimulationRun:
 
 def simulate_one(plan: SimulationPlan, run: SimulationRun) -> RunResult:
     """One run. The same arguments give the same result, byte for byte."""
-    config, hardware = plan.config()
+    config = plan.config()
+    model, hardware = plan.hardware.describe()
     sample = _workload(plan.workload).sample(plan.num_jobs, run.seed, plan.limits)
     arrivals = plan.arrivals_at(run.rate_per_s)
     policy = parse_policy(run.policy)
@@ -126,7 +134,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun) -> RunResult:
         played = simulator.run(arrivals.times_s(sample.jobs, run.seed), plan.concurrency)
     setting = RunSetting(
         name=policy.name,
-        model=plan.hardware.model if plan.hardware.profile is None else "a measured profile",
+        model=model,
         simulated=True,
         workload=plan.workload,
         seed=run.seed,
@@ -322,7 +330,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         profile=arguments.profile,
         kv_tokens=arguments.kv_tokens,
     )
-    _, kv_tokens, _ = hardware.cost()
+    _, kv_tokens = hardware.cost()
     return SimulationPlan(
         workload=arguments.workload,
         num_jobs=arguments.jobs,
