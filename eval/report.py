@@ -43,7 +43,7 @@ def main_table(comparison: Comparison) -> str:
     for load in comparison.loads:
         places.append((len(lines), load))
         lines += [_main_line(comparison, series, load) for series in comparison.present(load)]
-    text = _aligned(lines, gap=" ")
+    text = aligned(lines, gap=" ")
     for place, load in reversed(places):
         text.insert(place, load_title(comparison, load))
     rule = "-" * max(len(line) for line in text)
@@ -76,7 +76,7 @@ def side_by_side(comparison: Comparison, load: Load) -> str:
         cells = [with_interval(comparison.estimate(one, load, figure), figure) for one in comparison.series]
         cells += [ratio(comparison.ratio(one, load, figure)) for one in compared]
         lines.append([figure.label, *cells])
-    head, *body = _aligned(lines, gap="  ")
+    head, *body = aligned(lines, gap="  ")
     return "\n".join([f"at {load_title(comparison, load)}", head, "-" * max(map(len, body)), *body])
 
 
@@ -101,7 +101,7 @@ def ratio(estimate: Estimate | None) -> str:
     return f"{estimate.value:.2f}x {estimate.low:.2f}-{estimate.high:.2f}"
 
 
-def _aligned(lines: list[list[str]], gap: str) -> list[str]:
+def aligned(lines: list[list[str]], gap: str) -> list[str]:
     """Columns of equal width, the first one to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return [

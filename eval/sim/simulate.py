@@ -19,6 +19,7 @@ from tqdm import tqdm
 from engine.config import SchedulerConfig
 from eval.arguments import amount, count, numbers, positive
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names
+from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
@@ -122,13 +123,16 @@ class SimulationRun:
     """Keep what plots need."""
 
 
-def simulate_one(plan: SimulationPlan, run: SimulationRun) -> RunResult:
-    """One run. The same arguments give the same result, byte for byte."""
+def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy | None = None) -> RunResult:
+    """One run. The same arguments give the same result, byte for byte.
+
+    ``policy``: in place of the one that the run names.
+    """
     config = plan.config()
     model, hardware = plan.hardware.describe()
     sample = _workload(plan.workload).sample(plan.num_jobs, run.seed, plan.limits)
     arrivals = plan.arrivals_at(run.rate_per_s)
-    policy = parse_policy(run.policy)
+    policy = policy or parse_policy(run.policy)
     with closing(open_trace(plan.trace, config, policy.name)) as trace:
         simulator = Simulator(config, policy, sample.jobs, tracer=trace.writer)
         played = simulator.run(arrivals.times_s(sample.jobs, run.seed), plan.concurrency)
@@ -379,7 +383,7 @@ def run(arguments: argparse.Namespace) -> int:
     if plan.trace is not None and len(runs) > 1:
         raise EvalError(f"--trace writes one run, but {len(runs)} were asked for.")
     results = simulate(plan, runs, arguments.processes)
-    file = ResultFile(title=_title(arguments), command=_command(arguments), runs=results)
+    file = ResultFile(title=_title(arguments), command=asked(arguments), runs=results)
     if arguments.json:
         write_results(arguments.json, file)
     print(render(results))
@@ -392,8 +396,8 @@ def _title(arguments: argparse.Namespace) -> str:
     return f"{Path(arguments.workload).stem}, simulated"
 
 
-def _command(arguments: argparse.Namespace) -> str:
-    """What was asked for, without where the results go: equal questions have equal answers."""
+def asked(arguments: argparse.Namespace) -> str:
+    """What was typed, without where the results go: equal questions have equal answers."""
     words = iter(arguments.given)
     kept: list[str] = []
     for word in words:
