@@ -1,14 +1,16 @@
 """A step's time from a profile measured on a real engine. Knows neither the model nor the hardware.
 
-    step = a + b·new tokens + c·query-key pairs + d·decodes + e·tokens read by decodes
+    step = a + b·[more than one token] + c·new tokens + d·pairs + e·decodes + f·tokens that decodes read
 
-New tokens and pairs are those of prefills: n tokens after P others make n·(P + n/2) pairs, so that a prefill
-is quadratic in n, as in the profile of the Continuum paper (arXiv 2511.02230).
+New tokens and (query-key) pairs are those of prefills: n tokens after P others make n·(P + n/2) pairs, so
+that a prefill is quadratic in n, as in the profile of the Continuum paper (arXiv 2511.02230). A step of one
+token has a time of its own: a CPU multiplies a matrix with one vector in another way than with several.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -25,9 +27,10 @@ from eval.sim.step_samples import StepSample
 FloatArray = NDArray[np.float64]
 
 SCHEMA_VERSION = 1
-NUM_COEFFICIENTS = 5
-MIN_CELLS = 8
+NUM_COEFFICIENTS = 6
+MIN_KINDS = 8
 """Kinds of steps that a fit needs."""
+OUTLIER = 3.0
 REWEIGHTINGS = 5
 SMALL_ERROR = 0.02
 """Relative; below, errors weigh alike."""
@@ -46,7 +49,9 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     step_tokens: int
     """Token budget of a step: longer prefills take several."""
     step_s: float
-    """The constant a; the others are per unit."""
+    """The constant a."""
+    batch_s: float
+    """More, if the step computes more than one token. The others are per unit."""
     new_token_s: float
     pair_s: float
     decode_s: float
@@ -58,10 +63,10 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     copy_bytes_per_s: float | None = None
     """Between two places in host memory; what it is to an accelerator is not measured."""
     num_steps: int
-    num_cells: int
-    """Kinds of steps by size; the fit weighs them alike."""
+    num_kinds: int
+    """Of steps, by size; the fit weighs them alike."""
     median_error: float
-    """Relative, over the kinds of steps."""
+    """Relative, over the steps."""
     p95_error: float
     max_decodes: int
     """Largest measured: beyond, the line is only continued."""
@@ -74,7 +79,7 @@ class StepFit:
 
     coefficients: list[float]
     num_steps: int
-    num_cells: int
+    num_kinds: int
     median_error: float
     p95_error: float
     max_decodes: int
@@ -91,6 +96,7 @@ class FittedCost:
         self.arrival_overhead_s = profile.arrival_s or 0.0
         self.reply_overhead_s = profile.reply_s or 0.0
         # Attributes of their own: a simulation asks for millions of steps.
+        self._batch_s = profile.batch_s
         self._new_token_s = profile.new_token_s
         self._pair_s = profile.pair_s
         self._decode_s = profile.decode_s
@@ -99,6 +105,8 @@ class FittedCost:
     def step_s(self, work: StepWork) -> float:
         """Seconds of one step, its overhead included."""
         seconds = self.step_overhead_s
+        if work.num_decodes > 1 or work.prefills:
+            seconds += self._batch_s
         seconds += self._decode_s * work.num_decodes + self._context_token_s * work.decode_context_tokens
         for new_tokens, context_tokens in work.prefills:
             pairs = new_tokens * (context_tokens + new_tokens / 2)
@@ -111,7 +119,7 @@ class FittedCost:
             return 0.0
         num_steps = -(-num_tokens // self.profile.step_tokens)
         work = StepWork(prefills=[(num_tokens, context_tokens)])
-        return (num_steps - 1) * self.step_overhead_s + self.step_s(work)
+        return (num_steps - 1) * (self.step_overhead_s + self._batch_s) + self.step_s(work)
 
     def copy_s(self, num_tokens: int) -> float:
         """Seconds to copy the KV of ``num_tokens`` within host memory; 0 if that was not measured."""
@@ -140,26 +148,25 @@ class FittedCost:
 def fit_steps(samples: Sequence[StepSample]) -> StepFit:
     """Coefficients of the steps whose time is known; CostModelError if they are too few or too alike.
 
-    Steps of about the same size are averaged first (the middle half of them: other programs disturb), and
-    every size weighs the same relative to its time, so that a few long steps count like many short ones.
+    Every kind of step weighs the same, relative to its time, so that a few long steps count like many short
+    ones. Then all coefficients are scaled so that the steps together take as long as they did.
     """
     timed = [sample for sample in samples if sample.seconds is not None]
-    cells: dict[tuple[int, ...], list[FloatArray]] = {}
-    for sample in timed:
-        row = _row(sample)
-        cells.setdefault(_size(row), []).append(row)
-    if len(cells) < MIN_CELLS:
+    kinds = Counter(_size(sample.work) for sample in timed)
+    if len(kinds) < MIN_KINDS:
         raise CostModelError(
-            f"There are steps of {len(cells)} different sizes; a fit needs at least {MIN_CELLS}: "
+            f"There are steps of {len(kinds)} different sizes; a fit needs at least {MIN_KINDS}: "
             "let the engine serve short and long prompts, alone and together."
         )
-    means = np.array([_midmean(rows) for rows in cells.values()])
-    coefficients = _fit(means)
-    errors = np.abs(means[:, :-1] @ coefficients / means[:, -1] - 1.0)
+    work = np.array([_row(sample.work) for sample in timed])
+    seconds = np.array([sample.seconds for sample in timed])
+    weights = np.array([1.0 / kinds[_size(sample.work)] for sample in timed])
+    coefficients = _unbiased(_fit(work / seconds[:, None], weights), work, seconds)
+    errors = np.abs(work @ coefficients / seconds - 1.0)
     return StepFit(
         coefficients=coefficients.tolist(),
         num_steps=len(timed),
-        num_cells=len(cells),
+        num_kinds=len(kinds),
         median_error=float(np.median(errors)),
         p95_error=float(np.quantile(errors, 0.95)),
         max_decodes=max(sample.work.num_decodes for sample in timed),
@@ -167,30 +174,22 @@ def fit_steps(samples: Sequence[StepSample]) -> StepFit:
     )
 
 
-def _row(sample: StepSample) -> FloatArray:
-    """[1, new tokens, pairs, decodes, context tokens, seconds]"""
-    work = sample.work
+def _row(work: StepWork) -> list[float]:
+    """[1, more than one token, new tokens, pairs, decodes, context tokens]"""
     new = sum(num_new for num_new, _ in work.prefills)
     pairs = sum(num_new * (context + num_new / 2) for num_new, context in work.prefills)
-    assert sample.seconds is not None
-    return np.array([1.0, new, pairs, work.num_decodes, work.decode_context_tokens, sample.seconds])
+    many = new + work.num_decodes > 1
+    return [1.0, float(many), new, pairs, work.num_decodes, work.decode_context_tokens]
 
 
-def _size(row: FloatArray) -> tuple[int, ...]:
-    """What the steps of a cell have in common: each quantity to a factor of two, decodes more exactly."""
-    _, new, pairs, decodes, context, _ = row.tolist()
+def _size(work: StepWork) -> tuple[int, ...]:
+    """What steps of one kind have in common: each quantity to a factor of two, decodes more exactly."""
+    _, _, new, pairs, decodes, context = _row(work)
     return (_octave(new), _octave(pairs), round(2 * math.log2(1 + decodes)), _octave(context))
 
 
 def _octave(amount: float) -> int:
     return int(amount).bit_length()
-
-
-def _midmean(rows: list[FloatArray]) -> FloatArray:
-    """Mean of the half whose time per work is in the middle."""
-    table = np.array(sorted(rows, key=lambda row: float(row[-1])))
-    cut = len(table) // 4
-    return np.asarray(table[cut : len(table) - cut].mean(axis=0))
 
 
 def _longest_context(work: StepWork) -> int:
@@ -199,22 +198,23 @@ def _longest_context(work: StepWork) -> int:
     return max(prefills, decodes)
 
 
-def _fit(means: FloatArray) -> FloatArray:
-    """Non-negative coefficients with the least sum of absolute relative errors; [num_cells, 6] -> [5].
+def _fit(relative: FloatArray, weights: FloatArray) -> FloatArray:
+    """Non-negative coefficients [6] that bring ``relative`` [num_steps, 6], work over time, close to 1: those
+    with the least weighted sum of absolute errors, which a few disturbed steps do not bend.
 
-    Found by least squares, weighted by the errors of the round before: a few disturbed cells do not bend it.
+    Found by least squares, weighted anew by the errors of the round before.
     """
-    relative = means[:, :-1] / means[:, -1:]
-    coefficients = _least_squares(relative, np.ones(len(relative)))
+    coefficients = _least_squares(relative, weights)
     for _ in range(REWEIGHTINGS):
         errors = np.abs(relative @ coefficients - 1.0)
-        coefficients = _least_squares(relative, 1.0 / np.sqrt(np.maximum(errors, SMALL_ERROR)))
+        coefficients = _least_squares(relative, weights / np.maximum(errors, SMALL_ERROR))
     return coefficients
 
 
 def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
-    """Non-negative coefficients that bring each row closest to 1; with so few columns every set of them is
-    tried, and the best without a negative coefficient is the optimum."""
+    """Non-negative coefficients with the least weighted sum of squared errors; with so few columns every set
+    of them is tried, and the best without a negative coefficient is the optimum."""
+    root = np.sqrt(weights)
     best, best_error = np.zeros(NUM_COEFFICIENTS), math.inf
     for count in range(1, NUM_COEFFICIENTS + 1):
         for chosen in combinations(range(NUM_COEFFICIENTS), count):
@@ -222,14 +222,21 @@ def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
             scale = relative[:, columns].max(axis=0)
             if not scale.all():
                 continue
-            scaled = relative[:, columns] / scale * weights[:, None]
-            solution = np.linalg.lstsq(scaled, weights, rcond=None)[0]
-            error = float(((scaled @ solution - weights) ** 2).sum())
+            scaled = relative[:, columns] / scale * root[:, None]
+            solution = np.linalg.lstsq(scaled, root, rcond=None)[0]
+            error = float(((scaled @ solution - root) ** 2).sum())
             if (solution >= 0).all() and error < best_error * (1 - 1e-9):
                 best = np.zeros(NUM_COEFFICIENTS)
                 best[columns] = solution / scale
                 best_error = error
     return best
+
+
+def _unbiased(coefficients: FloatArray, work: FloatArray, seconds: FloatArray) -> FloatArray:
+    """The coefficients scaled so that all steps together take as long as they did: jitter is part of what a
+    step costs. One that waited for another program counts for no more than OUTLIER times the usual."""
+    usual = work @ coefficients
+    return np.asarray(coefficients * np.minimum(seconds, OUTLIER * usual).sum() / usual.sum())
 
 
 def write_profile(path: Path, profile: CostProfile) -> None:
@@ -259,4 +266,4 @@ def read_profile(path: Path) -> FittedCost:
     return FittedCost(profile)
 
 
-_COEFFICIENTS = ("step_s", "new_token_s", "pair_s", "decode_s", "context_token_s")
+_COEFFICIENTS = ("step_s", "batch_s", "new_token_s", "pair_s", "decode_s", "context_token_s")

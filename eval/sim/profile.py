@@ -75,9 +75,21 @@ class _Config(msgspec.Struct):
         return 2 * self.num_hidden_layers * (self.num_key_value_heads or self.num_attention_heads) * head_dim
 
 
-def measure(options: ProfileOptions) -> CostProfile:
-    """Serve the model, load the server, fit. ServerError or CostModelError if that is not possible."""
-    config = read_model_config(options.model)
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one loaded server left behind, or the trace of any run."""
+
+    header: TraceHeader
+    samples: list[StepSample]
+    arrivals_s: list[float]
+    """Of requests served alone: from their sending to their first step."""
+    replies_s: list[float]
+    """From the end of their last step to the client's knowing."""
+
+
+def measure(options: ProfileOptions) -> Measurement:
+    """Serve the model and load the server. ServerError or CostModelError if that is not possible."""
+    read_model_config(options.model)  # before a server starts for nothing
     with tempfile.TemporaryDirectory(prefix="continuum-profile-") as folder:
         trace = options.trace or Path(folder) / "trace.jsonl"
         arguments = [
@@ -92,8 +104,7 @@ def measure(options: ProfileOptions) -> CostProfile:
         _say(f"profile: starting the server for {options.model}")
         with ServerProcess(arguments, Path(folder) / "server.log") as server:
             exchanges = asyncio.run(_load(server.base_url, trace, options))
-        header, samples = read_samples(trace)
-    return _profile(options, config, header, samples, exchanges)
+        return _measurement(trace, exchanges)
 
 
 async def _load(base_url: str, trace: Path, options: ProfileOptions) -> list[Exchange]:
@@ -107,39 +118,51 @@ async def _load(base_url: str, trace: Path, options: ProfileOptions) -> list[Exc
         return await load.run(limits, options.seconds)
 
 
-def from_trace(options: ProfileOptions, trace: Path) -> CostProfile:
-    """Fit to the trace of any run; what is lost around the engine stays unknown."""
+def from_trace(trace: Path) -> Measurement:
+    """The trace of any run; what is lost around the engine stays unknown."""
+    return _measurement(trace, [])
+
+
+def _measurement(trace: Path, exchanges: Sequence[Exchange]) -> Measurement:
+    """A last step's end is not traced: it is taken to last as long as the one before."""
     header, samples = read_samples(trace)
-    return _profile(options, read_model_config(options.model), header, samples, [])
+    steps: dict[str, list[StepSample]] = {}
+    for sample in samples:
+        for request_id in sample.request_ids:
+            steps.setdefault(request_id.rpartition("-")[0], []).append(sample)
+    measurement = Measurement(header, samples, [], [])
+    for exchange in exchanges:
+        own = steps.get(exchange.request_id, [])
+        if len(own) >= 3 and own[-2].seconds is not None:
+            measurement.arrivals_s.append(own[0].begin_s - exchange.sent_s)
+            late_s = exchange.done_s - own[-1].begin_s - own[-2].seconds
+            measurement.replies_s.append(max(0.0, late_s))
+    return measurement
 
 
-def _profile(
-    options: ProfileOptions,
-    config: _Config,
-    header: TraceHeader,
-    samples: Sequence[StepSample],
-    exchanges: Sequence[Exchange],
-) -> CostProfile:
-    fit = fit_steps(samples)
-    a, b, c, d, e = fit.coefficients
-    arrival_s, reply_s = around_the_engine(samples, exchanges)
+def fit_profile(options: ProfileOptions, measurements: Sequence[Measurement]) -> CostProfile:
+    """The costs that describe all measurements together; CostModelError if they are too few."""
+    config = read_model_config(options.model)
     dtype = _dtype(options, config)
+    fit = fit_steps([sample for one in measurements for sample in one.samples])
+    a, b, c, d, e, f = fit.coefficients
     return CostProfile(
         model=Path(options.model).name,
         dtype=dtype,
         date=options.date,
         kv_bytes_per_token=config.kv_values_per_token * VALUE_BYTES[dtype],
-        step_tokens=header.max_num_batched_tokens,
+        step_tokens=measurements[0].header.max_num_batched_tokens,
         step_s=a,
-        new_token_s=b,
-        pair_s=c,
-        decode_s=d,
-        context_token_s=e,
-        arrival_s=arrival_s,
-        reply_s=reply_s,
+        batch_s=b,
+        new_token_s=c,
+        pair_s=d,
+        decode_s=e,
+        context_token_s=f,
+        arrival_s=_median([late_s for one in measurements for late_s in one.arrivals_s]),
+        reply_s=_median([late_s for one in measurements for late_s in one.replies_s]),
         copy_bytes_per_s=_copy_bytes_per_s(),
         num_steps=fit.num_steps,
-        num_cells=fit.num_cells,
+        num_kinds=fit.num_kinds,
         median_error=fit.median_error,
         p95_error=fit.p95_error,
         max_decodes=fit.max_decodes,
@@ -147,25 +170,8 @@ def _profile(
     )
 
 
-def around_the_engine(
-    samples: Sequence[StepSample], exchanges: Sequence[Exchange]
-) -> tuple[float | None, float | None]:
-    """Median seconds from a request's sending to its first step, and from the end of its last step to the
-    client's knowing. A last step's end is not traced: it is taken to last as long as the one before."""
-    steps: dict[str, list[StepSample]] = {}
-    for sample in samples:
-        for request_id in sample.request_ids:
-            steps.setdefault(request_id.rpartition("-")[0], []).append(sample)
-    arrivals, replies = [], []
-    for exchange in exchanges:
-        own = steps.get(exchange.request_id, [])
-        if len(own) < 3 or own[-2].seconds is None:
-            continue
-        arrivals.append(own[0].begin_s - exchange.sent_s)
-        replies.append(max(0.0, exchange.done_s - own[-1].begin_s - own[-2].seconds))
-    if not arrivals:
-        return None, None
-    return statistics.median(arrivals), statistics.median(replies)
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def read_samples(trace: Path) -> tuple[TraceHeader, list[StepSample]]:
@@ -258,10 +264,11 @@ def run(arguments: argparse.Namespace) -> int:
     """``continuum profile``: prints what was found; errors are raised."""
     options = _options(arguments)
     if arguments.from_trace is not None:
-        profile = from_trace(options, arguments.from_trace)
+        measurement = from_trace(arguments.from_trace)
     else:
         with unwound_by_sigterm():
-            profile = measure(options)
+            measurement = measure(options)
+    profile = fit_profile(options, [measurement])
     write_profile(arguments.json, profile)
     print(render(profile))
     return 0
@@ -276,6 +283,7 @@ def render(profile: CostProfile) -> str:
     lines = [
         f"{profile.model} in {profile.dtype}",
         f"  every step              {ms(profile.step_s)}",
+        f"  of several tokens       {ms(profile.batch_s)} more",
         f"  1,000 new tokens        {ms(profile.new_token_s * 1e3)}",
         f"  1,000,000 pairs         {ms(profile.pair_s * 1e6)}",
         f"  a decode                {ms(profile.decode_s)}",
