@@ -1,4 +1,4 @@
-"""What was learned about how long tools take, as the policy needs it; survives a restart in a file."""
+"""What was learned of tools and of what follows a turn, for the policy; survives a restart in a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from continuum.jobs import Frontier
 from engine.errors import ConfigError
 from engine.messages import ToolCall
-from estimator.durations import DurationEstimator
-from estimator.state import EstimatorStateError, load_estimator, snapshot, write_state
+from estimator.state import EstimatorStateError, Learned, load_learned, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey, tool_key
 
@@ -21,20 +20,24 @@ SAVE_EVERY_S = 60.0
 
 
 class ToolMemory:
-    """Durations of tool calls by kind of tool."""
+    """Durations of tool calls by kind of tool and by job, and what follows a turn by what ended it."""
 
     def __init__(self, path: str | None = None) -> None:
         """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
         self._path = path
-        self._tools = _load(path) if path is not None else DurationEstimator()
+        self._learned = _load(path) if path is not None else Learned()
+        self._tools = self._learned.durations
+        self._turns = self._learned.turns
         self._unsaved_since_s: float | None = None
         self._writing: threading.Thread | None = None
 
     def keys(self, calls: Sequence[ToolCall]) -> list[ToolKey]:
         return [tool_key(call.name, call.arguments) for call in calls]
 
-    def curve(self, tools: Sequence[ToolKey] | None) -> SurvivalCurve:
-        """Time until the turn returns: the slowest of parallel calls.
+    # ---- how long tools take ----
+
+    def curve(self, tools: Sequence[ToolKey] | None, job_id: str | None = None) -> SurvivalCurve:
+        """Time until the turn returns: the slowest of parallel calls. ``job_id``: what that job saw counts.
 
         None: not known what runs, any tool. Empty: nothing runs, and nothing is learned of when, or whether,
         an answer is answered.
@@ -43,28 +46,54 @@ class ToolMemory:
             return self._tools.survival(ToolKey(()))
         if not tools:
             return NOTHING_KNOWN
-        curves = [self._tools.survival(key) for key in tools]
+        curves = [self._tools.survival(key, job_id) for key in tools]
         return curves[0] if len(curves) == 1 else max_of(curves)
 
     def observe(
-        self, tools: Sequence[ToolKey], duration_s: float, now: float, censored: bool = False
+        self,
+        tools: Sequence[ToolKey],
+        duration_s: float,
+        now: float,
+        censored: bool = False,
+        job_id: str | None = None,
     ) -> None:
         """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
         if not tools:
             return
-        key = max(tools, key=lambda k: self._tools.survival(k).median_remaining(0.0))
-        self._tools.observe(key, duration_s, censored)
+        key = max(tools, key=lambda k: self._tools.survival(k, job_id).median_remaining(0.0))
+        self._tools.observe(key, duration_s, censored, job=job_id, now=now)
         self._save_now_and_then(now)
 
     def return_probability(self, frontier: Frontier, deadline_s: float, now: float) -> float:
         """P(the turn is back by the deadline | it is not back yet); 1/2 while nothing is learned."""
-        curve = self.curve(frontier.tools)
+        curve = self.curve(frontier.tools, frontier.job.job_id)
         if curve.num_observations == 0:
             return 0.5
         gone = curve.cdf(max(0.0, now - frontier.ended_s))
         if gone >= 1:
             return 0.0
         return (curve.cdf(max(0.0, deadline_s - frontier.ended_s)) - gone) / (1 - gone)
+
+    # ---- what follows a turn ----
+
+    def observe_last_turn(self, tools: Sequence[ToolKey]) -> None:
+        """No turn followed the one that ended with these calls (none: with an answer)."""
+        self._turns.observe_last(tools)
+
+    def observe_next_turn(self, tools: Sequence[ToolKey], growth_tokens: int) -> None:
+        """A turn followed, its prompt so much longer than the prompt and the answer before it."""
+        self._turns.observe_next(tools, growth_tokens)
+
+    def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
+        """P(no turn follows one that ended so); None: not known what it called."""
+        return self._turns.last_turn_probability(tools)
+
+    def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
+        """Expected tokens that the next prompt adds to this one and its answer; None while nothing is
+        learned."""
+        return self._turns.prompt_growth(tools)
+
+    # ---- the file ----
 
     def _save_now_and_then(self, now: float) -> None:
         """Write on a thread: a disk must not hold up a step."""
@@ -74,7 +103,7 @@ class ToolMemory:
             self._unsaved_since_s = now
         if now - self._unsaved_since_s >= SAVE_EVERY_S and not (self._writing and self._writing.is_alive()):
             self._unsaved_since_s = None
-            self._writing = threading.Thread(target=_write, args=(snapshot(self._tools), self._path))
+            self._writing = threading.Thread(target=_write, args=(snapshot(self._learned), self._path))
             self._writing.start()
 
     def wait_until_written(self) -> None:
@@ -85,19 +114,19 @@ class ToolMemory:
         """Write what was learned; the last thing done with it."""
         self.wait_until_written()
         if self._path is not None:
-            _write(snapshot(self._tools), self._path)
+            _write(snapshot(self._learned), self._path)
 
 
-def _load(path: str) -> DurationEstimator:
+def _load(path: str) -> Learned:
     try:
-        estimator = load_estimator(path)
+        learned = load_learned(path)
         # Whoever cannot write there wants to know now, not when the server stops.
-        write_state(snapshot(estimator), path)
+        write_state(snapshot(learned), path)
     except EstimatorStateError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:
         raise ConfigError(f"The estimator state {path} cannot be written: {error.strerror}.") from error
-    return estimator
+    return learned
 
 
 def _write(state: bytes, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Learns how long tool calls take, per kind of call, from durations some of which were cut off (censored).
+"""Learns how long tool calls take, per kind of call and per job, from durations of which some were cut off.
 
 Knows nothing of engine or policy: keys and seconds in, survival curves out. scikit-learn's conventions: the
 constructor only stores parameters, what was learned has a trailing underscore. One thread only.
@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,78 +22,103 @@ from estimator.tool_key import ToolKey
 __all__ = ["DurationEstimator", "DurationHistogram", "SurvivalCurve", "max_of"]
 
 FloatArray = NDArray[np.float64]
+K = TypeVar("K")
+
+TINY = 1e-300
+"""Stands for no weight at all where something is divided by it."""
 
 
 class Belief:
-    """What is believed of one key: P(D > edge) for each edge, and how many observations it rests on."""
+    """What is believed of one key: the probability of each bin, and how many observations it rests on."""
 
-    __slots__ = ("_curve", "masses", "survival", "weight")
+    __slots__ = ("_curve", "masses", "tail", "weight")
 
-    def __init__(self, survival: FloatArray, weight: float) -> None:
-        self.survival = survival
-        """[num_bins + 1], from 1; the last is the unknown tail."""
-        self.masses = survival[:-1] - survival[1:]
+    def __init__(self, masses: FloatArray, tail: float, weight: float) -> None:
+        self.masses = masses
+        """[num_bins]; they and the tail add up to 1."""
+        self.tail = tail
+        """Probability of longer than anything that was seen to end."""
         self.weight = weight
         self._curve: SurvivalCurve | None = None
 
     def curve(self, edges_s: Sequence[float]) -> SurvivalCurve:
         if self._curve is None:
-            self._curve = SurvivalCurve(edges_s, (1.0 - self.survival).tolist(), self.weight)
+            ended_by = np.minimum(self.masses.cumsum(), 1.0)
+            if not self.tail:
+                ended_by /= ended_by[-1]  # rounding is no reason to doubt that it ends
+            self._curve = SurvivalCurve(edges_s, [0.0, *ended_by.tolist()], self.weight)
         return self._curve
 
 
-NO_BELIEF = Belief(np.ones(1), 0.0)
+NO_BELIEF = Belief(np.zeros(1), 1.0, 0.0)
 
 
 class DurationHistogram:
     """What was seen of one key: weights of durations per bin, of those that ended and those cut off."""
 
-    __slots__ = ("_belief", "_parent", "censored", "ended")
+    __slots__ = ("_belief", "_parent", "censored", "ended", "seen_s")
 
     def __init__(self, num_bins: int) -> None:
         self.ended: FloatArray = np.zeros(num_bins)
-        self.censored: FloatArray = np.zeros(num_bins)
+        self.censored: FloatArray | None = None
+        """None while nothing was cut off, which is most of the time and saves most of the work."""
+        self.seen_s = 0.0
+        """When it last learned something, on the estimator's clock."""
         self._belief: Belief | None = None
         self._parent: Belief | None = None
 
     def add(self, index: int, censored: bool, keep: float) -> None:
         """One observation more; all earlier ones count ``keep`` times as much as before."""
         self.ended *= keep
-        self.censored *= keep
-        (self.censored if censored else self.ended)[index] += 1.0
+        if self.censored is not None:
+            self.censored *= keep
+        elif censored:
+            self.censored = np.zeros_like(self.ended)
+        (self.censored if censored and self.censored is not None else self.ended)[index] += 1.0
         self._belief = None
 
     def belief(self, parent: Belief, strength: float) -> Belief:
         """What these observations say together with up to ``strength`` that are borrowed from the parent."""
         if self._belief is None or self._parent is not parent:
-            self._belief = self._learn(parent, min(strength, parent.weight))
+            borrowed = min(strength, parent.weight)
+            ended = self.ended + borrowed * parent.masses if borrowed else self.ended
+            outlasting = borrowed * parent.tail
+            if self.censored is None:
+                weight = max(float(ended.sum()) + outlasting, TINY)
+                self._belief = Belief(ended / weight, outlasting / weight, weight)
+            else:
+                self._belief = _product_limit(ended, self.censored, outlasting)
             self._parent = parent
         return self._belief
 
-    def _learn(self, parent: Belief, borrowed: float) -> Belief:
-        """Kaplan-Meier over the bins. What was cut off in a bin counts half there, as in a life table:
-        neither as if it had outlasted the bin nor as if it had never entered it."""
-        ended, outlasting = self.ended, 0.0
-        if borrowed > 0:
-            ended = ended + borrowed * parent.masses
-            outlasting = borrowed * float(parent.survival[-1])
-        entered = np.cumsum((ended + self.censored)[::-1])[::-1] + outlasting
-        at_risk = entered - 0.5 * self.censored
-        hazards = np.zeros_like(ended)  # where nothing came it stays unknown, that is 0
-        np.divide(ended, at_risk, out=hazards, where=at_risk > 0.0)
-        survival = np.ones(len(ended) + 1)
-        np.cumprod(1.0 - np.minimum(hazards, 1.0), out=survival[1:])
-        return Belief(survival, float(entered[0]))
+
+def _product_limit(ended: FloatArray, censored: FloatArray, outlasting: float) -> Belief:
+    """Kaplan and Meier's estimate (J. Am. Stat. Assoc. 53, 1958) over the bins, all in weights.
+
+    What was cut off in a bin counts half there, as in a life table: neither as if it had outlasted the bin
+    nor as if it had never entered it. Beyond what anything entered the hazard is unknown, that is 0.
+    """
+    entered = (ended + censored)[::-1].cumsum()[::-1] + (outlasting or TINY)
+    hazards = ended / (entered - 0.5 * censored)
+    survival = (1.0 - hazards).cumprod()
+    masses = hazards
+    masses[1:] *= survival[:-1]
+    return Belief(masses, max(0.0, float(survival[-1])), float(entered[0]))
 
 
 class DurationEstimator:
     """Survival curves of tool calls by key; a key seen little leans on its parents.
 
+    The calls of one job are one level more below the key: the same tests in the same repository take about
+    as long as they took last time. Only kinds of call survive a restart, jobs do not.
+
     Parameters
     ----------
     prior_strength: how many observations of its own make a key as credible as its parent.
     half_life: after so many later observations of its key an observation counts half.
+    half_life_s: the same in seconds between an observation of its key and the next.
     max_keys: the keys not seen for longest are forgotten beyond this.
+    max_job_keys: the same for the keys of jobs.
     min_s, max_s, num_bins: durations are told apart in so many bins, evenly in log(duration).
     """
 
@@ -101,19 +126,29 @@ class DurationEstimator:
     """Bounds of the bins, num_bins + 1, from 0."""
     histograms_: OrderedDict[tuple[str, ...], DurationHistogram]
     """By the parts of the key, the one seen least recently first; a parent always after its children."""
+    job_histograms_: OrderedDict[tuple[str, tuple[str, ...]], DurationHistogram]
+    """By job and parts of the whole key, the one seen least recently first."""
+    clock_s_: float
+    """Newest time that was told, from the first ever; it stands still while no estimator runs."""
+    _clock_start_s: float | None
+    """When that was 0, on the clock of whoever tells the time; None until told."""
 
     def __init__(
         self,
         prior_strength: float = 4.0,
         half_life: float = 500.0,
+        half_life_s: float = 604800.0,
         max_keys: int = 1024,
+        max_job_keys: int = 2048,
         min_s: float = 0.001,
         max_s: float = 21600.0,
         num_bins: int = 120,
     ) -> None:
         self.prior_strength = prior_strength
         self.half_life = half_life
+        self.half_life_s = half_life_s
         self.max_keys = max_keys
+        self.max_job_keys = max_job_keys
         self.min_s = min_s
         self.max_s = max_s
         self.num_bins = num_bins
@@ -136,28 +171,55 @@ class DurationEstimator:
             self.observe(key, duration_s, was_cut_off)
         return self
 
-    def observe(self, key: ToolKey, duration_s: float, censored: bool = False) -> None:
-        """Learn one duration, for the key and all its parents."""
+    def observe(
+        self,
+        key: ToolKey,
+        duration_s: float,
+        censored: bool = False,
+        *,
+        job: str | None = None,
+        now: float | None = None,
+    ) -> None:
+        """Learn one duration, for the key, all its parents and the job's own calls of the key.
+
+        ``now``: seconds on any clock that does not run backwards; without it no time has passed.
+        """
         if not duration_s >= 0:
             raise ValueError(f"a duration must be at least 0 s, not {duration_s}")
         if not hasattr(self, "histograms_"):
             self.start()
+        if now is not None:
+            self._advance(now)
         # Bin i covers (edge i, edge i + 1]; a duration of 0 belongs to the first, one past max_s to the last.
         index = min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
-        keep = 0.5 ** (1 / self.half_life)
         for depth in range(len(key.parts), -1, -1):
-            parts = key.parts[:depth]
-            histogram = self.histograms_.get(parts)
-            if histogram is None:
-                histogram = self.histograms_[parts] = DurationHistogram(self.num_bins)
-            histogram.add(index, censored, keep)
-            self.histograms_.move_to_end(parts)
-        while len(self.histograms_) > self.max_keys:
-            self.histograms_.popitem(last=False)
+            self._learn(self.histograms_, key.parts[:depth], index, censored)
+        _forget(self.histograms_, self.max_keys)
+        if job is not None:
+            self._learn(self.job_histograms_, (job, key.parts), index, censored)
+            _forget(self.job_histograms_, self.max_job_keys)
+
+    def _learn(
+        self, histograms: OrderedDict[K, DurationHistogram], place: K, index: int, censored: bool
+    ) -> None:
+        histogram = histograms.get(place)
+        if histogram is None:
+            histogram = histograms[place] = DurationHistogram(self.num_bins)
+            histogram.seen_s = self.clock_s_
+        halvings = 1 / self.half_life + (self.clock_s_ - histogram.seen_s) / self.half_life_s
+        histogram.add(index, censored, 0.5**halvings)
+        histogram.seen_s = self.clock_s_
+        histograms.move_to_end(place)
+
+    def _advance(self, now: float) -> None:
+        if self._clock_start_s is None:
+            self._clock_start_s = now - self.clock_s_
+        self.clock_s_ = max(self.clock_s_, now - self._clock_start_s)
 
     def start(self) -> None:
         """Check the parameters and begin with nothing learned."""
-        limits = {"prior_strength": 0.01, "half_life": 1.0, "max_keys": 8, "min_s": 1e-9, "num_bins": 2}
+        limits = {"prior_strength": 0.01, "half_life": 1.0, "half_life_s": 1.0, "max_keys": 8}
+        limits |= {"max_job_keys": 0, "min_s": 1e-9, "num_bins": 2}
         for name, least in limits.items():
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and at least {least}, not {getattr(self, name)}")
@@ -165,19 +227,26 @@ class DurationEstimator:
             raise ValueError(f"max_s must be finite and above min_s ({self.min_s}), not {self.max_s}")
         self.edges_ = (0.0, *np.geomspace(self.min_s, self.max_s, self.num_bins).tolist())
         self.histograms_ = OrderedDict()
+        self.job_histograms_ = OrderedDict()
+        self.clock_s_ = 0.0
+        self._clock_start_s = None
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def survival(self, key: ToolKey) -> SurvivalCurve:
-        """The curve of a key; of its nearest known parent, trusted less, if it was never seen."""
-        belief, strength = NO_BELIEF, self.prior_strength
+    def survival(self, key: ToolKey, job: str | None = None) -> SurvivalCurve:
+        """The curve of a key, in a job if one is named; of its nearest known parent, trusted less, if it was
+        never seen."""
         if not getattr(self, "histograms_", None):
             return NOTHING_KNOWN
+        belief, strength = NO_BELIEF, self.prior_strength
         for depth in range(len(key.parts) + 1):
             histogram = self.histograms_.get(key.parts[:depth])
             if histogram is None:
                 return belief.curve(self.edges_).resting_on(min(strength, belief.weight))
             belief = histogram.belief(belief, strength)
+        of_job = self.job_histograms_.get((job, key.parts)) if job is not None else None
+        if of_job is not None:
+            belief = of_job.belief(belief, strength)
         return belief.curve(self.edges_)
 
     def predict(self, keys: Sequence[ToolKey]) -> FloatArray:
@@ -201,3 +270,8 @@ class DurationEstimator:
                 raise ValueError(f"DurationEstimator has no parameter {name!r}; it has {', '.join(known)}")
             setattr(self, name, value)
         return self
+
+
+def _forget(histograms: OrderedDict[K, DurationHistogram], most: int) -> None:
+    while len(histograms) > most:
+        histograms.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Keeps what a DurationEstimator learned across restarts, in one file that is always whole.
+"""Keeps what was learned of tool calls and turns across restarts, in one file that is always whole.
 
 Of the engine it knows nothing; whether a bad file stops the program is the caller's choice.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,15 +16,25 @@ import msgspec
 import numpy as np
 
 from estimator.durations import DurationEstimator, DurationHistogram, FloatArray
+from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class EstimatorStateError(Exception):
     """The file holds no state that this version can read; its text is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """All that survives a restart."""
+
+    durations: DurationEstimator = field(default_factory=DurationEstimator)
+    turns: TurnOutcomes = field(default_factory=TurnOutcomes)
 
 
 class _Head(msgspec.Struct):
@@ -39,60 +50,77 @@ class _KeyState(msgspec.Struct, array_like=True):
     parts: tuple[str, ...]
     bins: list[Index]
     ended: list[Weight]
-    censored: list[Weight]
+    censored: list[Weight] | None
+    seen_s: Seconds
+
+
+class _TurnState(msgspec.Struct, array_like=True):
+    """One kind of end of a turn: the fields of its TurnTally."""
+
+    parts: tuple[str, ...]
+    num_turns: Weight
+    num_last: Weight
+    num_followed: Weight
+    growth_tokens: Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
 class _State(msgspec.Struct):
     prior_strength: float
     half_life: float
+    half_life_s: float
     max_keys: int
+    max_job_keys: int
     min_s: float
     max_s: float
     num_bins: Annotated[int, msgspec.Meta(le=100_000)]
+    clock_s: Seconds
     keys: list[_KeyState]
     """In the order of ``DurationEstimator.histograms_``."""
+    turns: list[_TurnState]
+    """In the order of ``TurnOutcomes.tallies``."""
     format: str = "tool-durations"
     version: int = STATE_VERSION
 
 
-def snapshot(estimator: DurationEstimator) -> bytes:
+def snapshot(learned: Learned) -> bytes:
     """All that ``restore`` needs, as JSON. Quick: a loop takes it and leaves ``write_state`` to a thread."""
-    histograms = getattr(estimator, "histograms_", {})
-    keys = [_key_state(parts, histogram) for parts, histogram in histograms.items()]
-    return msgspec.json.encode(_State(keys=keys, **estimator.get_params()))
+    durations = learned.durations
+    histograms = getattr(durations, "histograms_", {})
+    state = _State(
+        keys=[_key_state(parts, histogram) for parts, histogram in histograms.items()],
+        turns=[_turn_state(parts, tally) for parts, tally in learned.turns.tallies.items()],
+        clock_s=getattr(durations, "clock_s_", 0.0),
+        **durations.get_params(),
+    )
+    return msgspec.json.encode(state)
 
 
-def restore(data: bytes) -> DurationEstimator:
-    """An estimator that answers as the one that was saved; EstimatorStateError if ``data`` is not that."""
+def restore(data: bytes) -> Learned:
+    """What answers as what was saved does; EstimatorStateError if ``data`` is not that."""
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version != STATE_VERSION:
-            raise EstimatorStateError(f"it has version {version}, this program reads version {STATE_VERSION}")
+            raise EstimatorStateError(
+                f"it has version {version}, this program reads version {STATE_VERSION}: "
+                "move it away to learn anew"
+            )
         state = msgspec.json.decode(data, type=_State)
-        estimator = DurationEstimator(
-            **{name: getattr(state, name) for name in DurationEstimator().get_params()}
-        )
-        estimator.start()
-        for key in state.keys:
-            estimator.histograms_[key.parts] = _histogram(key, estimator.num_bins)
-        if estimator.histograms_ and next(reversed(estimator.histograms_)) != ():
-            raise EstimatorStateError("it does not end with the key of all calls")
+        return Learned(_durations(state), _turns(state))
     except (ValueError, IndexError, RecursionError) as error:
         raise EstimatorStateError(f"it is damaged or of another program: {error}") from error
-    return estimator
 
 
-def save_estimator(estimator: DurationEstimator, path: str | Path) -> None:
+def save_learned(learned: Learned, path: str | Path) -> None:
     """Write the state; a reader, or a restart after a crash, sees the old file or the new one, whole."""
-    write_state(snapshot(estimator), path)
+    write_state(snapshot(learned), path)
 
 
-def load_estimator(path: str | Path) -> DurationEstimator:
-    """What was saved at ``path``, a fresh one if there is no such file; EstimatorStateError if not ours."""
+def load_learned(path: str | Path) -> Learned:
+    """What was saved at ``path``, nothing yet if there is no such file; EstimatorStateError if not ours."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        return DurationEstimator()
+        return Learned()
     except OSError as error:
         raise EstimatorStateError(f"The estimator state {path} cannot be read: {error.strerror}.") from error
     try:
@@ -119,21 +147,55 @@ def write_state(data: bytes, path: str | Path) -> None:
 
 
 def _key_state(parts: tuple[str, ...], histogram: DurationHistogram) -> _KeyState:
-    bins = np.flatnonzero(histogram.ended + histogram.censored)
-    return _KeyState(parts, bins.tolist(), histogram.ended[bins].tolist(), histogram.censored[bins].tolist())
+    ended, censored = histogram.ended, histogram.censored
+    bins = np.flatnonzero(ended if censored is None else ended + censored)
+    weights = None if censored is None else censored[bins].tolist()
+    return _KeyState(parts, bins.tolist(), ended[bins].tolist(), weights, histogram.seen_s)
+
+
+def _turn_state(parts: tuple[str, ...], tally: TurnTally) -> _TurnState:
+    return _TurnState(parts, tally.num_turns, tally.num_last, tally.num_followed, tally.growth_tokens)
+
+
+def _durations(state: _State) -> DurationEstimator:
+    estimator = DurationEstimator(**{name: getattr(state, name) for name in DurationEstimator().get_params()})
+    estimator.start()
+    estimator.clock_s_ = state.clock_s
+    for key in state.keys:
+        estimator.histograms_[key.parts] = _histogram(key, estimator.num_bins)
+    _check_order(list(estimator.histograms_), "call")
+    return estimator
+
+
+def _turns(state: _State) -> TurnOutcomes:
+    outcomes = TurnOutcomes()
+    for turn in state.turns:
+        tally = TurnTally(turn.num_turns, turn.num_last, turn.num_followed, turn.growth_tokens)
+        outcomes.tallies[turn.parts] = tally
+    _check_order(list(outcomes.tallies), "turn")
+    return outcomes
+
+
+def _check_order(keys: list[tuple[str, ...]], what: str) -> None:
+    if keys and keys[-1] != ():
+        raise EstimatorStateError(f"it does not end with the key of every {what}")
 
 
 def _histogram(key: _KeyState, num_bins: int) -> DurationHistogram:
-    if not len(key.bins) == len(key.ended) == len(key.censored):
+    if not len(key.bins) == len(key.ended) == len(key.ended if key.censored is None else key.censored):
         raise EstimatorStateError(f"the weights of {'/'.join(key.parts) or '*'} do not match its bins")
     histogram = DurationHistogram(num_bins)
-    _fill(histogram.ended, key.bins, key.ended)
-    _fill(histogram.censored, key.bins, key.censored)
+    histogram.seen_s = key.seen_s
+    histogram.ended = _weights(key.bins, key.ended, num_bins)
+    if key.censored is not None:
+        histogram.censored = _weights(key.bins, key.censored, num_bins)
     return histogram
 
 
-def _fill(weights: FloatArray, bins: list[int], values: list[float]) -> None:
+def _weights(bins: list[int], values: list[float], num_bins: int) -> FloatArray:
+    weights = np.zeros(num_bins)
     weights[np.array(bins, dtype=np.intp)] = values
+    return weights
 
 
 def _sync_directory(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from estimator.durations import DurationEstimator
+from estimator.state import Learned, restore, snapshot
 from estimator.tool_key import ToolKey, tool_key
 
 ANY = ToolKey(())
@@ -91,15 +93,45 @@ def test_old_observations_fade() -> None:
     assert estimator.survival(PYTEST).num_observations < 20 / math.log(2) + estimator.prior_strength + 1
 
 
+def test_old_observations_fade_with_time() -> None:
+    """What a tool took weeks ago counts less than what it takes now, however few calls came between; no
+    time passes for a key while nothing newer is learned of it, nor between a stop and a start."""
+    estimator = DurationEstimator(half_life=1e9, half_life_s=3600.0)
+    for _ in range(100):
+        estimator.observe(PYTEST, 1.0, now=50.0)
+    estimator.observe(LS, 0.1, now=50.0 + 10 * 3600)
+    assert estimator.predict([PYTEST])[0] == pytest.approx(1, rel=0.2)
+    estimator.observe(PYTEST, 30.0, now=50.0 + 10 * 3600)
+    assert estimator.survival(PYTEST).cdf(2.0) < 0.5
+    restarted = restore(snapshot(Learned(estimator))).durations
+    restarted.observe(PYTEST, 30.0, now=7.0)  # another clock
+    assert restarted.survival(PYTEST).num_observations == pytest.approx(2.1 + 4, abs=0.1)
+
+
+def test_a_jobs_own_calls_come_first() -> None:
+    """Tests that took a minute in this job are expected to again, though they are quick elsewhere; another
+    kind of call and another job expect what is usual."""
+    estimator = DurationEstimator().fit([PYTEST, LS] * 50, [1.0, 0.1] * 50)
+    expected = []
+    for _ in range(8):
+        estimator.observe(PYTEST, 60.0, job="slow")
+        expected.append(estimator.survival(PYTEST, "slow").quantile(0.5))
+    assert expected == sorted(expected)
+    assert expected[-1] == pytest.approx(60, rel=0.2)
+    assert estimator.survival(PYTEST, "other").quantile(0.5) == pytest.approx(1, rel=0.2)
+    assert estimator.survival(LS, "slow").quantile(0.5) == pytest.approx(0.1, rel=0.2)
+
+
 def test_memory_is_bounded() -> None:
     """Of more kinds than ``max_keys`` those unseen for longest are forgotten, never a parent of one kept."""
-    estimator = DurationEstimator(max_keys=16)
+    estimator = DurationEstimator(max_keys=16, max_job_keys=10)
     for number in range(100):
-        estimator.observe(ToolKey(("bash", f"program{number}", "x")), 1.0)
+        estimator.observe(ToolKey(("bash", f"program{number}", "x")), 1.0, job=f"job{number}")
         kept = estimator.histograms_
         assert len(kept) <= 16
         assert all(parts[:-1] in kept for parts in kept)
     assert estimator.survival(ToolKey(("bash", "program99"))).num_observations > 1
+    assert [job for job, _ in estimator.job_histograms_] == [f"job{number}" for number in range(90, 100)]
 
 
 def test_scikit_learn_conventions() -> None:
@@ -124,6 +156,7 @@ OBSERVATIONS = st.lists(
         st.sampled_from([PYTEST, LS, BASH, ANY, ToolKey(("read",))]),
         st.sampled_from([0.0, 1e-4, 0.02, 1.0, 60.0, 7200.0, 1e6, math.inf]) | st.floats(0, 100),
         st.booleans(),
+        st.none() | st.sampled_from(["a", "b"]),
     ),
     max_size=30,
 )
@@ -131,23 +164,23 @@ OBSERVATIONS = st.lists(
 
 @given(observations=OBSERVATIONS, strength=st.sampled_from([0.5, 4.0]))
 def test_any_history_gives_legal_curves(
-    observations: list[tuple[ToolKey, float, bool]], strength: float
+    observations: list[tuple[ToolKey, float, bool, str | None]], strength: float
 ) -> None:
     """Whatever was observed, every curve is a distribution function; asking again gives the same curve, and
     asking in between changes nothing."""
     asked, silent = (DurationEstimator(prior_strength=strength, half_life=3, max_keys=8) for _ in range(2))
-    for key, duration_s, censored in observations:
-        asked.observe(key, duration_s, censored)
-        asked.survival(PYTEST)
-        silent.observe(key, duration_s, censored)
-    for key in (PYTEST, LS, BASH, ANY):
-        curve = asked.survival(key)
+    for key, duration_s, censored, job in observations:
+        asked.observe(key, duration_s, censored, job=job)
+        asked.survival(PYTEST, "a")
+        silent.observe(key, duration_s, censored, job=job)
+    for key, job in itertools.product((PYTEST, LS, BASH, ANY), (None, "a")):
+        curve = asked.survival(key, job)
         p = list(curve.probabilities)
         assert p[0] == 0
         assert p == sorted(p)
         assert p[-1] <= 1
-        assert p == list(silent.survival(key).probabilities)
-        assert list(asked.survival(key).probabilities) == p
+        assert p == list(silent.survival(key, job).probabilities)
+        assert list(asked.survival(key, job).probabilities) == p
         assert (curve.num_observations == 0) == (not observations)
-        if observations and not any(censored for _, _, censored in observations):
+        if observations and not any(censored for _, _, censored, _ in observations):
             assert p[-1] == 1

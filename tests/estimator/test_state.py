@@ -13,45 +13,82 @@ from estimator.durations import DurationEstimator
 from estimator.state import (
     STATE_VERSION,
     EstimatorStateError,
-    load_estimator,
+    Learned,
+    load_learned,
     restore,
-    save_estimator,
+    save_learned,
     snapshot,
     write_state,
 )
 from estimator.tool_key import ToolKey, tool_key
 
-KEYS = [tool_key("bash", "pytest"), tool_key("bash", "ls"), ToolKey(("(answer)",)), ToolKey(())]
+CALLS = [tool_key("bash", "pytest"), tool_key("bash", "ls")]
+KEYS = [*CALLS, ToolKey(("(answer)",)), ToolKey(())]
+
+
+SEEN = st.tuples(st.sampled_from(KEYS), st.floats(0, 1e5), st.booleans())
+TURNS = st.tuples(st.lists(st.sampled_from(CALLS), max_size=2), st.none() | st.integers(0, 10**6))
+
+
+def learn(learned: Learned, seen: tuple[ToolKey, float, bool]) -> None:
+    learned.durations.observe(*seen)
+
+
+def follow(learned: Learned, turn: tuple[list[ToolKey], int | None]) -> None:
+    tools, growth_tokens = turn
+    if growth_tokens is None:
+        learned.turns.observe_last(tools)
+    else:
+        learned.turns.observe_next(tools, growth_tokens)
+
+
+def some_learned() -> Learned:
+    learned = Learned(DurationEstimator().fit(KEYS, [1.0, 2.0, 3.0, 4.0], [False, True, False, False]))
+    follow(learned, (CALLS, 70))
+    follow(learned, ([], None))
+    return learned
 
 
 @given(
-    seen=st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e5), st.booleans()), max_size=20),
-    later=st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e5), st.booleans()), max_size=5),
+    seen=st.lists(SEEN, max_size=20),
+    later=st.lists(SEEN, max_size=5),
+    turns=st.lists(TURNS, max_size=8),
 )
-def test_restart(seen: list[tuple[ToolKey, float, bool]], later: list[tuple[ToolKey, float, bool]]) -> None:
-    """After a restart the estimator answers, and learns on, exactly as the one that went on running."""
-    running = DurationEstimator(half_life=5.0, max_keys=8, num_bins=30)
+def test_restart(
+    seen: list[tuple[ToolKey, float, bool]],
+    later: list[tuple[ToolKey, float, bool]],
+    turns: list[tuple[list[ToolKey], int | None]],
+) -> None:
+    """After a restart all is answered, and learned on, exactly as by the one that went on running."""
+    running = Learned(DurationEstimator(half_life=5.0, max_keys=8, num_bins=30))
     for observation in seen:
-        running.observe(*observation)
+        learn(running, observation)
+    for turn in turns[1:]:
+        follow(running, turn)
     restarted = restore(snapshot(running))
-    for observation in later:
-        running.observe(*observation)
-        restarted.observe(*observation)
-    assert restarted.get_params() == running.get_params()
+    for one in (running, restarted):
+        for observation in later:
+            learn(one, observation)
+        for turn in turns[:1]:
+            follow(one, turn)
+    assert restarted.durations.get_params() == running.durations.get_params()
     for key in KEYS:
-        ours, theirs = running.survival(key), restarted.survival(key)
+        ours, theirs = running.durations.survival(key), restarted.durations.survival(key)
         assert (ours.probabilities, ours.num_observations) == (theirs.probabilities, theirs.num_observations)
+    for tools in ([], CALLS, None):
+        assert running.turns.last_turn_probability(tools) == restarted.turns.last_turn_probability(tools)
+        assert running.turns.prompt_growth(tools) == restarted.turns.prompt_growth(tools)
     assert snapshot(restarted) == snapshot(running)
 
 
 def test_file(tmp_path: Path) -> None:
     """The file is read back as it was saved; none at all means a fresh start; nothing else is left behind."""
     path = tmp_path / "tools.json"
-    assert load_estimator(path).survival(KEYS[0]).num_observations == 0
-    estimator = DurationEstimator().fit(KEYS, [1.0, 2.0, 3.0, 4.0])
-    save_estimator(estimator, path)
-    save_estimator(estimator, path)
-    assert snapshot(load_estimator(path)) == snapshot(estimator)
+    assert load_learned(path).durations.survival(KEYS[0]).num_observations == 0
+    learned = some_learned()
+    save_learned(learned, path)
+    save_learned(learned, path)
+    assert snapshot(load_learned(path)) == snapshot(learned)
     assert [file.name for file in tmp_path.iterdir()] == ["tools.json"]
 
 
@@ -69,7 +106,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_cut_file(data: st.DataObject) -> None:
     """A file cut at any byte is refused."""
-    whole = snapshot(DurationEstimator().fit(KEYS, [1.0, 2.0, 3.0, 4.0]))
+    whole = snapshot(some_learned())
     with pytest.raises(EstimatorStateError):
         restore(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
@@ -77,33 +114,35 @@ def test_cut_file(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_damaged_file(data: st.DataObject) -> None:
     """A file with a byte changed is refused or read as some estimator that answers; nothing else happens."""
-    damaged = bytearray(snapshot(DurationEstimator().fit(KEYS, [1.0, 2.0, 3.0, 4.0])))
+    damaged = bytearray(snapshot(some_learned()))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
-        estimator = restore(bytes(damaged))
+        learned = restore(bytes(damaged))
     except EstimatorStateError:
         return
     for key in KEYS:
-        probabilities = list(estimator.survival(key).probabilities)
+        probabilities = list(learned.durations.survival(key).probabilities)
         assert probabilities == sorted(probabilities)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     """Another version, another program's file and a folder are each refused in one sentence with the path."""
     path = tmp_path / "tools.json"
-    save_estimator(DurationEstimator().fit(KEYS, [1.0, 2.0, 3.0, 4.0]), path)
+    save_learned(some_learned(), path)
     ours = msgspec.json.decode(path.read_bytes())
     for other, reason in [
         ({**ours, "version": 99}, f"version 99, this program reads version {STATE_VERSION}"),
         ({**ours, "format": "weights"}, "another program"),
-        ({**ours, "keys": [[[], [500], [1.0], [0.0]]]}, "damaged"),
-        ({**ours, "keys": [[[], [5], [1.0], []]]}, "do not match"),
-        ({**ours, "keys": [[["bash"], [5], [1.0], [0.0]]]}, "key of all calls"),
+        ({**ours, "version": 1}, f"version 1, this program reads version {STATE_VERSION}: move it away"),
+        ({**ours, "keys": [[[], [500], [1.0], [0.0], 0.0]]}, "damaged"),
+        ({**ours, "keys": [[[], [5], [1.0], [], 0.0]]}, "do not match"),
+        ({**ours, "keys": [[["bash"], [5], [1.0], [0.0], 0.0]]}, "key of every call"),
+        ({**ours, "turns": [[["answer"], 1.0, 1.0, 0.0, 0.0]]}, "key of every turn"),
         ({**ours, "half_life": 0}, "half_life must be"),
         ([], "another program"),
     ]:
         path.write_bytes(msgspec.json.encode(other))
         with pytest.raises(EstimatorStateError, match=rf"^The estimator state .*tools.json .*{reason}.*\.$"):
-            load_estimator(path)
+            load_learned(path)
     with pytest.raises(EstimatorStateError, match="cannot be read: Is a directory"):
-        load_estimator(tmp_path)
+        load_learned(tmp_path)

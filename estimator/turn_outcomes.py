@@ -1,0 +1,110 @@
+"""Learns what follows a turn, by what ended it: nothing any more, or a prompt so much longer.
+
+Knows nothing of engine or policy. Means with back-off from a kind of call to its parents; one thread only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from estimator.tool_key import ToolKey
+
+PRIOR_STRENGTH = 4.0
+"""So many observations of its own make a key as credible as its parent, as with durations."""
+HALF_LIFE = 500.0
+"""After so many later observations of its key an observation counts half, as with durations."""
+MAX_KEYS = 1024
+LAST_AFTER_CALL = 0.02
+LAST_AFTER_ANSWER = 0.5
+"""Worth ``PRIOR_STRENGTH`` observations: who calls a tool wants its result, an answer may be the end."""
+
+
+@dataclass(slots=True)
+class TurnTally:
+    """Decayed sums over the turns that one kind of end had."""
+
+    num_turns: float = 0.0
+    num_last: float = 0.0
+    num_followed: float = 0.0
+    """Of those that were not last the ones whose next prompt was seen."""
+    growth_tokens: float = 0.0
+
+    def fade(self, keep: float) -> None:
+        self.num_turns *= keep
+        self.num_last *= keep
+        self.num_followed *= keep
+        self.growth_tokens *= keep
+
+
+class TurnOutcomes:
+    """P(last turn) and expected growth of the prompt, by what ended the turn.
+
+    Of parallel calls the first stands for all. Shrinkage of each mean to its parent's by the number of
+    observations: Bühlmann's credibility (ASTIN Bulletin 4, 1967) with a fixed strength.
+    """
+
+    def __init__(self) -> None:
+        self.tallies: OrderedDict[tuple[str, ...], TurnTally] = OrderedDict()
+        """By ``call`` and the parts of the key, or ``answer``; the one seen least recently first, a
+        parent always after its children."""
+
+    def observe_last(self, tools: Sequence[ToolKey]) -> None:
+        """A turn that ended with these calls (none: an answer) was the last of its job."""
+        for tally in self._tallies_of(tools):
+            tally.num_last += 1
+
+    def observe_next(self, tools: Sequence[ToolKey], growth_tokens: int) -> None:
+        """It was followed by a prompt so much longer than its own prompt and answer; 0 if it was cut."""
+        for tally in self._tallies_of(tools):
+            tally.num_followed += 1
+            tally.growth_tokens += max(0, growth_tokens)
+
+    def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
+        """P(no turn follows); None: not known what ended the turn."""
+        probability = LAST_AFTER_CALL if tools is None or tools else LAST_AFTER_ANSWER
+        # Calls and answers say nothing of each other: what they have in common is left out.
+        for tally in self._known(tools)[0 if tools is None else 1 :]:
+            weight = tally.num_turns + PRIOR_STRENGTH
+            probability = (tally.num_last + PRIOR_STRENGTH * probability) / weight
+        return probability
+
+    def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
+        """Expected tokens that the next prompt has beyond this one and its answer; None: nothing learned."""
+        growth: float | None = None
+        for tally in self._known(tools):
+            if growth is None:
+                growth = tally.growth_tokens / tally.num_followed if tally.num_followed else None
+            else:
+                weight = tally.num_followed + PRIOR_STRENGTH
+                growth = (tally.growth_tokens + PRIOR_STRENGTH * growth) / weight
+        return growth
+
+    def _tallies_of(self, tools: Sequence[ToolKey]) -> list[TurnTally]:
+        """Of the key and its parents, faded, with one turn more."""
+        whole = _parts(tools)
+        tallies = []
+        for depth in range(len(whole), -1, -1):
+            parts = whole[:depth]
+            tally = self.tallies.setdefault(parts, TurnTally())
+            tally.fade(0.5 ** (1 / HALF_LIFE))
+            tally.num_turns += 1
+            tallies.append(tally)
+            self.tallies.move_to_end(parts)
+        while len(self.tallies) > MAX_KEYS:
+            self.tallies.popitem(last=False)
+        return tallies
+
+    def _known(self, tools: Sequence[ToolKey] | None) -> list[TurnTally]:
+        """From the tally of all turns down to that of the key, as far as there are any."""
+        parts = _parts(tools)
+        found = (self.tallies.get(parts[:depth]) for depth in range(len(parts) + 1))
+        return [tally for tally in found if tally is not None]
+
+
+def _parts(tools: Sequence[ToolKey] | None) -> tuple[str, ...]:
+    """Where a turn is counted: ``call/bash/pytest``, ``answer``; at the root if nobody knows."""
+    if tools is None:
+        return ()
+    return ("call", *tools[0].parts) if tools else ("answer",)
