@@ -60,6 +60,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
         ("simulate", "play jobs against the real scheduler on simulated hardware, policy by policy"),
+        ("reproduce", "rerun the Continuum paper's settings in simulation beside its published multiples"),
         ("profile", "measure what a model's steps cost on this machine, for the simulator"),
         ("workload", "say what is in a workload and what of it is assumed, or convert it"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
@@ -94,6 +95,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval.sim import simulate
 
         return simulate.add_arguments, simulate.run
+    if name == "reproduce":
+        from eval.reproduction import command as reproduction
+
+        return reproduction.add_arguments, reproduction.run
     if name == "profile":
         from eval.sim import profile
 

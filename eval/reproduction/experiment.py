@@ -1,0 +1,199 @@
+"""Runs a published setting in simulation: at its load, and where memory is not short there, above it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from engine.config import SchedulerConfig
+from eval.intervals import Estimate, mean_interval, ratio_interval
+from eval.metrics import RunResult
+from eval.reproduction.observed_rule import HoldTimes, observe_rule
+from eval.reproduction.published import BASELINE, GB, PEERS, RULE, Measure, Setting
+from eval.sim.roofline import make_cost
+from eval.sim.simulate import Hardware, SimulationPlan, SimulationRun, grid, simulate
+from eval.workloads.arrivals import ArrivalKind
+from eval.workloads.sampling import JobLimits
+
+STEP_TOKENS = 2048
+"""The paper's chunk size."""
+BLOCK_SIZE = 16
+GAP_CAP_S = 600.0
+PRESSURE_SHARE = 0.1
+"""Memory is short if fcfs computes again, or loads back, this share of all prompt tokens."""
+FACTORS = (2, 4, 8)
+"""Times the published load; the first at which memory is short is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a policy did, on average over seeds."""
+
+    again_share: float
+    """Of the prompt tokens: computed again."""
+    loaded_share: float
+    """Likewise: loaded back from host memory."""
+    return_s: float
+    """Mean time to first token of returning turns."""
+    pin_shares: dict[str, float]
+    """How pins ended."""
+
+    @classmethod
+    def of(cls, runs: Sequence[RunResult]) -> Behaviour:
+        prompt_tokens = sum(run.prompt_tokens for run in runs)
+        pins = {cause for run in runs for cause in run.pins_ended}
+        num_pins = sum(sum(run.pins_ended.values()) for run in runs)
+        return_s = [run.returning_ttft_s.mean for run in runs if run.returning_ttft_s is not None]
+        return cls(
+            sum(run.recomputed_tokens for run in runs) / prompt_tokens,
+            sum(run.host_tokens_loaded or 0 for run in runs) / prompt_tokens,
+            math.fsum(return_s) / max(1, len(return_s)),
+            {cause: sum(run.pins_ended.get(cause, 0) for run in runs) / num_pins for cause in sorted(pins)},
+        )
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether memory was short; asked of fcfs."""
+        return self.again_share + self.loaded_share >= PRESSURE_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A setting as it ran, at the published load or a multiple of it."""
+
+    setting: Setting
+    factor: int
+    runs: dict[str, list[RunResult]]
+    """By policy; seeds in order, of PEERS the first only."""
+    hold_times: HoldTimes | None
+    """Of the paper's rule, with the first seed; None where memory was not short."""
+
+    def seconds(self, policy: str) -> Estimate:
+        return mean_interval([_seconds(run, self.setting.measure) for run in self.runs[policy]])
+
+    def multiple(self, policy: str) -> Estimate:
+        """fcfs' delay over the policy's, paired by seed: above 1 the policy is faster."""
+        measure = self.setting.measure
+        pairs = [
+            (_seconds(run, measure), _seconds(base, measure))
+            for run, base in zip(self.runs[policy], self.runs[BASELINE], strict=False)
+        ]
+        estimate = ratio_interval(pairs)
+        assert estimate is not None
+        return estimate
+
+    def behaviour(self, policy: str) -> Behaviour:
+        return Behaviour.of(self.runs[policy])
+
+
+def _seconds(run: RunResult, measure: Measure) -> float:
+    assert run.job_completion_s is not None
+    return run.job_completion_s.mean if measure is Measure.MEAN else run.job_completion_s.p95
+
+
+class Experiment:
+    """Runs settings; what two of them have in common runs once."""
+
+    def __init__(
+        self,
+        num_jobs: int,
+        seeds: Sequence[int],
+        num_processes: int,
+        tell: Callable[[str], None],
+        *,
+        with_peers: bool = True,
+    ) -> None:
+        """``tell`` gets a line before each setting, for whoever waits."""
+        self._num_jobs = num_jobs
+        self._seeds = seeds
+        self._num_processes = num_processes
+        self._tell = tell
+        self._with_peers = with_peers
+        self._results: dict[tuple[SimulationPlan, SimulationRun], RunResult] = {}
+        self._hold_times: dict[tuple[SimulationPlan, SimulationRun], HoldTimes | None] = {}
+
+    @property
+    def results(self) -> list[RunResult]:
+        """All runs so far."""
+        return list(self._results.values())
+
+    def points(self, setting: Setting, *, needs_pressure: bool) -> list[Point]:
+        """At the published load; if ``needs_pressure`` and memory is not short, also where it first is."""
+        if self._is_pressed(setting, 1):
+            return [self._point(setting, 1, self._seeds)]
+        # Every policy does the same then: more seeds would say nothing more.
+        points = [self._point(setting, 1, self._seeds[:1])]
+        if setting.jobs_per_s is not None and needs_pressure:
+            factor = next((factor for factor in FACTORS if self._is_pressed(setting, factor)), None)
+            points += [] if factor is None else [self._point(setting, factor, self._seeds)]
+        return points
+
+    def _is_pressed(self, setting: Setting, factor: int) -> bool:
+        """Whether memory is short at ``factor`` times the load, by the first seed."""
+        load = _at(setting, factor)
+        first = grid([BASELINE], [load.jobs_per_s], self._seeds)[:1]
+        return Behaviour.of(self._run(plan_of(setting, self._num_jobs), first)).is_pressed
+
+    def _point(self, setting: Setting, factor: int, seeds: Sequence[int]) -> Point:
+        load = _at(setting, factor)
+        self._tell(load.title)
+        plan = plan_of(setting, self._num_jobs)
+        runs = [
+            run
+            for run in grid(load.policies, [load.jobs_per_s], seeds)
+            if run.policy not in PEERS or (self._with_peers and run.seed == seeds[0])
+        ]
+        by_policy: dict[str, list[RunResult]] = {}
+        for run, result in zip(runs, self._run(plan, runs), strict=True):
+            by_policy.setdefault(run.policy, []).append(result)
+        point = Point(load, factor, by_policy, None)
+        if RULE not in by_policy or not point.behaviour(BASELINE).is_pressed:
+            return point
+        return replace(point, hold_times=self._observe(plan, next(run for run in runs if run.policy == RULE)))
+
+    def _run(self, plan: SimulationPlan, runs: Sequence[SimulationRun]) -> list[RunResult]:
+        missing = [run for run in runs if (plan, run) not in self._results]
+        if missing:
+            for run, result in zip(missing, simulate(plan, missing, self._num_processes), strict=True):
+                self._results[plan, run] = _with_host(result, plan)
+        return [self._results[plan, run] for run in runs]
+
+    def _observe(self, plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
+        if (plan, run) not in self._hold_times:
+            self._hold_times[plan, run] = observe_rule(plan, run)
+        return self._hold_times[plan, run]
+
+
+def _at(setting: Setting, factor: int) -> Setting:
+    """At so many times its load."""
+    return setting if setting.jobs_per_s is None else replace(setting, jobs_per_s=setting.jobs_per_s * factor)
+
+
+def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
+    """The grid of a setting. Jobs that never fit in the pool are left out."""
+    cost = make_cost(setting.model, setting.gpu, tensor_parallel=setting.tensor_parallel)
+    hardware = Hardware(model=setting.model, gpu=setting.gpu, tensor_parallel=setting.tensor_parallel)
+    _, kv_tokens = hardware.cost()
+    return SimulationPlan(
+        workload=setting.workload,
+        num_jobs=num_jobs,
+        limits=JobLimits(max_context_tokens=kv_tokens - BLOCK_SIZE, gap_cap_s=GAP_CAP_S),
+        arrivals=ArrivalKind.CLOSED if setting.jobs_per_s is None else ArrivalKind.POISSON,
+        concurrency=setting.concurrency,
+        hardware=hardware,
+        host_kv_tokens=int(setting.host_gb * GB // cost.kv_bytes_per_token),
+        block_size=BLOCK_SIZE,
+        scheduler=SchedulerConfig(max_num_batched_tokens=STEP_TOKENS),
+    )
+
+
+def _with_host(result: RunResult, plan: SimulationPlan) -> RunResult:
+    """Results of a file are told apart by their hardware: host memory is part of it."""
+    if not plan.host_kv_tokens:
+        return result
+    hardware = f"{result.setting.hardware}, {plan.host_kv_tokens:,} tokens of host KV"
+    setting = msgspec.structs.replace(result.setting, hardware=hardware)
+    return msgspec.structs.replace(result, setting=setting)

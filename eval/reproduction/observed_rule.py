@@ -1,0 +1,70 @@
+"""The paper's rule, watched: how long it holds and what it goes by. Decides nothing itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from continuum.jobs import Frontier
+from engine.policy import PolicyContext
+from engine.request import Request
+from eval.baselines.knowledge import Knowledge, NamedPolicy
+from eval.baselines.paper import NO_TOOL, PaperPolicy
+from eval.sim.simulate import SimulationPlan, SimulationRun, simulate_one
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Of one tool call."""
+
+    ttl_s: float
+    prefill_or_reload_s: float
+    queue_delay_s: float
+    """T̄."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldTimes:
+    """All decisions of a run, on average."""
+
+    num_decisions: int
+    zero_share: float
+    """Let go at once."""
+    mean_ttl_s: float
+    mean_prefill_or_reload_s: float
+    mean_queue_delay_s: float
+
+    @classmethod
+    def of(cls, decisions: list[Decision]) -> HoldTimes | None:
+        """None of nothing."""
+        number = len(decisions)
+        if not number:
+            return None
+        return cls(
+            number,
+            sum(one.ttl_s <= 0 for one in decisions) / number,
+            math.fsum(one.ttl_s for one in decisions) / number,
+            math.fsum(one.prefill_or_reload_s for one in decisions) / number,
+            math.fsum(one.queue_delay_s for one in decisions) / number,
+        )
+
+
+class _ObservedRule(PaperPolicy):
+    def __init__(self, decisions: list[Decision], context: PolicyContext, knowledge: Knowledge) -> None:
+        super().__init__(context, knowledge)
+        self._decisions = decisions
+
+    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+        ttl_s = super().ttl_s(frontier, request, now)
+        if frontier.tools and frontier.tools[0] is not NO_TOOL:
+            reload_s = self._prefill_or_reload_s(len(frontier.chain) * self._block_size)
+            self._decisions.append(Decision(ttl_s, reload_s, self._queue_delay.mean_s))
+        return ttl_s
+
+
+def observe_rule(plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
+    """Play the run again under the paper's rule and say how long it held."""
+    decisions: list[Decision] = []
+    simulate_one(plan, run, NamedPolicy(run.policy, partial(_ObservedRule, decisions)))
+    return HoldTimes.of(decisions)

@@ -1,0 +1,332 @@
+"""What the Continuum paper published, setting by setting, and what of it is not run again. Data only.
+
+Source: arXiv 2511.02230, v6, unless a figure says otherwise. Seconds were read off plots by eye (within 5 %),
+at the highest load that is plotted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+GB = 1e9
+BASELINE = "fcfs"
+"""vLLM: what every multiple is of."""
+RULE = "paper"
+"""Continuum as published."""
+OURS = "continuum"
+PEERS = ("plas", "infercept")
+"""The other systems of the plots: run with the first seed only."""
+
+
+class Measure(Enum):
+    """Which figure of a run was published."""
+
+    MEAN = "mean"
+    P95 = "p95"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One system in one setting."""
+
+    system: str
+    """As the paper calls it."""
+    policy: str
+    """What runs in its place."""
+    seconds: float | None = None
+    """Job delay."""
+    multiple: float | None = None
+    """vLLM's delay over this one's, where it was printed; else it follows from the seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One point of a plot: what ran on what, how fast jobs came, and how long they took."""
+
+    model: str
+    gpu: str
+    tensor_parallel: int = 1
+    workload: str
+    jobs_per_s: float | None
+    """None: a fixed number at once."""
+    concurrency: int | None = None
+    host_gb: float = 0.0
+    """Host memory for KV, all GPUs together, in 1e9 bytes."""
+    measure: Measure = Measure.MEAN
+    published: tuple[Published, ...]
+    """The baseline first."""
+
+    @property
+    def title(self) -> str:
+        """In a line: hardware, workload, host memory, load."""
+        number = "" if self.tensor_parallel == 1 else f"{self.tensor_parallel} x "
+        host = f", {self.host_gb:g} GB host" if self.host_gb else ""
+        told = (
+            f"{self.concurrency} jobs at once" if self.jobs_per_s is None else f"{self.jobs_per_s:g} jobs/s"
+        )
+        return f"{self.model} on {number}{self.gpu}{host}, {self.workload}, {told}"
+
+    @property
+    def policies(self) -> list[str]:
+        """To run: those that were published, then this project's."""
+        return list(dict.fromkeys([*(one.policy for one in self.published), OURS]))
+
+    def multiple(self, policy: str) -> float | None:
+        """vLLM's delay over that of what ``policy`` stands for; None where nothing was published."""
+        one = next((one for one in self.published if one.policy == policy), None)
+        if one is None or one.policy == BASELINE:
+            return None
+        if one.multiple is not None:
+            return one.multiple
+        baseline_s = self.published[0].seconds
+        return None if one.seconds is None or baseline_s is None else baseline_s / one.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperFigure:
+    """What one plot or table showed."""
+
+    name: str
+    """For the command line."""
+    title: str
+    source: str
+    settings: tuple[Setting, ...]
+    read_off_plot: bool = True
+    """The seconds; marked where they are shown."""
+    tolerance: float = 1.2
+    """A multiple comes out if it is within this factor of the published one."""
+    needs_pressure: bool = True
+    """Whether there is something to see only where memory is short: then a load at which it is, is looked
+    for above the published one."""
+
+
+def _delays(
+    vllm: float, continuum: float, autellix: float | None = None, infercept: float | None = None
+) -> tuple[Published, ...]:
+    """Seconds of the systems of one plot."""
+    found = [
+        Published(system="vLLM", policy=BASELINE, seconds=vllm),
+        Published(system="Continuum", policy=RULE, seconds=continuum),
+    ]
+    if autellix is not None:
+        found.append(Published(system="Autellix", policy="plas", seconds=autellix))
+    if infercept is not None:
+        found.append(Published(system="InferCept", policy="infercept", seconds=infercept))
+    return tuple(found)
+
+
+def _ablation(vllm: float, ordered: float, static: float, full: float) -> tuple[Published, ...]:
+    return (
+        Published(system="vLLM", policy=BASELINE, seconds=vllm),
+        Published(system="+ program FCFS", policy="program-fcfs", seconds=ordered),
+        Published(system="+ static TTL", policy="fixed-ttl:2", seconds=static),
+        Published(system="full", policy=RULE, seconds=full),
+    )
+
+
+def _labels(vllm: float, autellix: float, infercept: float) -> tuple[Published, ...]:
+    """Printed as times Continuum's delay, turned into multiples of vLLM's."""
+    return (
+        Published(system="vLLM", policy=BASELINE),
+        Published(system="Continuum", policy=RULE, multiple=vllm),
+        Published(system="Autellix", policy="plas", multiple=vllm / autellix),
+        Published(system="InferCept", policy="infercept", multiple=vllm / infercept),
+    )
+
+
+def _on_hardware(
+    workload: str, rates: Sequence[float], delays: Sequence[tuple[Published, ...]], *, offload: bool = False
+) -> tuple[Setting, ...]:
+    """The three pairs of model and GPU that have presets: 200 GB of host memory per B200, 100 GB per A100."""
+    machines = (
+        ("llama-3.1-70b", "b200", 4, 800.0),
+        ("llama-3.1-8b", "b200", 1, 200.0),
+        ("llama-3.1-8b", "a100-80", 1, 100.0),
+    )
+    return tuple(
+        Setting(
+            model=model,
+            gpu=gpu,
+            tensor_parallel=number,
+            workload=workload,
+            jobs_per_s=rate,
+            host_gb=host_gb if offload else 0.0,
+            published=published,
+        )
+        for (model, gpu, number, host_gb), rate, published in zip(machines, rates, delays, strict=True)
+    )
+
+
+def _b200(
+    workload: str,
+    jobs_per_s: float,
+    published: tuple[Published, ...],
+    *,
+    host_gb: float = 0.0,
+    measure: Measure = Measure.MEAN,
+) -> Setting:
+    return Setting(
+        model="llama-3.1-8b",
+        gpu="b200",
+        workload=workload,
+        jobs_per_s=jobs_per_s,
+        host_gb=host_gb,
+        measure=measure,
+        published=published,
+    )
+
+
+def _h100(jobs_per_s: float, published: tuple[Published, ...], measure: Measure = Measure.MEAN) -> Setting:
+    return Setting(
+        model="llama-3.1-8b",
+        gpu="h100",
+        workload="openhands",
+        jobs_per_s=jobs_per_s,
+        measure=measure,
+        published=published,
+    )
+
+
+TURNS = (10.9, 50.6)
+"""Per job, at the ends of figure 14."""
+MANY_TURNS = f"swe-bench:turns={TURNS[1] / TURNS[0]:.4g},tokens={TURNS[0] / TURNS[1]:.4g}"
+"""As many turns as there, in the same context: the paper does not say how it scaled, but 4.6 times the tokens
+would not fit the model."""
+_ALIKE = tuple(
+    Published(system=system, policy=policy, multiple=None if policy == BASELINE else 1.0)
+    for system, policy in (("vLLM", BASELINE), ("Continuum", RULE), ("Autellix", "plas"))
+)
+
+FIGURES = (
+    PaperFigure(
+        name="low-load",
+        title="at the lowest load all curves coincide",
+        source="figs. 8 and 10; a tenth of the highest load is taken",
+        settings=(
+            _b200("swe-bench", 0.013, _ALIKE),
+            Setting(
+                model="llama-3.1-8b",
+                gpu="a100-80",
+                workload="swe-bench",
+                jobs_per_s=0.009,
+                published=_ALIKE,
+            ),
+        ),
+        tolerance=1.02,
+        needs_pressure=False,
+    ),
+    PaperFigure(
+        name="fig8-swe",
+        title="delay against arrival rate, SWE-Bench, no offload",
+        source="fig. 8",
+        settings=_on_hardware(
+            "swe-bench",
+            (0.11, 0.13, 0.09),
+            (_delays(2760, 1630, 4820), _delays(2020, 1220, 3690), _delays(5190, 3330, 13200)),
+        ),
+    ),
+    PaperFigure(
+        name="fig8-bfcl",
+        title="delay against arrival rate, BFCL, no offload",
+        source="fig. 8",
+        settings=_on_hardware(
+            "bfcl", (5, 5, 2), (_delays(428, 372, 412), _delays(317, 213, 293), _delays(645, 490, 660))
+        ),
+    ),
+    PaperFigure(
+        name="fig9",
+        title="delay against arrival rate, OpenHands, no offload",
+        source="fig. 9",
+        settings=(
+            _h100(0.03, _delays(4000, 1240, 5530)),
+            _h100(0.05, _delays(5060, 1700, 6700)),
+            _h100(0.05, _delays(8950, 3200, 12400), Measure.P95),
+        ),
+    ),
+    PaperFigure(
+        name="fig10-swe",
+        title="delay against arrival rate, SWE-Bench, with DRAM offload",
+        source="fig. 10",
+        settings=(
+            *_on_hardware(
+                "swe-bench",
+                (0.11, 0.13, 0.09),
+                (
+                    _delays(2850, 1700, 5000, 2830),
+                    _delays(1810, 1130, 1880, 1640),
+                    _delays(5180, 2950, 5650, 4330),
+                ),
+                offload=True,
+            ),
+            _b200(
+                "swe-bench",
+                0.13,
+                _delays(2850, 1790, infercept=2620),
+                host_gb=200.0,
+                measure=Measure.P95,
+            ),
+        ),
+    ),
+    PaperFigure(
+        name="fig10-bfcl",
+        title="delay against arrival rate, BFCL, with DRAM offload",
+        source="fig. 10",
+        settings=_on_hardware(
+            "bfcl",
+            (5, 5, 2),
+            (_delays(453, 437, 468, 452), _delays(239, 225, 258, 243), _delays(610, 480, 548, 612)),
+            offload=True,
+        ),
+    ),
+    PaperFigure(
+        name="fig14",
+        title="turn scaling, 10.9 to 50.6 turns, with DRAM offload",
+        source="fig. 14; labels are printed, Continuum stays at about 1000 to 1100 s",
+        settings=(
+            _b200("swe-bench", 0.13, _labels(1.6, 1.7, 1.4), host_gb=200.0),
+            _b200(MANY_TURNS, 0.13, _labels(3.7, 2.5, 2.2), host_gb=200.0),
+        ),
+        read_off_plot=False,
+    ),
+    PaperFigure(
+        name="fig16",
+        title="ablation: vLLM, + program FCFS, + static TTL, full",
+        source="fig. 16; the static TTL is taken to be the preview's 2 s",
+        settings=(
+            _b200("swe-bench", 0.11, _ablation(1950, 1640, 1180, 1165)),
+            _b200("bfcl", 3.5, _ablation(311, 270, 226, 209)),
+        ),
+    ),
+    PaperFigure(
+        name="preview",
+        title="the preview code's shipped results, SWE-Bench Verified, 64 workers",
+        source="results.json beside the preview code: 500 jobs, 98 of vLLM's cut off by the client at 900 s",
+        settings=(
+            Setting(
+                model="llama-3.1-70b",
+                gpu="h100",
+                tensor_parallel=4,
+                workload="swe-bench",
+                jobs_per_s=None,
+                concurrency=64,
+                published=(
+                    Published(system="vLLM", policy=BASELINE, seconds=465.2),
+                    Published(system="preview", policy="fork", seconds=215.5),
+                ),
+            ),
+        ),
+        read_off_plot=False,
+    ),
+)
+
+LEFT_OUT = (
+    "Gemma-3 12B on an A100 (figs. 8 and 10): there is no preset of it",
+    "batch size and chunk size (fig. 13: 1.3x to 1.9x, 1.3x to 2.0x): only the ends of the ranges are known",
+    "an SSD tier (400 and 800 GB): the simulator's host tier is memory",
+    "the real SWE-agent against SGLang and Dynamo (fig. 12, up to 8.18x): other servers on real GPUs",
+    "scheduling time per step (table 4): a simulation charges a constant for it",
+    "RL rollout of GLM-4.5 (table 5): neither its jobs nor its number of workers are published",
+)
+"""Figures that are not run again, and why."""
