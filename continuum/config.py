@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
-TTL_RULES = ("median-horizon", "fixed", "fork", "paper")
+_NOT_NEGATIVE = (
+    "horizon_s",
+    "cold_horizon_s",
+    "fixed_ttl_s",
+    "work_weight",
+    "answer_ttl_s",
+    "max_ttl_s",
+    "max_wait_s",
+)
+TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +30,8 @@ class ContinuumConfig:
     """median-horizon: hold this long while nothing is learned, and beyond what was ever seen."""
     fixed_ttl_s: float = 10.0
     """fixed: hold this long."""
+    work_weight: float = 0.0
+    """How much later a job is ranked per second of forecast work."""
     answer_ttl_s: float = 2.0
     """median-horizon: hold this long after a turn that called no tool, which is probably the last."""
     max_ttl_s: float = 600.0
@@ -41,7 +52,7 @@ class ContinuumConfig:
     def __post_init__(self) -> None:
         if self.ttl_rule not in TTL_RULES:
             raise ConfigError(f"ttl_rule must be one of {', '.join(TTL_RULES)}, got {self.ttl_rule!r}.")
-        for name in ("horizon_s", "cold_horizon_s", "fixed_ttl_s", "answer_ttl_s", "max_ttl_s", "max_wait_s"):
+        for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:  # NaN is refused too
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in ("pin_budget", "pin_tenant_share"):

@@ -166,6 +166,12 @@ def _add_continuum_flags(group: _Group) -> None:
     )
     group.add("cold_horizon_s", "median-horizon: hold this long before anything is learnt", float, "SECONDS")
     group.add("fixed_ttl_s", "fixed: hold this long", float, "SECONDS")
+    group.add(
+        "work_weight",
+        "jobs with more left to do are ranked later by so many seconds per second of forecast work",
+        float,
+        "NUMBER",
+    )
     group.add("answer_ttl_s", "hold this long after a turn that called no tool", float, "SECONDS")
     group.add("max_ttl_s", "no rule holds longer", float, "SECONDS")
     group.add("pin_budget", "largest share of the KV pool that may be held", float, "SHARE")

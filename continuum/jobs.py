@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from continuum.forecast import JobCourse
 from engine.core.block_hash import BlockHash
 from engine.messages import JobRef, TurnReceipt
 from engine.policy import Pin, PinEnd
@@ -61,6 +62,8 @@ class Frontier:
     """Of the full blocks whose KV was computed."""
     num_prompt_tokens: int
     ended_s: float
+    rank: float
+    """The job's, when the turn ended: a pin keeps its place."""
     tools: list[ToolKey] | None = None
     """What runs now; empty if the turn called nothing, None until the front end has said."""
     pin: Pin | None = None
@@ -81,6 +84,7 @@ class Turn:
     """Prompt tokens in full blocks that the frontier had computed."""
     gap_s: float | None = None
     num_cached_tokens: int | None = None
+    admitted_s: float | None = None
 
     @property
     def warm(self) -> bool:
@@ -99,7 +103,11 @@ class Job:
     job_id: str
     tenant: str | None
     first_arrival_s: float
+    rank: float
+    """Place among jobs, smaller first: its first arrival, later by what is left to do; see ``order``."""
     last_active_s: float
+    course: JobCourse | None = None
+    """What it tells about jobs of its kind, and they about it."""
     num_turns: int = 0
     turns: dict[str, Turn] = field(default_factory=dict)
     """Open turns by request id."""
@@ -149,7 +157,7 @@ class JobTable:
         """The job of this id, new if need be, now the most recently active one."""
         job = self._jobs.get(ref.job_id)
         if job is None:
-            job = self._jobs[ref.job_id] = Job(ref.job_id, ref.tenant, arrival_s, arrival_s)
+            job = self._jobs[ref.job_id] = Job(ref.job_id, ref.tenant, arrival_s, arrival_s, arrival_s)
         else:
             self._jobs.move_to_end(ref.job_id)
             job.last_active_s = arrival_s

@@ -14,7 +14,7 @@ from continuum.jobs import Frontier, Job
 from engine.policy import Pin, PinEnd
 
 AgeKey = tuple[float, int]
-"""Arrival of the pin's job and pin id: later is younger."""
+"""Rank of the pin's job and pin id: larger is younger."""
 
 
 class PinTable:
@@ -55,7 +55,7 @@ class PinTable:
         missing = self._num_blocks + num_blocks - self._budget
         tenant_missing = self._tenant_blocks[job.tenant] + num_blocks - self._tenant_budget
         displaced = []
-        younger = self.youngest_first(job.first_arrival_s)
+        younger = self.youngest_first(job.rank)
         while missing > 0 or tenant_missing > 0:
             pin = next(younger, None)
             if pin is None:
@@ -73,7 +73,7 @@ class PinTable:
     def add(self, pin: Pin, frontier: Frontier) -> None:
         frontier.pin = pin
         self._frontiers[pin.pin_id] = frontier
-        insort(self._by_age, (frontier.job.first_arrival_s, pin.pin_id))
+        insort(self._by_age, (frontier.rank, pin.pin_id))
         heapq.heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
         self._count(frontier, pin.num_blocks)
 
@@ -99,7 +99,7 @@ class PinTable:
     def ended(self, pin: Pin, cause: PinEnd) -> Frontier:
         """The scheduler has ended the pin; returns the frontier that lost it."""
         frontier = self._frontiers.pop(pin.pin_id)
-        key = (frontier.job.first_arrival_s, pin.pin_id)
+        key = (frontier.rank, pin.pin_id)
         del self._by_age[bisect_left(self._by_age, key)]
         self._claimed.discard(pin.pin_id)
         self._count(frontier, -pin.num_blocks)
@@ -131,12 +131,11 @@ class PinTable:
             heapq.heappop(self._deadlines)
         return None
 
-    def youngest_first(self, arrived_after_s: float | None = None) -> Iterator[Pin]:
-        """Pins by age of their job, the youngest job's first; only jobs that arrived later, if a time is
-        given."""
+    def youngest_first(self, after_rank: float | None = None) -> Iterator[Pin]:
+        """Pins by rank of their job, the largest first; only those beyond a rank, if one is given."""
         stop = -1
-        if arrived_after_s is not None:
-            stop = bisect_right(self._by_age, arrived_after_s, key=lambda age: age[0]) - 1
+        if after_rank is not None:
+            stop = bisect_right(self._by_age, after_rank, key=lambda age: age[0]) - 1
         for place in range(len(self._by_age) - 1, stop, -1):
             pin = self._frontiers[self._by_age[place][1]].pin
             assert pin is not None

@@ -11,11 +11,12 @@ from copy import copy
 from dataclasses import dataclass
 
 from continuum.config import ContinuumConfig
+from continuum.forecast import WorkForecast
 from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, JobTable, Turn
 from continuum.order import waiting_key
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
-from continuum.program_stats import Memoryfulness, QueueDelay
+from continuum.program_stats import Memoryfulness, QueueDelay, ReloadCost
 from continuum.receipts import make_receipt
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
@@ -27,6 +28,11 @@ from estimator.cost import PrefillCost
 
 GRACE_S = 1.0
 """Any turn's KV is held so long: the front end reads the tool calls within milliseconds of the turn's end."""
+KIND_TOKENS = 128
+"""Agents whose prompts begin with the same tokens, so many, are of one kind: less than any system prompt."""
+FIRST_RELOAD_SHARE = 0.1
+"""Of the time to compute it, that loading KV back is taken to need before any load was seen: it is about
+fifteen times faster for an 8B model over a 50 GB/s link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,12 @@ class ContinuumStatistics:
     num_open_turns: int
     num_pins: int
     num_pinned_blocks: int
+
+
+def kind_of(request: Request, block_size: int) -> BlockHash | None:
+    """What names the agent: the hash of its prompt's first ``KIND_TOKENS`` tokens; None if it is shorter."""
+    num_blocks = KIND_TOKENS // block_size
+    return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
 class ContinuumPolicy:
@@ -58,7 +70,11 @@ class ContinuumPolicy:
         """Of turns that ended in this very call, until the scheduler takes them."""
         self._rule = make_rule(config)
         self.tools = ToolMemory(config.estimator_state)
+        self._num_blocks = context.num_blocks
+        self._has_host_tier = context.has_host_tier
+        self._forecast = WorkForecast()
         self._prefill_cost = PrefillCost()
+        self._reload_cost = ReloadCost()
         self._queue_delay = QueueDelay()
         self._memoryfulness = Memoryfulness()
         self._trace = PolicyTrace(context.tracer)
@@ -74,12 +90,16 @@ class ContinuumPolicy:
             return
         job = self._jobs.open(request.job, request.arrival_time)
         job.num_turns += 1
+        if job.course is None:
+            job.course = self._forecast.course(kind_of(request, self._block_size))
+        job.course.begin_turn()
         frontier, num_shared = job.continued_by(request, self._block_size)
         turn = Turn(job, request, job.num_turns, frontier, num_shared * self._block_size)
         job.turns[request.request_id] = self._turns[request.request_id] = turn
         if frontier is not None:
             turn.gap_s = max(0.0, request.arrival_time - frontier.ended_s)
             self._close_gap(frontier, turn.gap_s, now)
+        job.rank = job.first_arrival_s + self._config.work_weight * self.remaining_work_s(turn)
         self._trace.turn_arrived(turn, now)
 
     def _close_gap(self, frontier: Frontier, gap_s: float, now: float) -> None:
@@ -90,6 +110,10 @@ class ContinuumPolicy:
             self.tools.observe(frontier.tools, gap_s, now)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
+
+    def remaining_work_s(self, turn: Turn) -> float:
+        """Seconds of service that the job is forecast to need from this turn on; 0 if nothing is known."""
+        return turn.job.course.remaining_s if turn.job.course is not None else 0.0
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return waiting_key(request, self._turns.get(request.request_id))
@@ -114,6 +138,7 @@ class ContinuumPolicy:
         if turn is None or turn.num_cached_tokens is not None:
             return ()
         turn.num_cached_tokens = request.num_cached_tokens
+        turn.admitted_s = now
         pin = turn.frontier.pin if turn.frontier is not None else None
         if turn.frontier is not None and pin is None:
             self._queue_delay.observe(now - request.arrival_time)
@@ -126,7 +151,7 @@ class ContinuumPolicy:
         turn = self._close_turn(request, now)
         if turn is None:
             return None
-        self._learn_prefill_cost(request)
+        self._learn_costs(turn, now)
         receipt = self._receipts[request.request_id] = make_receipt(turn)
         self._trace.turn_ended(turn, receipt, now)
         if request.job is not None and request.job.is_last_step:
@@ -156,12 +181,17 @@ class ContinuumPolicy:
             self._pins.let_go(turn.frontier.pin)
         return turn
 
-    def _learn_prefill_cost(self, request: Request) -> None:
+    def _learn_costs(self, turn: Turn, now: float) -> None:
         """What a cold turn would cost is learned from what turns do cost: first token minus first
-        scheduling."""
+        scheduling; for a loaded one, first scheduling minus admission."""
+        request = turn.request
         started_s, first_token_s = request.first_scheduled_time, request.first_token_time
+        if started_s is not None and turn.job.course is not None:
+            turn.job.course.end_turn(now - started_s)
         if request.num_preemptions or started_s is None or first_token_s is None:
             return
+        if request.num_external_computed_tokens and turn.admitted_s is not None:
+            self._reload_cost.observe(request.num_external_computed_tokens, started_s - turn.admitted_s)
         num_cached = request.num_cached_tokens or 0
         seconds = first_token_s - started_s
         self._prefill_cost.observe(request.num_prompt_tokens - num_cached, num_cached, seconds)
@@ -177,6 +207,7 @@ class ContinuumPolicy:
             BlockChain(block_hashes),
             request.num_prompt_tokens,
             ended_s=now,
+            rank=job.rank,
             receipt=receipt,
         )
         job.frontiers.append(frontier)
@@ -209,11 +240,15 @@ class ContinuumPolicy:
     def _decide(self, frontier: Frontier, now: float) -> TtlDecision:
         """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
         curve = self.tools.curve(frontier.tools)
+        num_tokens = len(frontier.chain) * self._block_size
+        prefill_s = self._prefill_cost.seconds(num_tokens)
         inputs = TtlInputs(
             curve=curve,
             global_curve=self.tools.curve(None),
             num_blocks=len(frontier.chain),
-            prefill_s=self._prefill_cost.seconds(len(frontier.chain) * self._block_size),
+            pool_share=len(frontier.chain) / self._num_blocks,
+            prefill_s=prefill_s,
+            reload_s=self._reload_s(num_tokens, prefill_s),
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._memoryfulness.value,
             called_tools=frontier.tools is None or bool(frontier.tools),
@@ -225,6 +260,13 @@ class ContinuumPolicy:
             frontier.receipt.expected_tool_s = curve.median_remaining(0.0)
         self._tell(frontier, decision)
         return decision
+
+    def _reload_s(self, num_tokens: int, prefill_s: float) -> float | None:
+        """None where no copies are kept; before the first load, a share of computing it."""
+        if not self._has_host_tier:
+            return None
+        known_s = self._reload_cost.seconds(num_tokens)
+        return prefill_s * FIRST_RELOAD_SHARE if known_s is None else known_s
 
     def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
         """What the rule says; a subclass may know more than a rule is told."""
@@ -258,6 +300,8 @@ class ContinuumPolicy:
         if frontier is None:
             return None
         frontier.tools = self.tools.keys(signal.calls)
+        if not frontier.tools and frontier.job.course is not None:
+            frontier.job.course.looks_finished()
         frontier.receipt = copy(frontier.receipt)  # the first one is on its way to the client
         self._trace.tools_started(frontier, now)
         decision = self._decide(frontier, now)
@@ -269,6 +313,8 @@ class ContinuumPolicy:
 
     def _finish_job(self, job: Job, now: float) -> None:
         """No turn will come any more: nothing of it is worth holding."""
+        if job.course is not None:
+            job.course.looks_finished()
         for frontier in list(job.frontiers):
             self._drop_frontier(frontier)
         if not job.turns:
@@ -325,8 +371,8 @@ class ContinuumPolicy:
     ) -> Iterator[Pin]:
         """Pins of younger jobs that are expected to lose less, by ``num_blocks`` (None: all), than is
         spared."""
-        arrival_s = turn.job.first_arrival_s if turn is not None else requester.arrival_time
-        for pin in self._pins.youngest_first(arrival_s):
+        rank = turn.job.rank if turn is not None else requester.arrival_time
+        for pin in self._pins.youngest_first(rank):
             lost_s = self._prefill_cost.seconds((num_blocks or pin.num_blocks) * self._block_size)
             if not self._pins.is_claimed(pin):
                 frontier = self._pins.frontier_of(pin)
@@ -342,7 +388,7 @@ class ContinuumPolicy:
             turn = self._turns.get(request.request_id)
             if turn is None:
                 return (False, -request.arrival_time, request.num_computed_tokens)
-            return (turn.job.num_pins > 0, -turn.job.first_arrival_s, request.num_computed_tokens)
+            return (turn.job.num_pins > 0, -turn.job.rank, request.num_computed_tokens)
 
         return min(reversed(running), key=worth)
 

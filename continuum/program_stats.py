@@ -8,6 +8,9 @@ from collections import deque
 QUEUE_DELAY_WINDOW = 100
 """Returns over which the mean wait is taken; the paper leaves its window open."""
 
+RELOAD_SMOOTHING = 0.1
+"""Weight of a new load against those before."""
+
 
 class QueueDelay:
     """Sliding mean of the time that turns without a pin waited (T̄ of arXiv 2511.02230); 0 before any."""
@@ -21,6 +24,23 @@ class QueueDelay:
     @property
     def mean_s(self) -> float:
         return sum(self._waits_s) / len(self._waits_s) if self._waits_s else 0.0
+
+
+class ReloadCost:
+    """Seconds a token that loading KV back from host memory takes, as a moving mean; None before any."""
+
+    def __init__(self) -> None:
+        self._s_per_token: float | None = None
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens <= 0 or seconds < 0:
+            return
+        seen = seconds / num_tokens
+        known = self._s_per_token
+        self._s_per_token = seen if known is None else known + RELOAD_SMOOTHING * (seen - known)
+
+    def seconds(self, num_tokens: int) -> float | None:
+        return None if self._s_per_token is None else self._s_per_token * num_tokens
 
 
 class Memoryfulness:

@@ -35,6 +35,10 @@ class TtlInputs:
     """How much a job's age tells of its remaining turns: 1 all, 0 nothing."""
     called_tools: bool
     """False for a turn that ended with an answer."""
+    pool_share: float = 0.0
+    """The frontier's blocks over those of the pool."""
+    reload_s: float | None = None
+    """Seconds to load the frontier back from host memory; None where no copies are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,46 @@ class MedianHorizonRule:
             if remaining_s > self.horizon_s:
                 return TtlDecision(elapsed_s, "until the median remaining time passes the horizon")
         return TtlDecision(curve.support[-1] + self.cold_horizon_s, "until past the longest call seen")
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRule:
+    """Hold for as long as is worth the most: the τ that maximises P(D <= τ)·B - λ·m·E[min(D, τ)].
+
+    B is what a return that finds its KV spares the device: computing it, or loading it where there is a copy.
+    m blocks of N held for a second are m/N seconds of the whole pool, and while memory is short a second of
+    the pool is worth a second of the device: λ = 1/N. While memory is not short an expired frontier stays
+    cached, so letting go costs nothing and the same τ serves.
+
+    Where nothing is learned (at first, and beyond the longest call seen) a frontier is held until holding has
+    cost what it can spare, which is never more than twice the best in hindsight (the ski-rental rule: Karlin
+    et al., Algorithmica 1994).
+    """
+
+    answer_ttl_s: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        break_even_s = spared_s / max(inputs.pool_share, 1e-9)
+        curve = inputs.curve
+        if curve.num_observations == 0:
+            if not inputs.called_tools:
+                return TtlDecision(
+                    min(self.answer_ttl_s, break_even_s), "no tool call: probably the last turn"
+                )
+            return TtlDecision(
+                break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
+            )
+        best_s, best_worth_s = 0.0, 0.0
+        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
+            worth_s = returned * spared_s - inputs.pool_share * curve.expected_min(until_s)
+            if worth_s > best_worth_s:
+                best_s, best_worth_s = until_s, worth_s
+        if best_s == 0.0:
+            return TtlDecision(0.0, "holding costs more than it spares")
+        if best_s >= curve.support[-1]:
+            return TtlDecision(best_s + break_even_s, "until past the longest call seen")
+        return TtlDecision(best_s, "for as long as is worth the most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +180,7 @@ class PaperRule:
 def make_rule(config: ContinuumConfig) -> TtlRule:
     """The rule the configuration names."""
     rules: dict[str, TtlRule] = {
+        "price": PriceRule(config.answer_ttl_s),
         "median-horizon": MedianHorizonRule(config.horizon_s, config.cold_horizon_s, config.answer_ttl_s),
         "fixed": FixedRule(config.fixed_ttl_s),
         "fork": ForkRule(),

@@ -68,7 +68,12 @@ class EngineCore:
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(
-            PolicyContext(config.cache.block_size, info.num_gpu_blocks - 1, self._tracer)
+            PolicyContext(
+                config.cache.block_size,
+                info.num_gpu_blocks - 1,
+                self._tracer,
+                has_host_tier=info.num_host_blocks > 0,
+            )
         )
         self.scheduler = Scheduler(
             config.scheduler,

@@ -58,6 +58,8 @@ class PolicyContext:
     num_blocks: int
     """Usable blocks in the pool (the null block not counted)."""
     tracer: TraceWriter | None = None
+    has_host_tier: bool = False
+    """Whether what is computed is also kept in host memory, to be loaded back."""
 
 
 class SchedulingPolicy(Protocol):

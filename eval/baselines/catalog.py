@@ -16,6 +16,7 @@ from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
 from eval.baselines.infercept import InferceptPolicy
 from eval.baselines.knowledge import Knowledge, MakePolicy, NamedPolicy
+from eval.baselines.known_work import KnownWorkPolicy
 from eval.baselines.oracle import OraclePolicy
 from eval.baselines.paper import PaperPolicy
 from eval.baselines.plas import PlasPolicy
@@ -167,6 +168,11 @@ _KINDS: Sequence[_Kind] = (
         "infercept",
         "InferCept: preserve, discard or swap, the least waste",
         informed=lambda _: InferceptPolicy,
+    ),
+    _Kind(
+        "known-work[:OPTION=VALUE,...]",
+        "as continuum, but it knows how much work each job has left",
+        informed=lambda text: partial(KnownWorkPolicy, config=_continuum_config(text)),
     ),
     _Kind("oracle", "as continuum, but it knows when each turn comes back", informed=lambda _: OraclePolicy),
 )

@@ -97,7 +97,9 @@ class ProgramPolicy(FcfsPolicy):
             return None
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         chain = BlockChain(block_hashes)
-        frontier = Frontier(turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now)
+        frontier = Frontier(
+            turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now, turn.job.rank
+        )
         turn.job.frontiers.append(frontier)
         self._frontiers[request.request_id] = frontier
         return self.hold(frontier, request, now)

@@ -101,7 +101,9 @@ class Simulator:
         self._names = BlockNames(config.block_size, share_prefixes=config.share_prefixes)
         self._router = make_router(config.router)
         self._foresight = Foresight(self._jobs, config.cost, host_tier=config.host_kv_tokens > 0)
-        context = PolicyContext(config.block_size, config.num_blocks, tracer)
+        context = PolicyContext(
+            config.block_size, config.num_blocks, tracer, has_host_tier=config.host_kv_tokens > 0
+        )
         replica = ReplicaConfig(
             cost=config.cost,
             scheduler=config.scheduler,

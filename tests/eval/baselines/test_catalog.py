@@ -69,7 +69,7 @@ def test_a_server_with_a_policy_that_cannot_be_does_not_start(
         ("continuum:ttl=3", "continuum has no option 'ttl'; it has ttl_rule, horizon_s"),
         ("continuum:horizon_s=x", "continuum:horizon_s takes a number, not 'x'"),
         ("continuum:horizon_s=-1", "horizon_s must not be negative, got -1"),
-        ("continuum:ttl_rule=none", "ttl_rule must be one of median-horizon, fixed"),
+        ("continuum:ttl_rule=none", "ttl_rule must be one of price, median-horizon, fixed"),
     ],
 )
 def test_a_wrong_name_or_parameter_is_one_sentence(text: str, told: str) -> None:

@@ -1,0 +1,69 @@
+"""The price rule against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuum.ttl import PriceRule, TtlInputs
+from estimator.survival import NOTHING_KNOWN, SurvivalCurve
+
+RULE = PriceRule(answer_ttl_s=2.0)
+HALF_QUICK = SurvivalCurve((0.0, 1.0, 99.0, 100.0), (0.0, 0.5, 0.5, 1.0), 50)
+"""Half of the calls return within a second, the other half after about a hundred."""
+INPUTS = TtlInputs(
+    curve=HALF_QUICK,
+    global_curve=HALF_QUICK,
+    num_blocks=100,
+    prefill_s=4.0,
+    queue_delay_s=0.0,
+    memoryfulness=1.0,
+    called_tools=True,
+    pool_share=0.1,
+)
+
+
+def test_it_waits_for_the_quick_half_and_lets_the_slow_half_go() -> None:
+    """1 s: 0.5 x 4 - 0.1 x 0.75 = 1.9 s won; 100 s: 4 - 0.1 x 50.0 = -1 s."""
+    assert RULE.choose_ttl(INPUTS).ttl_s == 1.0
+
+
+def test_cheap_memory_or_dear_computing_waits_for_all() -> None:
+    """100 s at a hundredth of the pool: 4 - 0.01 x 50 = 3.5 s won; then on until that is spent."""
+    decision = RULE.choose_ttl(replace(INPUTS, pool_share=0.01))
+    assert decision.ttl_s == pytest.approx(100 + 4 / 0.01)
+    assert RULE.choose_ttl(replace(INPUTS, prefill_s=40.0)).ttl_s == pytest.approx(100 + 40 / 0.1)
+
+
+def test_a_copy_in_host_memory_makes_holding_worth_less() -> None:
+    """What is spared is then the reload: 0.5 x 0.1 - 0.1 x 0.75 < 0, so nothing is held."""
+    assert RULE.choose_ttl(replace(INPUTS, reload_s=0.1)).ttl_s == 0.0
+    assert RULE.choose_ttl(replace(INPUTS, reload_s=1.0)).ttl_s == 1.0
+
+
+def test_nothing_learned_is_held_until_holding_has_cost_its_worth() -> None:
+    """4 s of computing at a tenth of the pool: 40 s. An answer is probably the last turn: 2 s."""
+    unknown = replace(INPUTS, curve=NOTHING_KNOWN)
+    assert RULE.choose_ttl(unknown).ttl_s == pytest.approx(40)
+    assert RULE.choose_ttl(replace(unknown, called_tools=False)).ttl_s == 2.0
+
+
+@given(
+    gaps=st.lists(st.floats(0.01, 500), min_size=1, max_size=12, unique=True),
+    prefill_s=st.floats(0.01, 30),
+    pool_share=st.floats(0.001, 1),
+)
+def test_no_other_time_is_worth_more(gaps: list[float], prefill_s: float, pool_share: float) -> None:
+    """Over all times at which a call may return, the chosen one wins the most."""
+    edges = (0.0, *sorted(gaps))
+    curve = SurvivalCurve(edges, [index / len(gaps) for index in range(len(edges))], len(gaps))
+    inputs = replace(INPUTS, curve=curve, prefill_s=prefill_s, pool_share=pool_share)
+
+    def worth_s(until_s: float) -> float:
+        return curve.cdf(until_s) * prefill_s - pool_share * curve.expected_min(until_s)
+
+    chosen_s = min(RULE.choose_ttl(inputs).ttl_s, edges[-1])
+    assert worth_s(chosen_s) >= max(worth_s(t) for t in edges) - 1e-9
