@@ -38,6 +38,7 @@ class Behaviour:
     """Likewise: loaded back from host memory."""
     return_s: float
     """Mean time to first token of returning turns."""
+    preemptions_per_turn: float
     pin_shares: dict[str, float]
     """How pins ended."""
 
@@ -51,6 +52,7 @@ class Behaviour:
             sum(run.recomputed_tokens for run in runs) / prompt_tokens,
             sum(run.host_tokens_loaded or 0 for run in runs) / prompt_tokens,
             math.fsum(return_s) / max(1, len(return_s)),
+            sum(run.num_preemptions or 0 for run in runs) / sum(run.num_turns for run in runs),
             {cause: sum(run.pins_ended.get(cause, 0) for run in runs) / num_pins for cause in sorted(pins)},
         )
 
@@ -87,6 +89,10 @@ class Point:
 
     def behaviour(self, policy: str) -> Behaviour:
         return Behaviour.of(self.runs[policy])
+
+    def baseline_beside(self, policy: str) -> Behaviour:
+        """What fcfs did with the seeds that the policy ran."""
+        return Behaviour.of(self.runs[BASELINE][: len(self.runs[policy])])
 
 
 def _seconds(run: RunResult, measure: Measure) -> float:

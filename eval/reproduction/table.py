@@ -72,7 +72,7 @@ def _published_seconds(published: Published | None, figure: PaperFigure) -> str:
 
 def _interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
-        return ""
+        return "1 seed"
     return f"{estimate.low:.2f}-{estimate.high:.2f}"
 
 

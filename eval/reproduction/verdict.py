@@ -58,11 +58,14 @@ def outcome(point: Point, policy: str, tolerance: float) -> Outcome | None:
     if published is None or policy == OURS:
         return None
     verdict = judge(published, point.multiple(policy), tolerance)
-    return Outcome(verdict, None if verdict is Verdict.COMES_OUT else _reason(point, policy, verdict))
+    if verdict is Verdict.COMES_OUT:
+        return Outcome(verdict, None)
+    return Outcome(verdict, _reason(point, policy, verdict, is_loss=published < 1))
 
 
-def _reason(point: Point, policy: str, verdict: Verdict) -> str:
-    base, own = point.behaviour(BASELINE), point.behaviour(policy)
+def _reason(point: Point, policy: str, verdict: Verdict, *, is_loss: bool) -> str:
+    """``is_loss``: the policy was published as slower than the baseline."""
+    base, own = point.baseline_beside(policy), point.behaviour(policy)
     if not base.is_pressed:
         return (
             f"memory is not short here: {_told(BASELINE, base)}, so no policy has anything to spare. What "
@@ -71,8 +74,9 @@ def _reason(point: Point, policy: str, verdict: Verdict) -> str:
     beside = f"{_told(BASELINE, base)}; {_told(policy, own)}"
     if verdict is Verdict.UNDECIDED:
         return f"the interval over seeds is too wide to tell: {beside}"
-    cause = _why_less(point, policy, own) if verdict is Verdict.LESS else _why_more(base, own)
-    return f"{cause}: {beside}"
+    if verdict is Verdict.LESS:
+        return f"{_why_less(point, policy, own)}: {beside}"
+    return f"{_no_loss(policy, base, own) if is_loss else _why_more(base, own)}: {beside}"
 
 
 def _why_less(point: Point, policy: str, own: Behaviour) -> str:
@@ -103,7 +107,14 @@ def _why_more(base: Behaviour, own: Behaviour) -> str:
     spared = base.again_share + base.loaded_share - own.again_share - own.loaded_share
     if spared > 0:
         return f"it spares {spared:.0%} of all prompt tokens; no such share is published to compare with"
-    return "its order costs less here than published, though it spares no prompt tokens"
+    return "it spares no prompt tokens: its order alone makes the difference"
+
+
+def _no_loss(policy: str, base: Behaviour, own: Behaviour) -> str:
+    return (
+        f"the published loss does not show ({policy} preempts {own.preemptions_per_turn:.2f} times a turn, "
+        f"{BASELINE} {base.preemptions_per_turn:.2f})"
+    )
 
 
 def _told(policy: str, behaviour: Behaviour) -> str:

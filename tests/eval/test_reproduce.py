@@ -232,7 +232,7 @@ def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.C
     assert "running llama-3.1-8b on b200, swe-bench, 0.013 jobs/s" in written.err
     told = written.out.splitlines()
     ours = [line.split() for line in told if line.startswith("  Continuum")]
-    assert [line[-3:] for line in ours] == [["1.00x", "comes", "out"]] * 2
+    assert [line[-5:] for line in ours] == [["1.00x", "1", "seed", "comes", "out"]] * 2
     assert "At the published loads: 2 of 2 multiples come out." in told
     assert any(line.startswith("- Gemma-3 12B") for line in told)
     results = read_results(out)
