@@ -1,0 +1,40 @@
+"""Holds the simulator to reality: the same jobs through a real server and through the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval.sim.reality import RealityConfig, compare, report
+
+STEADY = 1.2
+"""A machine whose speed changed by more than this during the test cannot tell how far off a profile is."""
+
+
+@pytest.mark.timeout(400)
+def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
+    """Eight jobs, little room for KV, both policies: with the costs measured on this machine the mean
+    completion time is within 30 % and the order of the jobs nearly the same. (``python -m eval.sim.reality``
+    prints the figures of a longer run.)"""
+    config = RealityConfig(
+        out=tmp_path,
+        num_jobs=8,
+        seeds=(3,),
+        jobs_per_s=2.0,
+        time_scale=0.5,
+        max_turns=5,
+        profile_seconds=6.0,
+    )
+    comparisons = compare(config)
+    told = report(comparisons)
+    for one in comparisons:
+        assert len(one.real_s) == 8
+        assert one.rank_correlation > 0.6, told
+        assert abs(one.own_costs_ratio - 1) < 0.3, told
+        steady = 1 / STEADY < one.drift < STEADY
+        assert abs(one.ratio - 1) < 0.3 or not steady, told
+        assert abs(one.real_hit_share - one.simulated_hit_share) < 0.15, told
+    assert any(one.real_hit_share < 0.65 for one in comparisons), f"memory was not scarce: {told}"
+    for policy in config.policies:
+        assert (tmp_path / f"{policy}-3-0-profile.json").stat().st_size > 0
