@@ -129,12 +129,13 @@ class Experiment:
     def points(self, setting: Setting, *, needs_pressure: bool) -> list[Point]:
         """At the published load; if ``needs_pressure`` and memory is not short, also where it first is."""
         if self._is_pressed(setting, 1):
-            return [self._point(setting, 1, self._seeds)]
+            return [self._point(setting, 1, self._seeds, is_pressed=True)]
         # Every policy does the same then: more seeds would say nothing more.
-        points = [self._point(setting, 1, self._seeds[:1])]
+        points = [self._point(setting, 1, self._seeds[:1], is_pressed=False)]
         if setting.jobs_per_s is not None and needs_pressure:
             factor = next((factor for factor in FACTORS if self._is_pressed(setting, factor)), None)
-            points += [] if factor is None else [self._point(setting, factor, self._seeds)]
+            if factor is not None:
+                points.append(self._point(setting, factor, self._seeds, is_pressed=True))
         return points
 
     def _is_pressed(self, setting: Setting, factor: int) -> bool:
@@ -143,7 +144,7 @@ class Experiment:
         first = grid([BASELINE], [load.jobs_per_s], self._seeds)[:1]
         return Behaviour.of(self._run(plan_of(setting, self._num_jobs), first)).is_pressed
 
-    def _point(self, setting: Setting, factor: int, seeds: Sequence[int]) -> Point:
+    def _point(self, setting: Setting, factor: int, seeds: Sequence[int], *, is_pressed: bool) -> Point:
         load = _at(setting, factor)
         self._tell(load.title)
         plan = plan_of(setting, self._num_jobs)
@@ -152,13 +153,13 @@ class Experiment:
             for run in grid(load.policies, [load.jobs_per_s], seeds)
             if run.policy not in PEERS or (self._with_peers and run.seed == seeds[0])
         ]
+        hold_times = None
+        if is_pressed and RULE in load.policies:
+            hold_times = self._observe(plan, next(run for run in runs if run.policy == RULE))
         by_policy: dict[str, list[RunResult]] = {}
         for run, result in zip(runs, self._run(plan, runs), strict=True):
             by_policy.setdefault(run.policy, []).append(result)
-        point = Point(load, factor, by_policy, None)
-        if RULE not in by_policy or not point.behaviour(BASELINE).is_pressed:
-            return point
-        return replace(point, hold_times=self._observe(plan, next(run for run in runs if run.policy == RULE)))
+        return Point(load, factor, by_policy, hold_times)
 
     def _run(self, plan: SimulationPlan, runs: Sequence[SimulationRun]) -> list[RunResult]:
         missing = [run for run in runs if (plan, run) not in self._results]
@@ -169,7 +170,8 @@ class Experiment:
 
     def _observe(self, plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
         if (plan, run) not in self._hold_times:
-            self._hold_times[plan, run] = observe_rule(plan, run)
+            result, self._hold_times[plan, run] = observe_rule(plan, run)
+            self._results[plan, run] = _with_host(result, plan)
         return self._hold_times[plan, run]
 
 

@@ -11,6 +11,7 @@ from engine.policy import PolicyContext
 from engine.request import Request
 from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.baselines.paper import NO_TOOL, PaperPolicy
+from eval.metrics import RunResult
 from eval.sim.simulate import SimulationPlan, SimulationRun, simulate_one
 
 
@@ -63,8 +64,8 @@ class _ObservedRule(PaperPolicy):
         return ttl_s
 
 
-def observe_rule(plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
-    """Play the run again under the paper's rule and say how long it held."""
+def observe_rule(plan: SimulationPlan, run: SimulationRun) -> tuple[RunResult, HoldTimes | None]:
+    """The run under the paper's rule, and how long the rule held."""
     decisions: list[Decision] = []
-    simulate_one(plan, run, NamedPolicy(run.policy, partial(_ObservedRule, decisions)))
-    return HoldTimes.of(decisions)
+    result = simulate_one(plan, run, NamedPolicy(run.policy, partial(_ObservedRule, decisions)))
+    return result, HoldTimes.of(decisions)
