@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import msgspec
 
 from engine.config import SchedulerConfig
 from eval.intervals import Estimate, mean_interval, ratio_interval
 from eval.metrics import RunResult
+from eval.records import Occupancy
 from eval.reproduction.observed_rule import HoldTimes, observe_rule
 from eval.reproduction.published import BASELINE, GB, PEERS, RULE, Measure, Setting
 from eval.sim.roofline import make_cost
@@ -41,6 +43,8 @@ class Behaviour:
     preemptions_per_turn: float
     pin_shares: dict[str, float]
     """How pins ended."""
+    last_share: float
+    """Of turns: a job's last."""
 
     @classmethod
     def of(cls, runs: Sequence[RunResult]) -> Behaviour:
@@ -54,6 +58,7 @@ class Behaviour:
             math.fsum(return_s) / max(1, len(return_s)),
             sum(run.num_preemptions or 0 for run in runs) / sum(run.num_turns for run in runs),
             {cause: sum(run.pins_ended.get(cause, 0) for run in runs) / num_pins for cause in sorted(pins)},
+            sum(run.num_jobs for run in runs) / sum(run.num_turns for run in runs),
         )
 
     @property
@@ -63,25 +68,43 @@ class Behaviour:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Shares of the KV pool that running requests hold."""
+
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, occupancy: Occupancy) -> PoolUse | None:
+        """Each sample counts until the next one. None of a moment."""
+        num_blocks = occupancy.running[0] + occupancy.pinned[0] + occupancy.cached[0] + occupancy.free[0]
+        spans_s = [later - earlier for earlier, later in pairwise(occupancy.time_s)]
+        if not math.fsum(spans_s):
+            return None
+        held = math.fsum(n * span_s for n, span_s in zip(occupancy.running, spans_s, strict=False))
+        return cls(held / math.fsum(spans_s) / num_blocks, max(occupancy.running) / num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """A setting as it ran, at the published load or a multiple of it."""
 
     setting: Setting
     factor: int
     runs: dict[str, list[RunResult]]
-    """By policy; seeds in order, of PEERS the first only."""
+    """By policy; seeds in order."""
     hold_times: HoldTimes | None
     """Of the paper's rule, with the first seed; None where memory was not short."""
 
     def seconds(self, policy: str) -> Estimate:
         return mean_interval([_seconds(run, self.setting.measure) for run in self.runs[policy]])
 
-    def multiple(self, policy: str) -> Estimate:
-        """fcfs' delay over the policy's, paired by seed: above 1 the policy is faster."""
+    def multiple(self, policy: str, base: str = BASELINE) -> Estimate:
+        """The delay of ``base`` over the policy's, paired by seed: above 1 the policy is faster."""
         measure = self.setting.measure
         pairs = [
-            (_seconds(run, measure), _seconds(base, measure))
-            for run, base in zip(self.runs[policy], self.runs[BASELINE], strict=False)
+            (_seconds(run, measure), _seconds(other, measure))
+            for run, other in zip(self.runs[policy], self.runs[base], strict=True)
         ]
         estimate = ratio_interval(pairs)
         assert estimate is not None
@@ -90,9 +113,10 @@ class Point:
     def behaviour(self, policy: str) -> Behaviour:
         return Behaviour.of(self.runs[policy])
 
-    def baseline_beside(self, policy: str) -> Behaviour:
-        """What fcfs did with the seeds that the policy ran."""
-        return Behaviour.of(self.runs[BASELINE][: len(self.runs[policy])])
+    def pool_use(self) -> PoolUse | None:
+        """By fcfs, with the first seed; None where no samples were kept."""
+        occupancy = self.runs[BASELINE][0].occupancy
+        return None if occupancy is None else PoolUse.of(occupancy)
 
 
 def _seconds(run: RunResult, measure: Measure) -> float:
@@ -151,7 +175,7 @@ class Experiment:
         runs = [
             run
             for run in grid(load.policies, [load.jobs_per_s], seeds)
-            if run.policy not in PEERS or (self._with_peers and run.seed == seeds[0])
+            if self._with_peers or run.policy not in PEERS
         ]
         hold_times = None
         if is_pressed and RULE in load.policies:

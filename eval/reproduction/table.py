@@ -27,6 +27,7 @@ def figure_table(figure: PaperFigure, points: Sequence[Point]) -> str:
     for point in points:
         titles.append((len(lines), _block_title(point)))
         lines += [_line(figure, point, policy, reasons) for policy in point.runs]
+        lines += [_step(figure, point, policy, base, reasons) for policy, base in point.setting.steps]
     text = aligned([[_name(line), *line[2:]] for line in lines], gap="  ")
     for place, title in reversed(titles):
         text.insert(place, title)
@@ -38,7 +39,7 @@ def figure_table(figure: PaperFigure, points: Sequence[Point]) -> str:
 
 def _name(line: Sequence[str]) -> str:
     """The paper's name and what runs in its place, as one column to the left."""
-    return f"{line[0]:18}{line[1]}"
+    return f"{line[0]:20}{line[1]}"
 
 
 def _block_title(point: Point) -> str:
@@ -48,19 +49,37 @@ def _block_title(point: Point) -> str:
 
 
 def _line(figure: PaperFigure, point: Point, policy: str, reasons: list[str]) -> list[str]:
-    published = next((one for one in point.setting.published if one.policy == policy), None)
-    multiple = point.setting.multiple(policy)
-    ours = point.multiple(policy)
-    is_base = policy == BASELINE
+    published = point.setting.system(policy)
     return [
         f"  {'this project' if published is None else published.system}",
         policy,
         _published_seconds(published, figure),
-        NOTHING if multiple is None else f"{multiple:.2f}x",
-        seconds(point.seconds(policy).value),
-        NOTHING if is_base else f"{ours.value:.2f}x",
-        _interval(ours) if not is_base else "",
+        *_multiples(point, policy, BASELINE, seconds(point.seconds(policy).value)),
         _verdict(outcome(point, policy, figure.tolerance), reasons),
+    ]
+
+
+def _step(figure: PaperFigure, point: Point, policy: str, base: str, reasons: list[str]) -> list[str]:
+    """What one policy adds to another."""
+    published = point.setting.system(policy)
+    return [
+        f"  by {policy if published is None else published.system}",
+        f"{policy}/{base}",
+        NOTHING,
+        *_multiples(point, policy, base, NOTHING),
+        _verdict(outcome(point, policy, figure.tolerance, base), reasons),
+    ]
+
+
+def _multiples(point: Point, policy: str, base: str, ours_s: str) -> list[str]:
+    """Published, our seconds, ours, its interval."""
+    published = point.setting.multiple(policy, base)
+    ours = point.multiple(policy, base)
+    return [
+        NOTHING if published is None else f"{published:.2f}x",
+        ours_s,
+        NOTHING if policy == base else f"{ours.value:.2f}x",
+        "" if policy == base else _interval(ours),
     ]
 
 
@@ -87,27 +106,33 @@ def _verdict(found: Outcome | None, reasons: list[str]) -> str:
 
 
 def summary(done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> str:
-    """How many multiples come out, at the published load and where memory is short."""
-    at_load: Counter[Verdict] = Counter()
-    pressed: Counter[Verdict] = Counter()
+    """How many multiples come out: at the published load, where memory is short, of another reading."""
+    at_load: list[Outcome] = []
+    pressed: list[Outcome] = []
+    other: list[Outcome] = []
     for figure, points in done:
         for point in points:
-            for policy in point.runs:
-                found = outcome(point, policy, figure.tolerance)
-                if found is not None:
-                    (at_load if point.factor == 1 else pressed)[found.verdict] += 1
-    lines = [f"At the published loads: {_counted(at_load)}."]
-    if pressed:
-        lines.append(f"Where memory was not short there, at 2, 4 or 8 times the load: {_counted(pressed)}.")
-    return "\n".join(lines)
-
-
-def _counted(verdicts: Counter[Verdict]) -> str:
-    whole = sum(verdicts.values())
-    others = ", ".join(
-        f"{verdicts[one]} {one.value}" for one in Verdict if one is not Verdict.COMES_OUT and verdicts[one]
+            counted = other if figure.is_other_reading else at_load if point.factor == 1 else pressed
+            pairs = [*((policy, BASELINE) for policy in point.runs), *point.setting.steps]
+            found = (outcome(point, policy, figure.tolerance, base) for policy, base in pairs)
+            counted += [one for one in found if one is not None]
+    told = (
+        ("At the published loads", at_load),
+        ("Where memory was not short there, at 2, 4 or 8 times the load", pressed),
+        ("Under another reading of the workload", other),
     )
-    return f"{verdicts[Verdict.COMES_OUT]} of {whole} multiples come out{f' ({others})' if others else ''}"
+    return "\n".join(textwrap.fill(f"{head}: {_counted(found)}.", MAX_WIDTH) for head, found in told if found)
+
+
+def _counted(found: Sequence[Outcome]) -> str:
+    verdicts = Counter(one.verdict for one in found)
+    told = [
+        f"{verdicts[one]} {one.value}" for one in Verdict if one is not Verdict.COMES_OUT and verdicts[one]
+    ]
+    others = f" ({', '.join(told)})" if told else ""
+    num_open = sum(one.is_open for one in found)
+    open_told = f"; in {num_open} of these the interval holds 1 as well" if num_open else ""
+    return f"{verdicts[Verdict.COMES_OUT]} of {len(found)} multiples come out{open_told}{others}"
 
 
 def bullets(texts: Sequence[str]) -> str:

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from eval.figures import seconds
 from eval.intervals import Estimate
 from eval.reproduction.experiment import Behaviour, Point
 from eval.reproduction.observed_rule import HoldTimes
-from eval.reproduction.published import BASELINE, OURS, RULE
+from eval.reproduction.published import BASELINE, NEAR, OURS, RULE, UNLIKE
 
 NO_DIFFERENCE = 1.05
 """A published multiple within this factor of 1 says that there is next to no difference."""
 MOST = 0.5
 """A share from which on something counts as the usual case."""
+LEAST_SPARED = 0.005
+"""Of prompt tokens; less would be told as 0 %."""
 
 
 class Verdict(Enum):
@@ -34,6 +37,8 @@ class Outcome:
     verdict: Verdict
     reason: str | None
     """None if it comes out."""
+    is_open: bool = False
+    """It comes out, but the interval over seeds holds 1 as well, which is not what was published."""
 
 
 def judge(published: float, ours: Estimate, tolerance: float) -> Verdict:
@@ -52,47 +57,82 @@ def judge(published: float, ours: Estimate, tolerance: float) -> Verdict:
     return Verdict.MORE if found > wanted else Verdict.LESS
 
 
-def outcome(point: Point, policy: str, tolerance: float) -> Outcome | None:
-    """None where nothing was published."""
-    published = point.setting.multiple(policy)
+def outcome(point: Point, policy: str, tolerance: float, base: str = BASELINE) -> Outcome | None:
+    """Of what ``policy`` gains over ``base``. None where nothing was published."""
+    published = point.setting.multiple(policy, base)
     if published is None or policy == OURS:
         return None
-    verdict = judge(published, point.multiple(policy), tolerance)
+    ours = point.multiple(policy, base)
+    verdict = judge(published, ours, tolerance)
     if verdict is Verdict.COMES_OUT:
-        return Outcome(verdict, None)
-    return Outcome(verdict, _reason(point, policy, verdict, is_loss=published < 1))
+        is_open = ours.low is not None and ours.high is not None and ours.low <= 1 <= ours.high
+        return Outcome(verdict, None, is_open and abs(math.log(published)) > math.log(NO_DIFFERENCE))
+    return Outcome(verdict, f"{_cause(point, policy, base, verdict)}; {_seconds(point, base)}")
 
 
-def _reason(point: Point, policy: str, verdict: Verdict, *, is_loss: bool) -> str:
-    """``is_loss``: the policy was published as slower than the baseline."""
-    base, own = point.baseline_beside(policy), point.behaviour(policy)
-    if not base.is_pressed:
-        return (
-            f"memory is not short here: {_told(BASELINE, base)}, so no policy has anything to spare. What "
-            "filled the published machine at this load (output tokens, number of programs) is not published"
-        )
-    beside = f"{_told(BASELINE, base)}; {_told(policy, own)}"
+def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
+    """Why, as far as the runs show it, with the figures that show it."""
+    if not point.behaviour(BASELINE).is_pressed:
+        return _not_short(point)
+    before, own = point.behaviour(base), point.behaviour(policy)
+    published = point.setting.multiple(policy, base)
+    assert published is not None
+    causes = []
     if verdict is Verdict.UNDECIDED:
-        return f"the interval over seeds is too wide to tell: {beside}"
-    if verdict is Verdict.LESS:
-        return f"{_why_less(point, policy, own)}: {beside}"
-    return f"{_no_loss(policy, base, own) if is_loss else _why_more(base, own)}: {beside}"
+        causes.append("the interval over seeds holds the published multiple too")
+    elif verdict is Verdict.LESS:
+        causes += _why_less(point, policy, base, published)
+    elif published < 1:
+        causes.append(_no_loss(policy, base, before, own))
+    else:
+        causes.append(f"{_spares(policy, base, before, own)} (no such share is published)")
+    if policy in UNLIKE and verdict is not Verdict.UNDECIDED:
+        causes.append(UNLIKE[policy])
+    return "; ".join([*causes, _told(base, before), _told(policy, own)])
 
 
-def _why_less(point: Point, policy: str, own: Behaviour) -> str:
-    if policy == RULE and point.hold_times is not None and point.hold_times.zero_share >= MOST:
-        return _lets_go(point.hold_times)
+def _seconds(point: Point, base: str) -> str:
+    """How full the two machines are, as far as delays tell."""
+    ours = f"{base} takes {seconds(point.seconds(base).value)} s here"
+    system = point.setting.system(base)
+    if system is None or system.seconds is None:
+        return ours
+    return f"{ours}, {system.system} took {seconds(system.seconds)} s"
+
+
+def _not_short(point: Point) -> str:
+    told = _told(BASELINE, point.behaviour(BASELINE))
+    use = point.pool_use()
+    held = (
+        "" if use is None else f", running requests hold {use.mean:.0%} of the pool ({use.most:.0%} at most)"
+    )
+    return (
+        f"memory is not short here: {told}{held}, so no policy has anything to spare; what filled the "
+        "published machine at this load (output tokens, number of programs, speed) is not published"
+    )
+
+
+def _why_less(point: Point, policy: str, base: str, published: float) -> list[str]:
+    causes = []
+    best = max(point.runs, key=lambda one: point.multiple(one, base).value)
+    most = point.multiple(best, base).value
+    if most * NEAR < published:
+        causes.append(f"nothing here gains as much, {best} the most: {most:.2f}x")
+    return [*causes, _own_cause(point, policy, base)]
+
+
+def _own_cause(point: Point, policy: str, base: str) -> str:
+    """What a policy did that gained less than was published."""
+    own, held = point.behaviour(policy), point.hold_times
+    if policy == RULE and held is not None and held.zero_share >= MOST:
+        return _lets_go(held)
     if not own.pin_shares:
-        return f"{policy} holds nothing"
-    causes = {
-        "broken": "pins are broken for other turns before their own comes back",
-        "expired": "pins expire before the turn comes back",
-    }
-    cause = max(causes, key=lambda cause: own.pin_shares.get(cause, 0.0))
-    share = own.pin_shares.get(cause, 0.0)
-    if share < MOST:
-        return f"no one cause: {_pins(own)}"
-    return f"{causes[cause]} ({share:.0%} of {policy}'s pins)"
+        return _spares(policy, base, point.behaviour(base), own)
+    lost_share = own.pin_shares.get("broken", 0.0) + own.pin_shares.get("expired", 0.0)
+    return (
+        f"{lost_share:.0%} of its pins end before the turn comes back ({_pins(own)}; {own.last_share:.0%} of "
+        "turns are a job's last, which none follows)"
+    )
 
 
 def _lets_go(held: HoldTimes) -> str:
@@ -103,17 +143,17 @@ def _lets_go(held: HoldTimes) -> str:
     )
 
 
-def _why_more(base: Behaviour, own: Behaviour) -> str:
-    spared = base.again_share + base.loaded_share - own.again_share - own.loaded_share
-    if spared > 0:
-        return f"it spares {spared:.0%} of all prompt tokens; no such share is published to compare with"
-    return "it spares no prompt tokens: its order alone makes the difference"
+def _spares(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
+    spared = before.again_share + before.loaded_share - own.again_share - own.loaded_share
+    if spared >= LEAST_SPARED:
+        return f"{policy} spares {spared:.0%} of all prompt tokens that {base} computes again or loads back"
+    return f"{policy} spares no prompt tokens beside {base}: its order alone makes the difference"
 
 
-def _no_loss(policy: str, base: Behaviour, own: Behaviour) -> str:
+def _no_loss(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
     return (
         f"the published loss does not show ({policy} preempts {own.preemptions_per_turn:.2f} times a turn, "
-        f"{BASELINE} {base.preemptions_per_turn:.2f})"
+        f"{base} {before.preemptions_per_turn:.2f})"
     )
 
 
@@ -126,5 +166,5 @@ def _told(policy: str, behaviour: Behaviour) -> str:
 
 
 def _pins(behaviour: Behaviour) -> str:
-    told = (f"{share:.0%} {cause.replace('_', ' ')}" for cause, share in behaviour.pin_shares.items())
-    return f"pins {', '.join(told)}"
+    shares = behaviour.pin_shares.items()
+    return ", ".join(f"{share:.0%} {cause.replace('_', ' ')}" for cause, share in shares)

@@ -13,7 +13,7 @@ from eval.records import EngineCounters
 from eval.reproduction.experiment import Experiment, Point, plan_of
 from eval.reproduction.observed_rule import Decision, HoldTimes
 from eval.reproduction.published import FIGURES, Measure, PaperFigure, Published, Setting
-from eval.reproduction.table import figure_table
+from eval.reproduction.table import figure_table, summary
 from eval.reproduction.verdict import Verdict, judge, outcome
 from eval.results import read_results
 from tests.eval.hand_made import run
@@ -37,7 +37,12 @@ fig10-swe  3 8b  1xb200    0.13 2850 1790 -     2620
 fig10-bfcl 0 70b 4xb200    5    453  437  468   452
 fig10-bfcl 1 8b  1xb200    5    239  225  258   243
 fig10-bfcl 2 8b  1xa100-80 2    610  480  548   612
+bfcl-short 1 8b  1xb200    5    317  213  293   -
+bfcl-short 4 8b  1xb200    5    239  225  258   243
 """
+
+
+ABLATION_STEPS = (("fixed-ttl:2", "program-fcfs", 1640 / 1180), ("paper", "fixed-ttl:2", 1180 / 1165))
 
 
 def setting(name: str, place: int) -> Setting:
@@ -85,6 +90,9 @@ def test_multiples_follow_from_the_delays_or_are_the_printed_ones() -> None:
         ("preview", 0, "fork", 2.16),
         ("low-load", 0, "paper", 1.0),
     ]
+    steps = [("program-fcfs", "fcfs", 1950 / 1640), *ABLATION_STEPS]
+    for policy, base, multiple in steps:
+        assert setting("fig16", 0).multiple(policy, base) == pytest.approx(multiple, rel=0.01)
     for name, place, policy, multiple in expected:
         assert setting(name, place).multiple(policy) == pytest.approx(multiple, rel=0.01)
         assert setting(name, place).multiple("fcfs") is None
@@ -155,9 +163,11 @@ LETS_GO_TOLD = (
     "a queue delay of 0.5 s)"
 )
 SPARES = (
-    "it spares 40% of all prompt tokens; no such share is published to compare with: fcfs computes 40% of "
-    "prompt tokens again, a returning turn's first token takes 1.0 s; paper computes 0%"
+    "paper spares 40% of all prompt tokens that fcfs computes again or loads back (no such share is "
+    "published); fcfs computes 40% of prompt tokens again, a returning turn's first token takes 1.0 s; paper "
+    "computes 0%"
 )
+PINS_END = "% of its pins end before the turn comes back"
 LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
 
 
@@ -180,21 +190,38 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("paper", 28.0, (20, 30), pins={"broken": 3, "handed_over": 1}),
             "paper",
             Verdict.LESS,
-            "pins are broken for other turns before their own comes back (75% of paper's pins)",
+            f"75{PINS_END} (75% broken, 25% handed over; 50% of turns are a job's last, which none follows)",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 3, "handed_over": 1}),
             "fork",
             Verdict.LESS,
-            "pins expire before the turn comes back (75% of fork's pins)",
+            f"75{PINS_END} (75% expired, 25% handed over; ",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 1, "handed_over": 3}),
             "fork",
             Verdict.LESS,
-            "no one cause: pins 25% expired, 75% handed over",
+            f"nothing here gains as much, fork the most: 1.07x; 25{PINS_END} (25% expired, 75% handed over; ",
         ),
-        (point("program-fcfs", 28.0, (20, 30)), "program-fcfs", Verdict.LESS, "program-fcfs holds nothing"),
+        (
+            point("program-fcfs", 28.0, (20, 30)),
+            "program-fcfs",
+            Verdict.LESS,
+            "program-fcfs spares 5% of all prompt tokens that fcfs computes again or loads back; ",
+        ),
+        (
+            point("program-fcfs", 28.0, (20, 20)),
+            "program-fcfs",
+            Verdict.LESS,
+            "program-fcfs spares no prompt tokens beside fcfs: its order alone makes the difference; ",
+        ),
+        (
+            point("infercept", 10.0, (20, 100), pins={"handed_over": 1}),
+            "infercept",
+            Verdict.MORE,
+            "infercept charges a swap as its own paper does",
+        ),
         (
             point("paper", 10.0, (20, 100)),
             "paper",
@@ -211,6 +238,42 @@ def test_what_does_not_come_out_is_explained_by_the_runs(
     assert found is not None
     assert found.verdict is verdict
     assert told in (found.reason or "")
+
+
+def test_a_reason_sets_the_fuller_machine_beside_the_published_one() -> None:
+    """Delays say how full each was; the pool's samples say how full ours."""
+    found = outcome(point("paper", 30.0, (100, 100)), "paper", tolerance=1.2)
+    assert found is not None
+    assert "running requests hold 30% of the pool (60% at most), so no policy" in (found.reason or "")
+    assert (found.reason or "").endswith("; fcfs takes 30.00 s here, vLLM took 200.0 s")
+
+
+def test_each_step_of_the_ablation_is_judged_by_itself() -> None:
+    """Both near their published multiple of vLLM, but the full rule loses what it should add to a static TTL;
+    and with seeds so far apart that no gain at all is possible, the summary says so."""
+    ablation = setting("fig16", 0)
+    delays = {
+        "fcfs": (195.0, 195.0),
+        "program-fcfs": (110.0, 240.0),
+        "fixed-ttl:2": (116.0, 116.0),
+        "paper": (139.0, 139.0),
+    }
+    runs = {
+        policy: [run(policy, delay_s, seed=seed) for seed, delay_s in enumerate(pair)]
+        for policy, pair in delays.items()
+    }
+    point = Point(ablation, 1, runs, None)
+    figure = PaperFigure(name="figure", title="a plot", source="by hand", settings=(ablation,))
+    lines = [line.split() for line in figure_table(figure, [point]).splitlines()]
+    full = next(line for line in lines if line[:1] == ["full"])
+    assert (full[3], full[5], full[-2:]) == ("1.67x", "1.40x", ["comes", "out"])
+    step = next(line for line in lines if line[:2] == ["by", "full"])
+    assert step[2:7] == ["paper/fixed-ttl:2", "-", "1.01x", "-", "0.83x"]
+    assert step[-2:] == ["less", "[1]"]
+    assert " ".join(summary([(figure, [point])]).split()) == (
+        "At the published loads: 4 of 5 multiples come out; in 2 of these the interval holds 1 as well "
+        "(1 less)."
+    )
 
 
 def test_what_comes_out_needs_no_reason_and_our_own_policy_no_verdict() -> None:
@@ -265,7 +328,7 @@ def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
     assert [point.factor for point in points] == [1, 4]
     assert [point.setting.jobs_per_s for point in points] == [0.02, 0.08]
     assert [len(point.runs["paper"]) for point in points] == [1, 2]
-    assert [len(point.runs["plas"]) for point in points] == [1, 1]
+    assert [len(point.runs["plas"]) for point in points] == [1, 2]
     assert [point.behaviour("fcfs").is_pressed for point in points] == [False, True]
     assert points[0].multiple("paper").value == pytest.approx(1.0, abs=0.03)
     assert points[1].hold_times is not None
