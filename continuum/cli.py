@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,8 @@ Run = Callable[[argparse.Namespace], int]
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
+UNREAD = 141
+"""Likewise where nobody reads what is printed any more, as in ``| head``."""
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -36,12 +39,17 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except EngineError as error:
         print(f"continuum: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there at exit
+        return UNREAD
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -45,9 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workload", required=True, metavar="FILE", help="recorded jobs, or 'synthetic' for made ones")
-    add("--jobs", type=count, metavar="N", help="replay N jobs; all by default")
-    add("--seed", type=int, help="draw the jobs, arrivals and made prompts; by default the file's order")
+    add(
+        "--workload",
+        required=True,
+        metavar="FILE",
+        help="any file of jobs, or made ones: see continuum workload --help",
+    )
+    add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
+    add(
+        "--seed",
+        type=int,
+        metavar="K",
+        help="draw the jobs, arrivals and made prompts at random; by default the file's order",
+    )
     add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the recorded tool times")
     add("--gap-cap-s", type=amount, metavar="S", help="longest tool time, after scaling")
     add("--max-turns", type=count, metavar="N", help="replay the first N turns of each job")
@@ -115,12 +125,17 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     add(
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="add these fields to each request"
     )
-    add("--token-ids", type=_id_range, metavar="LOW:HIGH", help="ids to make prompts of; learnt by default")
+    add(
+        "--token-ids",
+        type=_id_range,
+        metavar="LOW:HIGH",
+        help="make prompts of these; by default of ordinary words",
+    )
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--base-url", default="http://127.0.0.1:8000", help="the server under test")
+    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server under test")
     add("--model", metavar="NAME", help="the served model; the server's first by default")
     add(
         "--server",
@@ -142,7 +157,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--name", default="result", help="how the report calls this run")
-    add("--json", type=Path, metavar="OUT", help="write the result there")
+    add("--json", type=Path, metavar="OUT", help="write the result there, for continuum compare")
     add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
     add("--records", type=Path, metavar="OUT.jsonl", help="write one line per turn there, as turns end")
     add("--resume", action="store_true", help="go on from the --records of the same run, broken off earlier")
@@ -225,9 +240,9 @@ def run(arguments: argparse.Namespace) -> int:
     names.append("now")
     if arguments.json:
         write_results(arguments.json, files[-1])
-    print(render_comparison(Comparison(files, names)))
     if arguments.html:
         write_html(arguments.html, files, names)
+    print(render_comparison(Comparison(files, names)))
     return report_errors(bench)
 
 

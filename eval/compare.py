@@ -15,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum compare``."""
     add = parser.add_argument
     add(
-        "files", nargs="+", type=Path, metavar="RESULT.json", help="left by --json; the first is the baseline"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="RESULT.json",
+        help="left by --json of bench, simulate or reproduce; the first is the baseline",
     )
     add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
 
@@ -24,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     """``continuum compare``. A file that is no result is raised."""
     files = [read_results(path) for path in arguments.files]
     names = short_names(arguments.files)
-    print(render_comparison(Comparison(files, names)))
     if arguments.html:
         write_html(arguments.html, files, names)
+    print(render_comparison(Comparison(files, names)))
     return 0
 
 

@@ -179,11 +179,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=count, default=default.num_jobs, metavar="N", help="jobs, all started at once")
     add("--quick", action="store_true", help="half a minute: fewer jobs and turns, a smaller model")
     add("--workload", default=SYNTHETIC, metavar="FILE", help="recorded jobs instead of made ones")
-    add("--seed", type=int, help="of the made jobs; with FILE, draw the jobs at random")
-    add("--policies", nargs="+", default=default.policies, metavar="P", help="what to compare")
-    add("--pool-share", type=positive, default=default.pool_share, metavar="X", help="KV pool / all contexts")
+    add("--seed", type=int, metavar="K", help="of the made jobs; with a file, draw its jobs at random")
+    add("--policies", nargs="+", metavar="P", help="as of continuum serve; fcfs continuum by default")
+    add(
+        "--pool-share",
+        type=positive,
+        default=default.pool_share,
+        metavar="X",
+        help="KV pool as a share of all contexts together",
+    )
     add("--max-turns", type=count, metavar="N", help="first N turns of each job")
-    add("--max-context-tokens", type=count, default=default.max_context_tokens, metavar="N", help="cut there")
+    add(
+        "--max-context-tokens",
+        type=count,
+        default=default.max_context_tokens,
+        metavar="N",
+        help="cut jobs there",
+    )
     add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the tool times")
     add("--hidden-size", type=count, default=default.hidden_size, metavar="N", help="of the model")
     add("--layers", type=count, default=default.num_layers, metavar="N", help="of the model")
@@ -193,7 +205,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _config(arguments: argparse.Namespace) -> DemoConfig:
     config = DemoConfig(
         out=arguments.out,
-        policies=tuple(arguments.policies),
+        policies=tuple(arguments.policies or DemoConfig().policies),
         workload=arguments.workload,
         num_jobs=arguments.jobs,
         seed=arguments.seed,

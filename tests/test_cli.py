@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,14 +122,15 @@ def test_a_value_out_of_range_exits_with_1(
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["serve", "--help"], ["bench", "--help"], ["demo", "--help"]]
+    "command",
+    ["", "serve", "bench", "simulate", "reproduce", "profile", "workload", "compare", "demo"],
 )
-def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command explains itself."""
     with pytest.raises(SystemExit) as exit_info:
-        main(command)
+        main([*command.split(), "--help"])
     assert exit_info.value.code == 0
-    assert "usage: continuum" in capsys.readouterr().out
+    assert f"usage: continuum {command}" in capsys.readouterr().out
 
 
 def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +141,16 @@ def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) ->
     assert "(default: 8000)" in text
     assert "(default: None)" not in text
     assert "(default: continuum)" in text
+
+
+def test_a_reader_may_leave_early() -> None:
+    """As ``| head`` does: no traceback, and the exit code that shells have for it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "continuum.cli", "workload", "synthetic"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_help_and_version_are_light() -> None:

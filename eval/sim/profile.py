@@ -233,12 +233,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ProfileOptions(model="")
     add = parser.add_argument
     add("--model", required=True, metavar="FOLDER", help="Hugging Face model folder")
-    add("--json", type=Path, required=True, metavar="OUT", help="write the profile there")
-    add("--seconds", type=positive, default=default.seconds, metavar="S", help="how long to load the server")
-    add("--seed", type=int, default=default.seed, help="of the requests")
+    add(
+        "--json",
+        type=Path,
+        required=True,
+        metavar="OUT",
+        help="write the profile there, for simulate --profile",
+    )
+    add("--seconds", type=positive, default=default.seconds, metavar="S", help="how long to send requests")
+    add("--seed", type=int, default=default.seed, metavar="K", help="of the requests")
     add("--date", metavar="TEXT", help="noted in the profile")
     add("--trace", type=Path, metavar="PATH", help="keep the scheduler trace there")
-    add("--from-trace", type=Path, metavar="TRACE", help="measure nothing: fit to the trace of a run")
+    add(
+        "--from-trace",
+        type=Path,
+        metavar="TRACE",
+        help="measure nothing: fit to what continuum serve --trace wrote",
+    )
     served = parser.add_argument_group("passed on to the server")
     for name, metavar, told in PASSED_ON:
         served.add_argument(f"--{name}", metavar=metavar, help=told)

@@ -36,6 +36,8 @@ from eval.workloads.catalog import Workload, describe, open_workload
 from eval.workloads.sampling import JobLimits
 
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
+_OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
+"""Flags that say nothing where a measured profile does."""
 DETAIL_SEEDS = 1
 """Of the first seeds of each policy and load what plots need is kept."""
 
@@ -236,9 +238,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workload", required=True, metavar="FILE", help="any file of jobs, or swe-bench, bfcl, openhands")
+    add(
+        "--workload",
+        required=True,
+        metavar="FILE",
+        help="any file of jobs, or made ones: see continuum workload --help",
+    )
     add("--jobs", type=count, metavar="N", help="so many jobs, drawn by the seed; all of a file by default")
-    add("--rate", type=numbers, metavar="R[,R...]", help="mean arrivals per second; each one is a load")
+    add(
+        "--rate",
+        type=numbers,
+        metavar="R[,R...]",
+        help="open loop: mean arrivals of jobs per second; several are run one by one",
+    )
     add("--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once")
     add(
         "--burstiness",
@@ -247,8 +259,8 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         metavar="CV",
         help="of bursty arrivals: sd / mean of the time between two",
     )
-    add("--concurrency", type=count, metavar="N", help="most jobs at once")
-    add("--max-turns", type=count, metavar="N", help="cut jobs there")
+    add("--concurrency", type=count, metavar="N", help="closed loop: most jobs at once")
+    add("--max-turns", type=count, metavar="N", help="cut jobs to their first N turns")
     add(
         "--max-context-tokens",
         type=count,
@@ -270,18 +282,29 @@ def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
     add("--gpu", default="h100", help="a100-80, h100 (default), h200, b200")
     add("--tensor-parallel", type=count, metavar="N", help="GPUs per replica; as few as leave room for KV")
     add("--dtype", default="bf16", help="of the weights: bf16 (default) or fp8")
-    add("--profile", type=Path, metavar="FILE", help="step times measured by `continuum profile` instead")
+    add(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="step times measured by continuum profile instead; needs --kv-tokens",
+    )
     add(
         "--gpu-memory-utilization",
         type=positive,
         default=0.92,
         metavar="X",
-        help="share for weights and KV (0.92)",
+        help="share of the GPU for weights and KV (0.92)",
     )
     add(
         "--kv-tokens", type=count, metavar="N", help="KV pool of a replica; by default what the memory leaves"
     )
-    add("--host-kv-tokens", type=int, default=0, metavar="N", help="KV copies in host memory (0: none)")
+    add(
+        "--host-kv-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="room for copies of KV in the host memory of a replica (0: none)",
+    )
 
 
 def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
@@ -293,25 +316,41 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         type=count,
         default=default.max_num_seqs,
         metavar="N",
-        help="most requests running at once",
+        help=f"most requests running at once ({default.max_num_seqs})",
     )
     add(
         "--max-num-batched-tokens",
         type=count,
         default=default.max_num_batched_tokens,
         metavar="N",
-        help="of a step",
+        help=f"token budget of a step ({default.max_num_batched_tokens})",
     )
     add("--replicas", type=count, default=1, metavar="N", help="engines behind a router")
-    add("--router", choices=ROUTERS, default="session", help="which of them serves a turn")
+    add(
+        "--router",
+        choices=ROUTERS,
+        default="session",
+        help="which of them serves a turn; session (default): the one that served its job's first",
+    )
 
 
 def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--policies", default="fcfs,continuum", metavar="P[,P...]", help="see below (fcfs,continuum)")
+    add(
+        "--policies",
+        default="fcfs,continuum",
+        metavar="P[,P...]",
+        help="what to compare, the first is the baseline; see below (fcfs,continuum)",
+    )
     add("--seeds", type=count, default=1, metavar="K", help="repeat with K seeds of jobs and arrivals (1)")
-    add("--first-seed", type=int, default=0, metavar="N", help="they begin here (0)")
-    add("--ttft-limit-s", type=positive, default=TTFT_LIMIT_S, metavar="S", help="of goodput (30)")
+    add("--first-seed", type=int, default=0, metavar="N", help="seeds are N, N + 1, ... (0)")
+    add(
+        "--ttft-limit-s",
+        type=positive,
+        default=TTFT_LIMIT_S,
+        metavar="S",
+        help="goodput counts turns with no longer TTFT (30)",
+    )
     add(
         "--processes",
         type=count,
@@ -319,12 +358,13 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="runs side by side; all CPUs",
     )
-    add("--json", type=Path, metavar="OUT", help="write the results there")
-    add("--html", type=Path, metavar="OUT", help="write a report with plots there")
+    add("--json", type=Path, metavar="OUT", help="write the results there, for continuum compare")
+    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
     add("--trace", type=Path, metavar="OUT", help="write the scheduler trace of a single run there")
 
 
 def _plan(arguments: argparse.Namespace) -> SimulationPlan:
+    _refuse_ignored(arguments)
     hardware = Hardware(
         model=arguments.model,
         gpu=arguments.gpu,
@@ -361,6 +401,14 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
     )
 
 
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    """EvalError if a flag would be without effect."""
+    given = {word.partition("=")[0] for word in arguments.given}
+    ignored = next((flag for flag in _OF_PRESETS if flag in given), None)
+    if arguments.profile is not None and ignored is not None:
+        raise EvalError(f"{ignored} means nothing beside --profile: the profile says what computes.")
+
+
 def _arrival_kind(arguments: argparse.Namespace) -> ArrivalKind:
     if arguments.arrivals is not None:
         return ArrivalKind(arguments.arrivals)
@@ -386,9 +434,9 @@ def run(arguments: argparse.Namespace) -> int:
     file = ResultFile(title=_title(arguments), command=asked(arguments), runs=results)
     if arguments.json:
         write_results(arguments.json, file)
-    print(render(results))
     if arguments.html:
         write_html(arguments.html, [file])
+    print(render(results))
     return 0
 
 

@@ -13,6 +13,21 @@ from eval.workloads.recorded import write_jobs
 from eval.workloads.sampling import JobLimits
 from eval.workloads.summary import render, summarise
 
+_WORKLOADS = """\
+formats, told apart by the first record:
+  recorded jobs       our own, a job per line: what --out writes
+  Mooncake            a request per line with the ids of its blocks, sessions named or inferred
+  aiperf              a session of several turns per line
+  ShareGPT, OpenAI    one JSON list of chats; vLLM's multi-turn benchmark reads the second
+  scheduler trace     of continuum serve or simulate, --trace
+  bench records       of continuum bench, --records
+
+made jobs:
+  swe-bench, bfcl, openhands    counts and times to published moments; swe-bench:turns=2,tokens=0.5 has
+                                twice the turns and half the tokens
+  synthetic                     with text, short enough for a small model
+"""
+
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """The flags that say how much of a recording is used."""
@@ -37,12 +52,10 @@ def limits_from(arguments: argparse.Namespace) -> JobLimits:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum workload``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _WORKLOADS
     add = parser.add_argument
-    add(
-        "workload",
-        metavar="FILE",
-        help="a file of any known format, or swe-bench, bfcl, openhands, synthetic",
-    )
+    add("workload", metavar="FILE", help="a file of any format below, or the name of made jobs")
     add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
     add("--seed", type=int, metavar="K", help="draw or make them at random; by default the file's order")
     add_limits(parser)

@@ -148,6 +148,7 @@ def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None
         (["--max-context-tokens", "100"], "The limits leave no job of"),
         (["--kv-tokens", "5000"], "The limits leave no job of"),
         (["--profile", "missing.json", "--kv-tokens", "9"], "missing.json"),
+        (["--profile", "missing.json", "--gpu", "h200"], "--gpu means nothing beside --profile"),
         (["--seeds", "2", "--trace", "t.jsonl"], "--trace writes one run, but 4 were asked for"),
         (["--policies", "fcfs", "--trace", "t.jsonl", "--replicas", "2"], "leave --replicas at 1"),
     ],
