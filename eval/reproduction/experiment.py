@@ -14,7 +14,7 @@ from eval.intervals import Estimate, mean_interval, ratio_interval
 from eval.metrics import RunResult
 from eval.records import Occupancy
 from eval.reproduction.observed_rule import HoldTimes, observe_rule
-from eval.reproduction.published import BASELINE, GB, PEERS, RULE, Measure, Setting
+from eval.reproduction.published import BASELINE, GB, ORDER, PEERS, RULE, Measure, Setting
 from eval.sim.roofline import make_cost
 from eval.sim.simulate import Hardware, SimulationPlan, SimulationRun, grid, simulate
 from eval.workloads.arrivals import ArrivalKind
@@ -95,6 +95,8 @@ class Point:
     """By policy; seeds in order."""
     hold_times: HoldTimes | None
     """Of the paper's rule, with the first seed; None where memory was not short."""
+    order_alone: RunResult | None = None
+    """ORDER, likewise."""
 
     def seconds(self, policy: str) -> Estimate:
         return mean_interval([_seconds(run, self.setting.measure) for run in self.runs[policy]])
@@ -109,6 +111,11 @@ class Point:
         estimate = ratio_interval(pairs)
         assert estimate is not None
         return estimate
+
+    def first_multiple(self, run: RunResult) -> float:
+        """fcfs' delay over that of a run with the first seed."""
+        base = self.runs[BASELINE][0]
+        return _seconds(base, self.setting.measure) / _seconds(run, self.setting.measure)
 
     def behaviour(self, policy: str) -> Behaviour:
         return Behaviour.of(self.runs[policy])
@@ -177,13 +184,15 @@ class Experiment:
             for run in grid(load.policies, [load.jobs_per_s], seeds)
             if self._with_peers or run.policy not in PEERS
         ]
-        hold_times = None
+        hold_times = order_alone = None
         if is_pressed and RULE in load.policies:
-            hold_times = self._observe(plan, next(run for run in runs if run.policy == RULE))
+            rule = next(run for run in runs if run.policy == RULE)
+            hold_times = self._observe(plan, rule)
+            order_alone = self._run(plan, [replace(rule, policy=ORDER)])[0]
         by_policy: dict[str, list[RunResult]] = {}
         for run, result in zip(runs, self._run(plan, runs), strict=True):
             by_policy.setdefault(run.policy, []).append(result)
-        return Point(load, factor, by_policy, hold_times)
+        return Point(load, factor, by_policy, hold_times, order_alone)
 
     def _run(self, plan: SimulationPlan, runs: Sequence[SimulationRun]) -> list[RunResult]:
         missing = [run for run in runs if (plan, run) not in self._results]

@@ -18,6 +18,10 @@ BASELINE = "fcfs"
 RULE = "paper"
 """Continuum as published."""
 OURS = "continuum"
+ORDER = "program-fcfs"
+"""The order of programs without any holding."""
+IN_THAT_ORDER = (RULE, "infercept")
+"""Policies that hold beside it: what they gain is compared with what the order gains alone."""
 PEERS = ("plas", "infercept")
 """The other systems of the plots: left out of a first impression."""
 UNLIKE = {
@@ -26,8 +30,8 @@ UNLIKE = {
         "priorities of programs in place of levels"
     ),
     "infercept": (
-        "infercept charges a swap as its own paper does, with the requests that it stops; the published one "
-        "was adapted to copies that stop nobody, and almost never preserved"
+        "infercept keeps a program's place in the queue across tool calls, as its own paper keeps a "
+        "request's; whether the published one did is not in our source"
     ),
 }
 """What is known of how a policy differs from what was published under its system's name."""

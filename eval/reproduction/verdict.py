@@ -10,7 +10,7 @@ from eval.figures import seconds
 from eval.intervals import Estimate
 from eval.reproduction.experiment import Behaviour, Point
 from eval.reproduction.observed_rule import HoldTimes
-from eval.reproduction.published import BASELINE, NEAR, OURS, RULE, UNLIKE
+from eval.reproduction.published import BASELINE, IN_THAT_ORDER, NEAR, OURS, RULE, UNLIKE
 
 NO_DIFFERENCE = 1.05
 """A published multiple within this factor of 1 says that there is next to no difference."""
@@ -82,10 +82,10 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
         causes.append("the interval over seeds holds the published multiple too")
     elif verdict is Verdict.LESS:
         causes += _why_less(point, policy, base, published)
-    elif published < 1:
+    elif published < 1 / NO_DIFFERENCE:
         causes.append(_no_loss(policy, base, before, own))
     else:
-        causes.append(f"{_spares(policy, base, before, own)} (no such share is published)")
+        causes += _why_more(point, policy, base)
     if policy in UNLIKE and verdict is not Verdict.UNDECIDED:
         causes.append(UNLIKE[policy])
     return "; ".join([*causes, _told(base, before), _told(policy, own)])
@@ -110,6 +110,17 @@ def _not_short(point: Point) -> str:
         f"memory is not short here: {told}{held}, so no policy has anything to spare; what filled the "
         "published machine at this load (output tokens, number of programs, speed) is not published"
     )
+
+
+def _why_more(point: Point, policy: str, base: str) -> list[str]:
+    causes = []
+    if policy in IN_THAT_ORDER and base == BASELINE and point.order_alone is not None:
+        alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
+        causes.append(
+            f"with the first seed the order of programs alone gains {alone:.2f}x, all of {policy} {whole:.2f}x"
+        )
+    spares = _spares(policy, base, point.behaviour(base), point.behaviour(policy))
+    return [*causes, f"{spares} (no such share is published)"]
 
 
 def _why_less(point: Point, policy: str, base: str, published: float) -> list[str]:
