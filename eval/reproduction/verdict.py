@@ -117,7 +117,7 @@ def _why_more(point: Point, policy: str, base: str) -> list[str]:
     if policy in IN_THAT_ORDER and base == BASELINE and point.order_alone is not None:
         alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
         causes.append(
-            f"with the first seed the order of programs alone gains {alone:.2f}x, all of {policy} {whole:.2f}x"
+            f"the order of programs alone gains {alone:.2f}x, {policy} {whole:.2f}x with the first seed"
         )
     spares = _spares(policy, base, point.behaviour(base), point.behaviour(policy))
     return [*causes, f"{spares} (no such share is published)"]
