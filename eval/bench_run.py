@@ -244,6 +244,7 @@ def _setting(options: BenchOptions, model: str) -> RunSetting:
         seed=options.seed,
         jobs_per_s=options.arrivals.rate_per_s,
         concurrency=options.arrivals.concurrency,
+        arrivals=options.arrivals.pattern,
     )
 
 

@@ -83,7 +83,8 @@ def _unlike(series: Series, baseline: Series) -> list[str]:
     if ours.model != theirs.model:
         texts.append(f"another model ({ours.model}, not {theirs.model})")
     if ours.hardware != theirs.hardware:
-        texts.append(f"other hardware ({ours.hardware or 'not named'}, not {theirs.hardware or 'not named'})")
+        told = f"{ours.hardware or 'not named'}; there: {theirs.hardware or 'not named'}"
+        texts.append(f"other hardware ({told})")
     if ours.num_replicas != theirs.num_replicas:
         texts.append(f"{ours.num_replicas} replicas, not {theirs.num_replicas}")
     if ours.simulated != theirs.simulated:

@@ -145,7 +145,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         workload=plan.workload,
         seed=run.seed,
         jobs_per_s=run.rate_per_s,
-        arrivals=plan.arrivals.value if plan.arrivals is not ArrivalKind.POISSON else None,
+        arrivals=arrivals.pattern,
         concurrency=plan.concurrency,
         num_replicas=plan.num_replicas,
         hardware=hardware,

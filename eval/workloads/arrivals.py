@@ -69,6 +69,11 @@ class Arrivals:
         """
         return _TIMES[self.kind](self, roots(jobs), random.Random(f"{self.kind.value} arrivals {seed}"))
 
+    @property
+    def pattern(self) -> str | None:
+        """The kind, where rate and concurrency do not tell it: results of the same load must say the same."""
+        return self.kind.value if self.kind in (ArrivalKind.BURSTY, ArrivalKind.RECORDED) else None
+
     def describe(self) -> str:
         """One line for the report."""
         bound = "" if self.concurrency is None else f", at most {self.concurrency} at once"

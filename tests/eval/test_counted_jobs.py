@@ -125,6 +125,21 @@ def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> Non
     assert cached == [0, 96, 0]
 
 
+def test_what_was_served_can_be_simulated_and_set_beside_it(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The records of a run are a workload; both runs are of one load, so their ratio shows."""
+    result, _ = _bench(server, tmp_path, [count_job("twice"), count_job("again twice")])
+    records, simulated = str(tmp_path / "records.jsonl"), str(tmp_path / "simulated.json")
+    command = ["simulate", "--workload", records, "--concurrency", "1", "--policies", "fcfs"]
+    assert main([*command, "--json", simulated]) == 0
+    (again,) = read_results(Path(simulated)).runs
+    assert (again.num_turns, again.prompt_tokens) == (result.num_turns, result.prompt_tokens)
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "result.json"), simulated]) == 0
+    assert capsys.readouterr().out.count("at most 1 at once") == 1
+
+
 def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_path: Path) -> None:
     """An answer in blocks of this job alone ends with its call; one that others have too stays as it is."""
 

@@ -152,7 +152,7 @@ def test_what_else_differs_is_said_in_words() -> None:
     for sentence in (
         "b beside a: another workload (v.jsonl, not w.jsonl), so the ratios compare different work",
         "b beside a: another model (n, not m)",
-        "b beside a: other hardware (h100, not not named)",
+        "b beside a: other hardware (h100; there: not named)",
         "b beside a: 2 replicas, not 1",
         "b beside a: measured, not simulated",
         "b beside a: 5 jobs, not 4 (at all jobs at once)",
