@@ -43,6 +43,8 @@ class InferceptPolicy(HoldingPolicy):
     def _least_waste_s(self, request: Request) -> float:
         """The lesser waste of discarding and swapping, in seconds of preserving."""
         own = request.num_computed_tokens
+        if not own:
+            return 0.0  # it ended before its first step: nothing to preserve
         other = sum(r.num_computed_tokens for r in self._running.values() if r is not request)
         waste = self._knowledge.prefill_s(own) * (own + other)
         swap_s = self._knowledge.reload_s(own)

@@ -9,6 +9,9 @@ import math
 
 import pytest
 
+from continuum.jobs import BlockChain, Frontier, Job
+from engine.request import RequestStatus
+from eval.baselines.infercept import InferceptPolicy
 from tests.eval.baselines.policy_room import PlainKnowledge, PolicyRoom
 
 
@@ -302,6 +305,22 @@ def test_infercept_swaps_where_that_wastes_least() -> None:
     room = PolicyRoom("infercept", PlainKnowledge(reload_s_per_token=0.01))
     room.play("a", 40, "ls")
     assert room.held_until_s == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("reload_s_per_token", [None, 0.01])
+def test_infercept_preserves_nothing_of_a_turn_that_computed_nothing(
+    reload_s_per_token: float | None,
+) -> None:
+    """Stopped while it still waited: there are no tokens to waste memory on, nor to divide by."""
+    room = PolicyRoom("infercept", PlainKnowledge(reload_s_per_token=reload_s_per_token), max_num_seqs=1)
+    keep_busy(room)
+    request = room.scheduler.requests[room.send("a", 40)]
+    policy = room.scheduler.policy
+    assert isinstance(policy, InferceptPolicy)
+    frontier = Frontier(Job("a", None, 0.0, 0.0, 0.0), "a1", 1, BlockChain([]), 40, 0.0, 0.0)
+    assert policy.ttl_s(frontier, request, room.clock.now()) == 0.0
+    room.scheduler.finish_requests(["a1"], RequestStatus.FINISHED_STOPPED, room.clock.now())
+    assert room.num_pins == 0
 
 
 # ---- plas ----
