@@ -26,8 +26,8 @@ PEERS = ("plas", "infercept")
 """The other systems of the plots: left out of a first impression."""
 UNLIKE = {
     "plas": (
-        "how the published Autellix was built is not in our source; plas goes by Autellix' own paper, with "
-        "priorities of programs in place of levels"
+        "plas has priorities of programs in place of levels and preempts only where blocks run out; how the "
+        "published Autellix was built is not in our source"
     ),
     "infercept": (
         "infercept keeps a program's place in the queue across tool calls, as its own paper keeps a "
@@ -255,6 +255,7 @@ FIGURES = (
                 jobs_per_s=0.009,
                 published=_ALIKE,
             ),
+            _b200("bfcl", 0.5, _ALIKE),
         ),
         tolerance=1.02,
         needs_pressure=False,
@@ -288,7 +289,7 @@ FIGURES = (
     PaperFigure(
         name="fig9",
         title="delay against arrival rate, OpenHands, no offload",
-        source="fig. 9",
+        source="fig. 9; of its jobs nothing is published but their name: all their figures are ASSUMED",
         settings=(
             _h100(0.03, _delays(4000, 1240, 5530)),
             _h100(0.05, _delays(5060, 1700, 6700)),

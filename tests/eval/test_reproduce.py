@@ -306,13 +306,14 @@ def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.C
     assert "running llama-3.1-8b on b200, swe-bench, 0.013 jobs/s" in written.err
     told = written.out.splitlines()
     ours = [line.split() for line in told if line.startswith("  Continuum")]
-    assert [line[-5:] for line in ours] == [["1.00x", "1", "seed", "comes", "out"]] * 2
-    assert "At the published loads: 2 of 2 multiples come out." in told
+    assert [line[-5:] for line in ours] == [["1.00x", "1", "seed", "comes", "out"]] * 3
+    assert "At the published loads: 3 of 3 multiples come out." in told
     assert any(line.startswith("- Gemma-3 12B") for line in told)
     results = read_results(out)
     assert results.command == "continuum reproduce --quick --only low-load --jobs 4"
-    for gpu in ("b200", "a100-80"):
-        runs = [each for each in results.runs if (each.setting.hardware or "").endswith(gpu)]
+    for gpu, workload in (("b200", "swe-bench"), ("a100-80", "swe-bench"), ("b200", "bfcl")):
+        of_workload = [each for each in results.runs if each.setting.workload == workload]
+        runs = [each for each in of_workload if (each.setting.hardware or "").endswith(gpu)]
         assert [each.name for each in runs] == ["fcfs", "paper", "continuum"]
         means = [each.job_completion_s.mean for each in runs if each.job_completion_s is not None]
         assert means == pytest.approx([means[0]] * 3, rel=0.005)
