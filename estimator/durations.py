@@ -182,10 +182,13 @@ class DurationEstimator:
     ) -> None:
         """Learn one duration, for the key, all its parents and the job's own calls of the key.
 
-        ``now``: seconds on any clock that does not run backwards; without it no time has passed.
+        A call that lasted until its own limit is taken to have been stopped there: cut off. ``now``: seconds
+        on any clock that does not run backwards; without it no time has passed.
         """
         if not duration_s >= 0:
             raise ValueError(f"a duration must be at least 0 s, not {duration_s}")
+        if key.limit_s is not None and duration_s >= key.limit_s:
+            duration_s, censored = key.limit_s, True
         if not hasattr(self, "histograms_"):
             self.start()
         if now is not None:
@@ -235,16 +238,20 @@ class DurationEstimator:
 
     def survival(self, key: ToolKey, job: str | None = None) -> SurvivalCurve:
         """The curve of a key, in a job if one is named; of its nearest known parent, trusted less, if it was
-        never seen."""
+        never seen. A call with a limit has ended by then."""
         if not getattr(self, "histograms_", None):
             return NOTHING_KNOWN
+        curve = self._curve(key.parts, job)
+        return curve if key.limit_s is None else curve.ended_by(key.limit_s)
+
+    def _curve(self, parts: tuple[str, ...], job: str | None) -> SurvivalCurve:
         belief, strength = NO_BELIEF, self.prior_strength
-        for depth in range(len(key.parts) + 1):
-            histogram = self.histograms_.get(key.parts[:depth])
+        for depth in range(len(parts) + 1):
+            histogram = self.histograms_.get(parts[:depth])
             if histogram is None:
                 return belief.curve(self.edges_).resting_on(min(strength, belief.weight))
             belief = histogram.belief(belief, strength)
-        of_job = self.job_histograms_.get((job, key.parts)) if job is not None else None
+        of_job = self.job_histograms_.get((job, parts)) if job is not None else None
         if of_job is not None:
             belief = of_job.belief(belief, strength)
         return belief.curve(self.edges_)

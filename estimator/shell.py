@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 MAX_NESTING = 3
 """How deep ``bash -c "bash -c ..."`` is followed."""
 
 MAX_WORDS = 32
 """How many words of one command are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
+    """One command of a shell text."""
+
+    what: tuple[str, ...] = ()
+    """Program and, where it matters, what the program is told to do; empty if there is none."""
+    limit_s: float | None = None
+    """``timeout`` ends it after so long; None if nothing does."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -80,8 +92,12 @@ _PREFIXES: dict[str, tuple[frozenset[str], int]] = {
 }
 
 
-def _without_prefixes(words: list[str]) -> list[str]:
-    """The command proper: no shell keyword, ``X=y``, ``sudo``, ``timeout 60``, ``uv run`` before it."""
+def _without_prefixes(words: list[str]) -> tuple[list[str], float | None]:
+    """The command proper: no shell keyword, ``X=y``, ``sudo``, ``timeout 60``, ``uv run`` before it.
+
+    And the seconds after which ``timeout`` ends it.
+    """
+    limit_s = None
     while words:
         first = words[0]
         if first in _KEYWORDS or _ASSIGNMENT.match(first):
@@ -91,9 +107,22 @@ def _without_prefixes(words: list[str]) -> list[str]:
         length = 1 if program in _PREFIXES else 2
         prefix = _PREFIXES.get(program) or _PREFIXES.get(" ".join([program, *words[1:2]]))
         if prefix is None:
-            return [] if first in _NOT_COMMANDS else words
-        words = _without_options(words[length:], prefix[0])[prefix[1] :]
-    return words
+            return ([] if first in _NOT_COMMANDS else words), limit_s
+        words = _without_options(words[length:], prefix[0])
+        if program == "timeout" and words:
+            limit_s = _duration_s(words[0])
+        words = words[prefix[1] :]
+    return words, limit_s
+
+
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{0,9})?)([smhd]?)")
+_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _duration_s(word: str) -> float | None:
+    """As coreutils' ``timeout`` reads it: ``90``, ``1.5m``; 0 means no limit."""
+    found = _DURATION.fullmatch(word)
+    return float(found[1]) * _UNIT_S[found[2]] or None if found else None
 
 
 def _without_options(words: list[str], takes_value: frozenset[str] = frozenset()) -> list[str]:
@@ -120,6 +149,7 @@ _LIGHT = _words("""
     ln chmod chown which type test [ [[ false date basename dirname realpath diff stat file xargs jq nl less
     more read column env whoami id uname hostname kill
 """)
+_LIGHT_WEIGHT = 1
 _HEAVY = _words("""
     pytest unittest tox nox make cmake ninja bazel cargo go mvn gradle gradlew npm yarn pnpm bun pip uv
     conda mamba poetry apt-get apt apk yum dnf brew docker kubectl python node ruby java jest vitest mocha
@@ -131,38 +161,57 @@ _HAS_SUBCOMMAND = _words("""
     kubectl make mvn gradle gradlew dotnet bazel terraform helm systemctl service bundle gem composer tox
     nox pre-commit
 """)
+_LOOPS = _words("for while until")
 _SHELLS = _words("bash sh zsh dash")
 _GIT_VALUES = _words("-C -c --git-dir --work-tree")
 _PYTEST_VALUES = _words("-k -m -p -n -c -o -W -r --tb --maxfail --rootdir")
 
 
-def dominant_command(text: str, depth: int = 0) -> tuple[str, ...]:
-    """Of all commands in a shell text the one that probably takes the time; the first among equals."""
-    best: tuple[str, ...] = ()
+def dominant_command(text: str, depth: int = 0) -> ShellCommand:
+    """Of all commands in a shell text the one that probably takes the time; the first among equals.
+
+    Its limit is that of the whole text: None if another command may take time too, or if it is in a loop.
+    """
+    best = ShellCommand()
     best_weight = -1
+    num_slow = 0
     for words in _commands(text):
-        words = _without_prefixes(words)
-        if not words:
+        num_slow += words[0] in _LOOPS
+        words, limit_s = _without_prefixes(words)
+        command = _command(words, depth) if words else ShellCommand()
+        if not command.what:
             continue
-        what = _what(words, depth)
-        if what and (weight := _weight(what[0])) > best_weight:
-            best, best_weight = what, weight
-    return best
+        if command.limit_s is None:
+            command = replace(command, limit_s=limit_s)
+        weight = _weight(command.what[0])
+        num_slow += weight > _LIGHT_WEIGHT
+        if weight > best_weight:
+            best, best_weight = command, weight
+    return best if num_slow <= 1 else replace(best, limit_s=None)
 
 
 def _weight(program: str) -> int:
     if program in _SILENT:
         return 0
     if program in _LIGHT:
-        return 1
+        return _LIGHT_WEIGHT
     return 3 if program in _HEAVY else 2
 
 
-def _what(words: list[str], depth: int) -> tuple[str, ...]:
+def _command(words: list[str], depth: int) -> ShellCommand:
+    """``bash -lc TEXT`` is what the text is."""
+    if _program(words[0]) in _SHELLS and depth < MAX_NESTING:
+        for option, text in pairwise(words[1:]):
+            if option.startswith("-") and option.endswith("c"):
+                return dominant_command(text, depth + 1)
+    return ShellCommand(_what(words))
+
+
+def _what(words: list[str]) -> tuple[str, ...]:
     """Program and, where it matters, what the program is told to do."""
     program, arguments = _program(words[0]), words[1:]
     if program in _SHELLS:
-        return _shell(arguments, depth)
+        return ("sh", "script") if _without_options(arguments) else ("sh",)
     if program.endswith((".py", ".sh")):
         return ("python" if program.endswith(".py") else "sh", "script")
     if program in ("python", "pypy"):
@@ -171,17 +220,11 @@ def _what(words: list[str], depth: int) -> tuple[str, ...]:
         return _pytest(arguments)
     if program in ("grep", "egrep", "fgrep"):
         return ("grep", "recursive") if _is_recursive(arguments) else ("grep",)
+    if program == "sleep":
+        return ("sleep", *arguments[:1])
     if program in _HAS_SUBCOMMAND:
         return _with_subcommand(program, arguments)
     return (program,)
-
-
-def _shell(arguments: list[str], depth: int) -> tuple[str, ...]:
-    """``bash -lc TEXT`` is what the text is; ``bash FILE`` is a script."""
-    for index, argument in enumerate(arguments[:-1]):
-        if argument.startswith("-") and argument.endswith("c") and depth < MAX_NESTING:
-            return dominant_command(arguments[index + 1], depth + 1)
-    return ("sh", "script") if _without_options(arguments) else ("sh",)
 
 
 def _python(arguments: list[str]) -> tuple[str, ...]:

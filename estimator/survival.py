@@ -78,6 +78,13 @@ class SurvivalCurve:
         alive = (alive + 1 - self.cdf(t_s)) / 2
         return self._areas[left] + alive * (t_s - self.edges_s[left])
 
+    def ended_by(self, limit_s: float) -> SurvivalCurve:
+        """The same for something that is stopped then, as exactly as the edges tell; a limit beyond the last
+        edge changes nothing."""
+        first = bisect_left(self.edges_s, limit_s)
+        ended = [1.0] * (len(self.edges_s) - first)
+        return replace(self, probabilities=[*self.probabilities[:first], *ended])
+
     def resting_on(self, num_observations: float) -> SurvivalCurve:
         """The same curve, trusted differently."""
         return replace(self, num_observations=num_observations)

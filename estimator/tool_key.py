@@ -5,9 +5,10 @@ Knows nothing of durations. Never raises: the arguments were written by a model 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,6 +19,8 @@ MAX_PART_CHARS = 32
 MAX_KEY_CHARS = MAX_PARTS * MAX_PART_CHARS + MAX_PARTS - 1
 MAX_SHELL_CHARS = 8192
 """How much of a shell text is looked at."""
+LEAST_MS = 10_000
+"""No shell is given so many seconds, nor fewer milliseconds to good purpose."""
 SHELL_TOOLS = frozenset(
     """bash sh zsh shell terminal bash_tool shell_tool execute_bash run_bash run_shell run_shell_command
     shell_command local_shell shell_exec run_terminal_cmd run_terminal_command run_in_terminal execute_command
@@ -31,6 +34,8 @@ class ToolKey:
     """A kind of tool call, from the general to the specific; the empty key is any call at all."""
 
     parts: tuple[str, ...] = ()
+    limit_s: float | None = field(default=None, compare=False)
+    """This call is stopped after so long, it says itself; what it is learned as does not depend on it."""
 
     @classmethod
     def parse(cls, text: str) -> ToolKey:
@@ -48,12 +53,15 @@ class ToolKey:
 def tool_key(name: str, arguments: str = "") -> ToolKey:
     """The key of a call, from the tool's name and its arguments (JSON text, or bare shell text)."""
     is_shell = name.strip().lower() in SHELL_TOOLS
-    shell_text = _shell_text(arguments, is_shell)
-    if is_shell:
-        return key_of(("bash", *dominant_command(shell_text)))
-    if shell_text:
-        return key_of((name, *dominant_command(shell_text)))
-    return key_of(name.split("__"))  # mcp__server__tool
+    call = _shell_call(arguments, is_shell)
+    if not is_shell and not call.text:
+        return key_of(name.split("__"))  # mcp__server__tool
+    tool = "bash" if is_shell else name
+    if call.in_background:
+        return key_of((tool, "background"))
+    command = dominant_command(call.text)
+    limits_s = [limit_s for limit_s in (command.limit_s, call.limit_s) if limit_s is not None]
+    return ToolKey(key_of((tool, *command.what)).parts, min(limits_s, default=None))
 
 
 def key_of(parts: Sequence[str]) -> ToolKey:
@@ -65,30 +73,60 @@ def key_of(parts: Sequence[str]) -> ToolKey:
 _ODD_CHARACTERS = re.compile(r"[^a-z0-9._+:=@-]")
 
 
+@dataclass(frozen=True, slots=True)
+class _ShellCall:
+    """What a shell will run, nothing if the text is empty, and how."""
+
+    text: str = ""
+    limit_s: float | None = None
+    in_background: bool = False
+
+
 class _ShellArguments(msgspec.Struct):
-    """The names under which tools take a shell text; all other arguments are skipped undecoded."""
+    """The names under which tools take a shell text and how to run it; all other arguments are skipped
+    undecoded."""
 
     command: str | list[str] | None = None
     cmd: str | list[str] | None = None
     script: str | list[str] | None = None
+    timeout: msgspec.Raw = msgspec.Raw(b"null")
+    timeout_ms: msgspec.Raw = msgspec.Raw(b"null")
+    run_in_background: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _arguments_decoder = msgspec.json.Decoder(_ShellArguments)
 
 
-def _shell_text(arguments: str, is_shell: bool) -> str:
-    """What a shell will run; empty if nothing."""
+def _shell_call(arguments: str, is_shell: bool) -> _ShellCall:
     try:
         found = _arguments_decoder.decode(arguments)
     except msgspec.ValidationError:
-        return ""
+        return _ShellCall()
     except (ValueError, RecursionError):
         is_bare_text = is_shell and not arguments.lstrip().startswith("{")
-        return arguments[:MAX_SHELL_CHARS] if is_bare_text else ""
+        return _ShellCall(arguments[:MAX_SHELL_CHARS] if is_bare_text else "")
     text = found.command or found.cmd or (found.script if is_shell else None) or ""
     if isinstance(text, list):
         text = " ".join(_quoted(word) for word in text)
-    return text[:MAX_SHELL_CHARS]
+    return _ShellCall(text[:MAX_SHELL_CHARS], _limit_s(found), bytes(found.run_in_background) == b"true")
+
+
+def _limit_s(arguments: _ShellArguments) -> float | None:
+    """Some agents give a timeout in milliseconds, some in seconds: from ``LEAST_MS`` on it is taken for the
+    former. A limit taken too long does no harm."""
+    limit_ms = _positive(arguments.timeout_ms)
+    if limit_ms is not None:
+        return limit_ms / 1000
+    limit = _positive(arguments.timeout)
+    return limit / 1000 if limit is not None and limit >= LEAST_MS else limit
+
+
+def _positive(raw: msgspec.Raw) -> float | None:
+    try:
+        value = float(bytes(raw))
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def _quoted(word: str) -> str:

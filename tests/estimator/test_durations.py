@@ -52,6 +52,19 @@ def test_censored_calls_count() -> None:
     assert ended_only.predict([PYTEST])[0] < 0.6 * 10 * math.log(2)
 
 
+def test_a_calls_own_limit() -> None:
+    """A call that says when it will be stopped is expected to have ended by then; that it was stopped teaches
+    only that such calls last so long."""
+    estimator = DurationEstimator().fit([PYTEST] * 20, [100.0] * 20)
+    limited = tool_key("bash", "timeout 30 pytest")
+    assert estimator.survival(PYTEST).cdf(60) < 0.1
+    assert estimator.survival(limited).cdf(30 / RATIO) < 0.1
+    assert estimator.survival(limited).quantile(0.9) == pytest.approx(30, rel=RATIO - 1)
+    for _ in range(20):
+        estimator.observe(limited, 30.2)
+    assert estimator.predict([PYTEST])[0] == pytest.approx(100, rel=0.2)
+
+
 def test_only_censored() -> None:
     """Of a call that was only ever cut off nothing is known but that it lasts."""
     estimator = DurationEstimator().fit([PYTEST] * 3, [60.0, 60.0, 60.0], [True] * 3)

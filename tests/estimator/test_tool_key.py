@@ -19,7 +19,7 @@ SHELL_TEXTS = {
     "pytest -q -k 'a or b' tests": "bash/pytest/dir",
     "source .venv/bin/activate; uv run --with x pytest": "bash/pytest/all",
     "sudo -u root env A=1 nice -n 5 make -j4 test": "bash/make/test",
-    "time -p sleep 5": "bash/sleep",
+    "time -p sleep 5": "bash/sleep/5",
     # sub-commands
     "git -C /x --no-pager log --oneline | head": "bash/git/log",
     "python -m pip install -e .": "bash/pip/install",
@@ -70,6 +70,53 @@ def test_shell_text(text: str, key: str) -> None:
 def test_call(name: str, arguments: str, key: str) -> None:
     """Any tool has a key: shells by what they run, others by name and, where they have one, command."""
     assert str(tool_key(name, arguments)) == key
+
+
+LIMITS = {
+    # in the text, as coreutils has it, before the command that takes the time
+    "cd x && timeout 60 pytest | tail": 60.0,
+    "timeout -k 5 1.5m python a.py": 90.0,
+    'timeout 1h bash -lc "cd a && timeout 30s make"': 30.0,
+    "timeout 0 make": None,
+    "timeout soon make": None,
+    "make": None,
+    # what else may take time has no limit
+    "pip install -e . && timeout 60 pytest": None,
+    "for t in a b; do timeout 60 pytest $t; done": None,
+}
+
+
+@pytest.mark.parametrize(("text", "limit_s"), LIMITS.items())
+def test_limit_in_the_text(text: str, limit_s: float | None) -> None:
+    """A call under ``timeout`` says itself how long it can take; its class is the same without."""
+    assert tool_key("bash", text).limit_s == limit_s
+    assert tool_key("bash", text.replace("timeout 60 ", "")) == tool_key("bash", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit_s"),
+    [
+        ('{"command": "make", "timeout": 120000}', 120.0),
+        ('{"command": "make", "timeout": 90.5}', 90.5),
+        ('{"command": "make", "timeout": "300"}', None),
+        ('{"command": ["make"], "timeout_ms": 5000}', 5.0),
+        ('{"command": "timeout 20 make", "timeout": 120000}', 20.0),
+        ('{"command": "make", "timeout": -1}', None),
+        ('{"command": "make", "timeout": {"a": [1]}}', None),
+        ('{"command": "make", "timeout": 1e999}', None),
+    ],
+)
+def test_limit_in_the_arguments(arguments: str, limit_s: float | None) -> None:
+    """A timeout beside the command is read in seconds or, where that cannot be, in milliseconds; nonsense
+    there does not hide the command."""
+    key = tool_key("bash", arguments)
+    assert (str(key), key.limit_s) == ("bash/make", limit_s)
+
+
+def test_background() -> None:
+    """A command that is left running returns at once: it is no test run, whatever it runs."""
+    assert str(tool_key("Bash", '{"command": "pytest", "run_in_background": true}')) == "bash/background"
+    assert str(tool_key("Bash", '{"command": "pytest", "run_in_background": false}')) == "bash/pytest/all"
 
 
 def test_chain() -> None:
