@@ -20,7 +20,7 @@ from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.client import TIMEOUT_S
 from eval.comparison import Comparison
 from eval.dialect import DIALECTS, Identity
-from eval.errors import EvalError
+from eval.errors import UNREADABLE, EvalError
 from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
 from eval.report import render_comparison
@@ -167,7 +167,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from error
 
 

@@ -9,17 +9,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import httpx
 import msgspec
 
 from engine.messages import TurnReceipt
 from eval.dialect import Dialect, Identity, Message, TurnRequest, dialect_of
-from eval.errors import ServerError, ServerGoneError
+from eval.errors import UNREADABLE, ServerError, ServerGoneError
 from eval.server_metrics import ServerMetrics
 
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 3600.0
@@ -76,12 +77,12 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -227,7 +228,7 @@ class ServerClient:
             except httpx.HTTPError as error:
                 await self._check_alive()
                 raise TurnFailedError(self._reason(error)) from error
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 raise TurnFailedError(f"the answer is not in OpenAI's form: {error}") from error
             if not self._retry_busy or response.status_code not in BUSY:
                 raise TurnFailedError(complaint)
@@ -259,7 +260,7 @@ class ServerClient:
             raise ServerError(f"{self.base_url}{path} answered: {reason}")
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ServerError(
                 f"{self.base_url}{path} answered something else than expected: {error}."
             ) from error
@@ -348,7 +349,7 @@ def _http_error(status: int, content: bytes) -> str:
     """The server's own words where it has the OpenAI error shape, else the start of what it sent."""
     try:
         error = msgspec.json.decode(content, type=_Chunk).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         error = None
     return f"HTTP {status}: {error.message if error else content[:200].decode(errors='replace')}"
 

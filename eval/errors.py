@@ -12,7 +12,12 @@ EngineError
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.errors import EngineError
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises of content that is not what it should be; the last of brackets in brackets."""
 
 
 class EvalError(EngineError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.messages import TurnReceipt
-from eval.errors import ResultError
+from eval.errors import UNREADABLE, ResultError
 
 
 class RunHeader(msgspec.Struct, kw_only=True, tag_field="kind", tag="run"):
@@ -167,7 +167,7 @@ def read_records(path: Path) -> Recording:
             continue
         try:
             found.add(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             if number == len(lines):  # no newline behind it: it was being written
                 found.was_cut = True
                 break

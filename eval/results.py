@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from eval.errors import ResultError
+from eval.errors import UNREADABLE, ResultError
 from eval.metrics import RunResult
 
 SCHEMA_VERSION = 1
@@ -59,7 +59,7 @@ def read_results(path: Path) -> ResultFile:
     _check_version(path, data)
     try:
         return msgspec.json.decode(data, type=ResultFile)
-    except msgspec.ValidationError as error:
+    except UNREADABLE as error:
         raise ResultError(f"{path} is not a whole result: {error}.") from error
 
 
@@ -68,7 +68,7 @@ def _check_version(path: Path, data: bytes) -> None:
         version = msgspec.json.decode(data, type=_Version).schema_version
     except msgspec.ValidationError as error:
         raise ResultError(f"{path} is not a result of `--json`: {error}.") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ResultError(f"{path} is cut short or not JSON: {error}.") from error
     if version != SCHEMA_VERSION:
         raise ResultError(

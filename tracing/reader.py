@@ -48,7 +48,7 @@ def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[
                 if number == 1:
                     _check_header(path, line)
                 event: TraceEvent = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if number > 1 and not line.endswith(b"\n"):
                     report.cut_line = number
                     return
@@ -63,7 +63,7 @@ def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[
 def _check_header(path: str | Path, line: bytes) -> None:
     try:
         version = msgspec.json.decode(line, type=_AnyHeader).schema_version
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}, line 1: not the header of a trace: {error}") from error
     if version != SCHEMA_VERSION:
         raise TraceError(

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.errors import CostModelError
+from eval.errors import UNREADABLE, CostModelError
 from eval.sim.cost_model import StepWork
 from eval.sim.step_samples import StepSample
 
@@ -254,7 +254,7 @@ def read_profile(path: Path) -> FittedCost:
         profile = msgspec.json.decode(path.read_bytes(), type=CostProfile)
     except OSError as error:
         raise CostModelError(f"Cannot read the profile {path}: {error.strerror or error}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CostModelError(f"{path} is not a cost profile: {error}.") from error
     if profile.schema_version != SCHEMA_VERSION:
         raise CostModelError(

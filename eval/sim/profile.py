@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from eval.arguments import positive
-from eval.errors import CostModelError
+from eval.errors import UNREADABLE, CostModelError
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
 from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
@@ -200,7 +200,7 @@ def read_model_config(model: str) -> _Config:
         return msgspec.json.decode(path.read_bytes(), type=_Config)
     except OSError as error:
         raise CostModelError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CostModelError(f"{path} does not tell the size of the model's KV: {error}.") from error
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from eval.errors import WorkloadError
+from eval.errors import UNREADABLE, WorkloadError
 from eval.workloads.aiperf import read_aiperf
 from eval.workloads.bench_records import read_bench_records
 from eval.workloads.chats import read_openai_chats, read_sharegpt
@@ -150,7 +150,7 @@ def _reader_of(path: Path) -> Reader:
     try:
         first = _first_of(content) if is_list else content.partition(b"\n")[0]
         record = msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Place(path, 1).error(f"neither JSON lines nor a JSON list: {in_words(error)}") from error
     reader = (_list_reader if is_list else _line_reader)(record)
     if reader is None:

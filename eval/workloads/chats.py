@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from eval.errors import UNREADABLE
 from eval.workloads.checks import JobChecks
 from eval.workloads.job import Job
 from eval.workloads.jsonl import Place, in_words, read_bytes
@@ -80,14 +81,14 @@ def read_openai_chats(path: Path) -> tuple[list[Job], list[str]]:
 def _entries(path: Path, chat: type[Chat]) -> Iterable[tuple[Place, Chat]]:
     try:
         entries = msgspec.json.decode(read_bytes(path), type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Place(path).error(f"not a list of conversations: {in_words(error)}") from error
     decoder = msgspec.json.Decoder(chat)
     for number, entry in enumerate(entries, start=1):
         place = Place(path, entry=number)
         try:
             yield place, decoder.decode(entry)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise place.error(f"not a conversation: {in_words(error)}") from error
 
 

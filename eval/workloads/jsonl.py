@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from eval.errors import WorkloadError
+from eval.errors import UNREADABLE, WorkloadError
 
 Record = TypeVar("Record")
 
@@ -62,7 +62,7 @@ def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[
             place = Place(path, number)
             try:
                 yield place, decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise place.error(f"not {called}: {in_words(error)}") from error
 
 

@@ -37,6 +37,8 @@ class Behaviour:
     """Turns beyond so many are never answered."""
     break_after: int | None = None
     """With the turn beyond so many the server is gone."""
+    stream: bytes | None = None
+    """Every answer, instead of one to the turn."""
 
 
 class OtherServer:
@@ -176,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any]) -> None:
         """As many words as asked for where the length is fixed, else a few less."""
+        if self.other.behaviour.stream is not None:
+            self._send(200, "text/event-stream", self.other.behaviour.stream)
+            return
         chat = "messages" in body
         prompt = self.other.chat_tokens(body["messages"], True) if chat else body["prompt"]
         num_output = body["max_tokens"] if body.get("ignore_eos") else max(1, body["max_tokens"] - 2)

@@ -70,6 +70,7 @@ def test_many_results_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("{}", "is not a result of `--json`"),
         ('{"schema_version":2,"runs":[]}', "has schema version 2"),
         ('{"schema_version":1,', "is cut short or not JSON"),
+        ('{"schema_version":1,"runs":' + "[" * 100_000, "is cut short or not JSON"),
     ],
 )
 def test_a_bad_file_is_one_sentence_and_exit_code_1(

@@ -119,6 +119,25 @@ def test_a_busy_server_is_an_error_unless_one_may_ask_again(
         assert _bench(server, tmp_path, "--workload", workload, "--retry-busy").num_completed_jobs == 1
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'data: {"choices": [{"text": "\xff"}]}\n\ndata: [DONE]\n\n',
+        b'data: {"choices": [], "more": ' + b"[" * 100_000 + b"\n\ndata: [DONE]\n\n",
+        b'data: {"choices": [{"text": "a"}], "usage": {"prompt_tokens": -1}}\n\ndata: [DONE]\n\n',
+        b"data: <html>\n\n",
+    ],
+)
+def test_an_answer_that_cannot_be_read_fails_its_turn_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: bytes
+) -> None:
+    """Whatever the bytes: the other jobs go on, and the result says how many turns failed."""
+    with OtherServer(Behaviour(stream=stream)) as server:
+        result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 3), expect=1)
+    assert (result.num_turns, result.num_errors) == (0, 3)
+    assert capsys.readouterr().err.count("turn 1: the answer is not in OpenAI's form: ") == 3
+
+
 def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

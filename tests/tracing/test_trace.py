@@ -227,6 +227,7 @@ def test_bad_line_is_named(tmp_path: Path) -> None:
         b'{"type":"other"}\n',
         b'{"type":"end","written":"1"}\n',
         b"\xff\n",
+        b'{"type":"end","more":' + b"[" * 100_000 + b"\n",
     ):
         path.write_bytes(b"".join([lines[0], lines[1], bad, lines[3]]))
         with pytest.raises(TraceError, match="line 3"):

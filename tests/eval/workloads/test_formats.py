@@ -254,6 +254,14 @@ BAD = [
     ("x.json", ['[{"id": "a", "text": "b"}]'], "line 1: of no known format: a record of id, text"),
     ("x.json", ['[{"id": "a", "messages": []}', "line 2"], "line 1: neither JSON lines nor a JSON list"),
     ("x.json", ["[]"], "holds no jobs"),
+    ("x.json", ["[" * 100_000], "line 1: neither JSON lines nor a JSON list: maximum recursion depth"),
+    ("x.jsonl", ['{"job_id": ' + "[" * 100_000], "line 1: neither JSON lines nor a JSON list"),
+    ("x.json", ['[{"id": "a", "messages": ' + "[" * 100_000], "line 1: neither JSON lines nor a JSON list"),
+    (
+        "m.jsonl",
+        [_request(0, 100, []), '{"input_length": 1, "extra": ' + "[" * 100_000],
+        "line 2: not a Mooncake request: maximum recursion depth",
+    ),
     (
         "x.json",
         [[{"id": "a", "messages": [{"role": "user", "content": 5}]}]],
