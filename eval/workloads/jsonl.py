@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from eval.errors import UNREADABLE, WorkloadError
 
 Record = TypeVar("Record")
 
+_PACKED = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\0", "zip": b"PK\x03\x04"}
 _WHERE = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
@@ -44,11 +46,15 @@ class Place:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file; WorkloadError if it cannot be read."""
+    """The whole file, without the mark that some editors begin it with; WorkloadError if it cannot be read."""
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise WorkloadError(f"Cannot read the workload {path}: {error.strerror}.") from error
+    packed_by = next((name for name, magic in _PACKED.items() if content.startswith(magic)), None)
+    if packed_by is not None:
+        raise WorkloadError(f"The workload {path} is packed by {packed_by}: unpack it first.")
+    return content.removeprefix(BOM_UTF8)
 
 
 def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[Place, Record]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -310,3 +311,14 @@ def test_a_turn_missing_from_records_is_named(tmp_path: Path) -> None:
     lines = (msgspec.json.encode(_record("a", turn, float(turn))).decode() for turn in (1, 3))
     with pytest.raises(WorkloadError, match="job a has turn 3 where turn 2 is missing"):
         open_workload(str(written(tmp_path / "records.jsonl", *lines)))
+
+
+def test_a_file_of_another_system_is_read_and_a_packed_one_is_refused(tmp_path: Path) -> None:
+    """Windows editors put a mark at the start and end lines in their own way; gzip is said to be gzip."""
+    path = tmp_path / "jobs.jsonl"
+    lines = b"\r\n".join(json.dumps(_request(0, 100, [], session_id=name)).encode() for name in "ab")
+    path.write_bytes(b"\xef\xbb\xbf" + lines + b"\r\n")
+    assert [job.job_id for job in opened(path).jobs] == ["a", "b"]
+    path.write_bytes(gzip.compress(lines))
+    with pytest.raises(WorkloadError, match=r"jobs\.jsonl is packed by gzip: unpack it first\.$"):
+        open_workload(str(path))
