@@ -9,7 +9,8 @@ from engine.core.block_hash import BlockHash
 from eval.workloads.job import Job, Turn
 
 _SCOPE_SIZE = 1 << 44
-"""Ids reserved for one scope of recorded blocks, or one shared prefix."""
+"""Ids reserved for one scope of recorded blocks, or one shared prefix: a recorded one (``MAX_BLOCK_ID``) may
+stand for several of ours."""
 
 
 class BlockNames:

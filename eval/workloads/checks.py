@@ -10,6 +10,12 @@ from eval.workloads.job import GapKind, Job, Turn
 from eval.workloads.jsonl import Place
 
 
+MAX_TOKENS = 1_000_000_000
+"""Of a prompt or an answer; a larger count is a slip of whoever wrote it."""
+MAX_BLOCK_ID = 2**32 - 1
+"""Ids count blocks; a digest is none."""
+
+
 class JobChecks:
     """Checks jobs as they are read, with what can only be seen across jobs."""
 
@@ -57,6 +63,9 @@ def _wrong_tokens(turn: Turn, previous: Turn | None) -> str | None:
         return f"input_tokens is {turn.input_tokens}, but must be at least 1"
     if turn.output_tokens < 0:
         return f"output_tokens is {turn.output_tokens}, but must be 0 or more"
+    for name, tokens in (("input_tokens", turn.input_tokens), ("output_tokens", turn.output_tokens)):
+        if tokens > MAX_TOKENS:
+            return f"{name} is {tokens}, but must be at most {MAX_TOKENS}"
     if turn.prefix_tokens < 0:
         return f"prefix_tokens is {turn.prefix_tokens}, but must be 0 or more"
     if turn.prefix_tokens > turn.input_tokens:
@@ -91,6 +100,8 @@ def _wrong_blocks(turn: Turn, block_size: int) -> str | None:
         return "hash_runs are given, but the job has no block_size"
     if any(first < 0 or count < 1 for first, count in turn.block_runs):
         return "hash_runs hold a negative id or an empty run"
+    if any(first + count - 1 > MAX_BLOCK_ID for first, count in turn.block_runs):
+        return f"hash_runs hold an id of more than {MAX_BLOCK_ID}"
     num_blocks = sum(count for _, count in turn.block_runs)
     if num_blocks > turn.input_tokens // block_size:
         return (

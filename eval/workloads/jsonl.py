@@ -46,7 +46,7 @@ class Place:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, without the mark that some editors begin it with; WorkloadError if it cannot be read."""
+    """The whole file, without the mark that some editors put first; WorkloadError if it cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as error:

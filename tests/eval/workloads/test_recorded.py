@@ -227,6 +227,14 @@ BAD_LINES = [
         _job(_turn(100, hash_runs=[[0, 9]]), job_id="b"),
         "line 2: job b: turn 1: .*but the job has no block_size",
     ),
+    (
+        _job(_turn(10**12), job_id="b"),
+        "line 2: job b: turn 1: input_tokens is 1000000000000, but must be at most 1000000000",
+    ),
+    (
+        _job(_turn(100, hash_runs=[[2**63, 1]]), job_id="b", block_size=16),
+        "line 2: job b: turn 1: hash_runs hold an id of more than 4294967295",
+    ),
     (_job(_turn(9), job_id="b", shared_prefix_tokens=10), "line 2: job b: shared_prefix_tokens is 10"),
     (_job(_turn(9), job_id="b", arrival_s=-1), "line 2: .*field arrival_s: Expected `float` >= 0.0"),
     (_job(_turn(9), job_id="b", parent_job="a"), "line 2: job b: no turn of its parent a starts it"),
