@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.credibility import JobCredibility, losses_of
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey
 
@@ -56,7 +57,7 @@ NO_BELIEF = Belief(np.zeros(1), 1.0, 0.0)
 class DurationHistogram:
     """What was seen of one key: weights of durations per bin, of those that ended and those cut off."""
 
-    __slots__ = ("_belief", "_parent", "censored", "ended", "seen_s")
+    __slots__ = ("_belief", "_parent", "censored", "ended", "of_jobs", "seen_s")
 
     def __init__(self, num_bins: int) -> None:
         self.ended: FloatArray = np.zeros(num_bins)
@@ -64,6 +65,8 @@ class DurationHistogram:
         """None while nothing was cut off, which is most of the time and saves most of the work."""
         self.seen_s = 0.0
         """When it last learned something, on the estimator's clock."""
+        self.of_jobs: JobCredibility | None = None
+        """What a job's own calls of the key are worth; None until a job repeated one."""
         self._belief: Belief | None = None
         self._parent: Belief | None = None
 
@@ -110,11 +113,13 @@ class DurationEstimator:
     """Survival curves of tool calls by key; a key seen little leans on its parents.
 
     The calls of one job are one level more below the key: the same tests in the same repository take about
-    as long as they took last time. Only kinds of call survive a restart, jobs do not.
+    as long as they took last time. How much that tells is learned too. Only what is known of kinds of call
+    survives a restart, jobs do not.
 
     Parameters
     ----------
-    prior_strength: how many observations of its own make a key as credible as its parent.
+    prior_strength: how many observations of its own make a key as credible as its parent; and a job as its
+        key, before that is learned.
     half_life: after so many later observations of its key an observation counts half.
     half_life_s: the same in seconds between an observation of its key and the next.
     max_keys: the keys not seen for longest are forgotten beyond this.
@@ -195,12 +200,27 @@ class DurationEstimator:
             self._advance(now)
         # Bin i covers (edge i, edge i + 1]; a duration of 0 belongs to the first, one past max_s to the last.
         index = min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
+        if job is not None and not censored:
+            self._judge(key.parts, job, index)
         for depth in range(len(key.parts), -1, -1):
             self._learn(self.histograms_, key.parts[:depth], index, censored)
         _forget(self.histograms_, self.max_keys)
         if job is not None:
             self._learn(self.job_histograms_, (job, key.parts), index, censored)
             _forget(self.job_histograms_, self.max_job_keys)
+
+    def _judge(self, parts: tuple[str, ...], job: str, index: int) -> None:
+        """Before a call is learned: would the job's own calls of its kind have foretold it?"""
+        of_job = self.job_histograms_.get((job, parts))
+        if of_job is None or of_job.censored is not None:
+            return
+        belief, _ = self._of_kind(parts)
+        losses = losses_of(of_job.ended, belief.masses, belief.weight, index)
+        for depth in range(len(parts) + 1):
+            histogram = self.histograms_.get(parts[:depth])
+            if histogram is not None:
+                histogram.of_jobs = histogram.of_jobs or JobCredibility()
+                histogram.of_jobs.add(losses, 0.5 ** (1 / self.half_life))
 
     def _learn(
         self, histograms: OrderedDict[K, DurationHistogram], place: K, index: int, censored: bool
@@ -245,16 +265,31 @@ class DurationEstimator:
         return curve if key.limit_s is None else curve.ended_by(key.limit_s)
 
     def _curve(self, parts: tuple[str, ...], job: str | None) -> SurvivalCurve:
-        belief, strength = NO_BELIEF, self.prior_strength
+        belief, is_own = self._of_kind(parts)
+        of_job = self.job_histograms_.get((job, parts)) if job is not None else None
+        if of_job is not None:
+            return of_job.belief(belief, self._job_strength(parts)).curve(self.edges_)
+        curve = belief.curve(self.edges_)
+        return curve if is_own else curve.resting_on(min(self.prior_strength, belief.weight))
+
+    def _of_kind(self, parts: tuple[str, ...]) -> tuple[Belief, bool]:
+        """What is believed of a key, or of its nearest known parent, and whether it is the key's own."""
+        belief = NO_BELIEF
         for depth in range(len(parts) + 1):
             histogram = self.histograms_.get(parts[:depth])
             if histogram is None:
-                return belief.curve(self.edges_).resting_on(min(strength, belief.weight))
-            belief = histogram.belief(belief, strength)
-        of_job = self.job_histograms_.get((job, parts)) if job is not None else None
-        if of_job is not None:
-            belief = of_job.belief(belief, strength)
-        return belief.curve(self.edges_)
+                return belief, False
+            belief = histogram.belief(belief, self.prior_strength)
+        return belief, True
+
+    def _job_strength(self, parts: tuple[str, ...]) -> float:
+        """How many of a job's own calls weigh as much as all jobs': of the key, or a parent judged often."""
+        for depth in range(len(parts), -1, -1):
+            histogram = self.histograms_.get(parts[:depth])
+            strength = None if histogram is None or histogram.of_jobs is None else histogram.of_jobs.strength
+            if strength is not None:
+                return strength
+        return self.prior_strength
 
     def predict(self, keys: Sequence[ToolKey]) -> FloatArray:
         """Median seconds of each key; inf where it is not known."""

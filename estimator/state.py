@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from estimator.credibility import STRENGTHS, JobCredibility
 from estimator.durations import DurationEstimator, DurationHistogram, FloatArray
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -45,13 +46,16 @@ class _Head(msgspec.Struct):
 
 
 class _KeyState(msgspec.Struct, array_like=True):
-    """One key: the bins in which something was seen, and the weights there."""
+    """One key: the bins in which something was seen, and the weights there; then its JobCredibility."""
 
     parts: tuple[str, ...]
     bins: list[Index]
     ended: list[Weight]
     censored: list[Weight] | None
     seen_s: Seconds
+    num_judged: Weight
+    job_losses: list[Weight]
+    """Empty if none was judged."""
 
 
 class _TurnState(msgspec.Struct, array_like=True):
@@ -150,7 +154,11 @@ def _key_state(parts: tuple[str, ...], histogram: DurationHistogram) -> _KeyStat
     ended, censored = histogram.ended, histogram.censored
     bins = np.flatnonzero(ended if censored is None else ended + censored)
     weights = None if censored is None else censored[bins].tolist()
-    return _KeyState(parts, bins.tolist(), ended[bins].tolist(), weights, histogram.seen_s)
+    of_jobs = histogram.of_jobs
+    num_judged, losses = (0.0, []) if of_jobs is None else (of_jobs.num_judged, of_jobs.losses.tolist())
+    return _KeyState(
+        parts, bins.tolist(), ended[bins].tolist(), weights, histogram.seen_s, num_judged, losses
+    )
 
 
 def _turn_state(parts: tuple[str, ...], tally: TurnTally) -> _TurnState:
@@ -189,7 +197,19 @@ def _histogram(key: _KeyState, num_bins: int) -> DurationHistogram:
     histogram.ended = _weights(key.bins, key.ended, num_bins)
     if key.censored is not None:
         histogram.censored = _weights(key.bins, key.censored, num_bins)
+    histogram.of_jobs = _credibility(key)
     return histogram
+
+
+def _credibility(key: _KeyState) -> JobCredibility | None:
+    if not key.job_losses:
+        return None
+    if len(key.job_losses) != len(STRENGTHS):
+        raise EstimatorStateError(f"what jobs tell of {'/'.join(key.parts) or '*'} is not whole")
+    credibility = JobCredibility()
+    credibility.num_judged = key.num_judged
+    credibility.losses = np.array(key.job_losses)
+    return credibility
 
 
 def _weights(bins: list[int], values: list[float], num_bins: int) -> FloatArray:

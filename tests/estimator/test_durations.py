@@ -135,6 +135,24 @@ def test_a_jobs_own_calls_come_first() -> None:
     assert estimator.survival(LS, "slow").quantile(0.5) == pytest.approx(0.1, rel=0.2)
 
 
+def test_what_a_job_tells_is_learned() -> None:
+    """Where calls take what they took before in their job, one is enough to expect it again; where each is a
+    new draw, even some alike in a row are no reason to."""
+    telling, idle = DurationEstimator(), DurationEstimator()
+    rng = np.random.default_rng(4)
+    for job in range(60):
+        of_job_s = rng.lognormal(1.0, 1.5)
+        for _ in range(5):
+            telling.observe(PYTEST, of_job_s, job=f"job{job}")
+            idle.observe(PYTEST, rng.lognormal(1.0, 1.5), job=f"job{job}")
+    for estimator, num_calls in ((telling, 1), (idle, 3)):
+        for _ in range(num_calls):
+            estimator.observe(PYTEST, 100.0, job="new")
+    usual_s = idle.survival(PYTEST).quantile(0.5)
+    assert telling.survival(PYTEST, "new").quantile(0.5) == pytest.approx(100, rel=0.2)
+    assert idle.survival(PYTEST, "new").quantile(0.5) == pytest.approx(usual_s, rel=0.1)
+
+
 def test_memory_is_bounded() -> None:
     """Of more kinds than ``max_keys`` those unseen for longest are forgotten, never a parent of one kept."""
     estimator = DurationEstimator(max_keys=16, max_job_keys=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,8 @@ SEEN = st.tuples(st.sampled_from(KEYS), st.floats(0, 1e5), st.booleans())
 TURNS = st.tuples(st.lists(st.sampled_from(CALLS), max_size=2), st.none() | st.integers(0, 10**6))
 
 
-def learn(learned: Learned, seen: tuple[ToolKey, float, bool]) -> None:
-    learned.durations.observe(*seen)
+def learn(learned: Learned, seen: tuple[ToolKey, float, bool], job: str | None = None) -> None:
+    learned.durations.observe(*seen, job=job)
 
 
 def follow(learned: Learned, turn: tuple[list[ToolKey], int | None]) -> None:
@@ -50,7 +51,7 @@ def some_learned() -> Learned:
 
 
 @given(
-    seen=st.lists(SEEN, max_size=20),
+    seen=st.lists(SEEN, max_size=60),
     later=st.lists(SEEN, max_size=5),
     turns=st.lists(TURNS, max_size=8),
 )
@@ -62,7 +63,7 @@ def test_restart(
     """After a restart all is answered, and learned on, exactly as by the one that went on running."""
     running = Learned(DurationEstimator(half_life=5.0, max_keys=8, num_bins=30))
     for observation in seen:
-        learn(running, observation)
+        learn(running, observation, job="before")
     for turn in turns[1:]:
         follow(running, turn)
     restarted = restore(snapshot(running))
@@ -71,9 +72,10 @@ def test_restart(
             learn(one, observation)
         for turn in turns[:1]:
             follow(one, turn)
+        learn(one, (CALLS[0], 1.0, False), job="after")
     assert restarted.durations.get_params() == running.durations.get_params()
-    for key in KEYS:
-        ours, theirs = running.durations.survival(key), restarted.durations.survival(key)
+    for key, job in itertools.product(KEYS, (None, "after")):
+        ours, theirs = running.durations.survival(key, job), restarted.durations.survival(key, job)
         assert (ours.probabilities, ours.num_observations) == (theirs.probabilities, theirs.num_observations)
     for tools in ([], CALLS, None):
         assert running.turns.last_turn_probability(tools) == restarted.turns.last_turn_probability(tools)
@@ -134,9 +136,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ({**ours, "version": 99}, f"version 99, this program reads version {STATE_VERSION}"),
         ({**ours, "format": "weights"}, "another program"),
         ({**ours, "version": 1}, f"version 1, this program reads version {STATE_VERSION}: move it away"),
-        ({**ours, "keys": [[[], [500], [1.0], [0.0], 0.0]]}, "damaged"),
-        ({**ours, "keys": [[[], [5], [1.0], [], 0.0]]}, "do not match"),
-        ({**ours, "keys": [[["bash"], [5], [1.0], [0.0], 0.0]]}, "key of every call"),
+        ({**ours, "keys": [[[], [500], [1.0], [0.0], 0.0, 0.0, []]]}, "damaged"),
+        ({**ours, "keys": [[[], [5], [1.0], [], 0.0, 0.0, []]]}, "do not match"),
+        ({**ours, "keys": [[["bash"], [5], [1.0], [0.0], 0.0, 0.0, []]]}, "key of every call"),
+        ({**ours, "keys": [[[], [5], [1.0], None, 0.0, 1.0, [2.0]]]}, "not whole"),
         ({**ours, "turns": [[["answer"], 1.0, 1.0, 0.0, 0.0]]}, "key of every turn"),
         ({**ours, "half_life": 0}, "half_life must be"),
         ([], "another program"),
