@@ -67,7 +67,7 @@ def parse_policies(text: str) -> list[NamedPolicy]:
             names[-1] += f",{part}"
         else:
             names.append(part.strip())
-    for name in names:
+    for name in filter(None, names):
         if names.count(name) > 1:
             raise PolicyError(f"The policy {name} is named twice.")
     return [parse_policy(name) for name in names]
@@ -120,6 +120,8 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
     options: dict[str, str | float | int] = {}
     for part in parameter.split(",") if parameter else ():
         name, _, value = part.partition("=")
+        if name in options:
+            raise PolicyError(f"continuum:{name} is given twice.")
         if name not in defaults:
             raise PolicyError(f"continuum has no option {name!r}; it has {', '.join(defaults)}.")
         default = defaults[name]

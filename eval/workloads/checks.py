@@ -9,7 +9,6 @@ from eval.errors import WorkloadError
 from eval.workloads.job import GapKind, Job, Turn
 from eval.workloads.jsonl import Place
 
-
 MAX_TOKENS = 1_000_000_000
 """Of a prompt or an answer; a larger count is a slip of whoever wrote it."""
 MAX_BLOCK_ID = 2**32 - 1

@@ -18,6 +18,8 @@ from eval.errors import WorkloadError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.tool_times import ToolMix, ToolShape
 
+MAX_SCALE = 1000.0
+"""Of turns or tokens: beyond, a typing error would only use up all memory."""
 TOOL_TIMEOUT_S = 60.0
 """Nobody waits longer for a made tool; the published traces' longest are not known."""
 
@@ -143,22 +145,25 @@ PRESETS = {
 def parse_preset(text: str) -> Preset | None:
     """``swe-bench``, ``swe-bench:turns=2.5,tokens=0.4``; None if no preset has that name.
 
-    WorkloadError if a parameter is unknown or not a positive number.
+    WorkloadError if a parameter is unknown, given twice, or no number from 0 (not itself) to ``MAX_SCALE``.
     """
     name, _, given = text.partition(":")
     if name not in PRESETS:
         return None
-    scales = {"turns": 1.0, "tokens": 1.0}
+    scales: dict[str, float] = {}
     for part in given.split(",") if given else ():
         key, _, value = part.partition("=")
-        if key not in scales:
+        if key not in ("turns", "tokens"):
             raise WorkloadError(f"The workload {text}: {name} takes turns=X and tokens=X, not {part!r}.")
+        if key in scales:
+            raise WorkloadError(f"The workload {text}: {key} is given twice.")
         try:
             scales[key] = float(value)
         except ValueError:
             scales[key] = 0.0
-        if not 0 < scales[key] < math.inf:
-            raise WorkloadError(f"The workload {text}: {key} must be more than 0, not {value!r}.")
+        if not 0 < scales[key] <= MAX_SCALE:
+            told = f"more than 0 and at most {MAX_SCALE:g}"
+            raise WorkloadError(f"The workload {text}: {key} must be {told}, not {value!r}.")
     return PRESETS[name].scaled(**scales)
 
 

@@ -68,6 +68,7 @@ def test_a_server_with_a_policy_that_cannot_be_does_not_start(
         ("gate:1.5", "gate:SHARE takes a number from 0 to 1, not '1.5'"),
         ("continuum:ttl=3", "continuum has no option 'ttl'; it has ttl_rule, horizon_s"),
         ("continuum:horizon_s=x", "continuum:horizon_s takes a number, not 'x'"),
+        ("continuum:horizon_s=1,horizon_s=2", "continuum:horizon_s is given twice"),
         ("continuum:horizon_s=-1", "horizon_s must not be negative, got -1"),
         ("continuum:ttl_rule=none", "ttl_rule must be one of price, median-horizon, fixed"),
     ],
@@ -85,3 +86,5 @@ def test_several_policies_are_separated_by_commas() -> None:
     assert names == ["fcfs", "continuum:ttl_rule=fixed,fixed_ttl_s=10", "fixed-ttl:5", "gate"]
     with pytest.raises(PolicyError, match="The policy fcfs is named twice"):
         parse_policies("fcfs,gate,fcfs")
+    with pytest.raises(PolicyError, match="There is no policy ''"):
+        parse_policies(",")
