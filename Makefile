@@ -14,10 +14,10 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve bench test lint types check format clean
+.PHONY: help demo serve bench simulate reproduce bench-sim test lint types check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## replay agent jobs under fcfs and under continuum, side by side (about 3 minutes)
 	@$(BIN)/python -m continuum.cli demo $(ARGS)
@@ -28,6 +28,16 @@ serve: $(STAMP) ## serve a model: make serve MODEL=FOLDER_OR_NAME [ARGS="--port 
 
 bench: $(STAMP) ## replay WORKLOAD against the server at BASE_URL [ARGS="--jobs 16"]
 	@$(BIN)/python -m continuum.cli bench --base-url $(BASE_URL) --workload $(WORKLOAD) $(ARGS)
+
+simulate: $(STAMP) ## policies on a simulated H100, no GPU needed; writes out/today.html (a minute) [ARGS="--gpu h200"]
+	@$(BIN)/python -m continuum.cli simulate --workload swe-bench --jobs 40 --rate 0.02,0.1 --seeds 3 \
+	  --policies fcfs,fixed-ttl:10,continuum --json out/today.json --html out/today.html $(ARGS)
+
+reproduce: $(STAMP) ## the Continuum paper's settings in simulation, beside its figures (an hour of one core) [ARGS="--quick"]
+	@$(BIN)/python -m continuum.cli reproduce $(ARGS)
+
+bench-sim: $(STAMP) ## the simulator against reality: the same jobs served and simulated (about 5 minutes)
+	@$(BIN)/python -m eval.sim.reality $(ARGS)
 
 test: $(STAMP) ## run the tests [ARGS="tests/engine -k pins"]
 	$(BIN)/python -m pytest $(ARGS)
