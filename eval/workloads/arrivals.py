@@ -27,6 +27,8 @@ class ArrivalKind(StrEnum):
     """A fixed number of jobs at once: one starts when one ends."""
 
 
+LEAST_CV, MOST_CV = 0.01, 100.0
+"""Of bursty arrivals: less is clockwork, more is all at once and nothing ever after."""
 ARRIVALS = tuple(kind.value for kind in ArrivalKind)
 
 
@@ -52,8 +54,9 @@ class Arrivals:
             raise WorkloadError(f"The arrival rate must be more than 0 per second, not {self.rate_per_s:g}.")
         if self.rate_per_s is not None and self.kind in (ArrivalKind.AT_ONCE, ArrivalKind.CLOSED):
             raise WorkloadError(f"{self.kind.value} arrivals have no rate.")
-        if not 0 < self.cv < float("inf"):
-            raise WorkloadError(f"The variation of arrivals must be more than 0, not {self.cv:g}.")
+        if not LEAST_CV <= self.cv <= MOST_CV:
+            told = f"from {LEAST_CV:g} to {MOST_CV:g}"
+            raise WorkloadError(f"The variation of arrivals must be {told}, not {self.cv:g}.")
         if self.cv != 1 and self.kind is not ArrivalKind.BURSTY:
             raise WorkloadError(f"Only bursty arrivals have a variation, {self.kind.value} ones do not.")
         if self.concurrency is not None and self.concurrency < 1:
@@ -71,8 +74,10 @@ class Arrivals:
 
     @property
     def pattern(self) -> str | None:
-        """The kind, where rate and concurrency do not tell it: results of the same load must say the same."""
-        return self.kind.value if self.kind in (ArrivalKind.BURSTY, ArrivalKind.RECORDED) else None
+        """What rate and concurrency do not tell: results of the same load must say the same, of others not."""
+        if self.kind is ArrivalKind.BURSTY:
+            return f"bursty (variation {self.cv:g})"
+        return self.kind.value if self.kind is ArrivalKind.RECORDED else None
 
     def describe(self) -> str:
         """One line for the report."""

@@ -72,7 +72,9 @@ def test_sub_agents_do_not_arrive() -> None:
         ({"kind": "bursty"}, "bursty arrivals need a rate"),
         ({"kind": "poisson", "rate_per_s": 0.0}, "must be more than 0 per second, not 0"),
         ({"kind": "poisson", "rate_per_s": 1.0, "cv": 2.0}, "Only bursty arrivals have a variation"),
-        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 0.0}, "variation of arrivals must be more than 0"),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 0.0}, "variation of arrivals must be from 0.01 to 100"),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 1e200}, "must be from 0.01 to 100, not 1e[+]200"),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": float("nan")}, "must be from 0.01 to 100, not nan"),
         ({"kind": "at-once", "rate_per_s": 1.0}, "at-once arrivals have no rate"),
         ({"kind": "closed"}, "closed arrivals need the number of jobs at once"),
         ({"kind": "closed", "concurrency": 0}, "jobs at once must be at least 1, not 0"),
@@ -82,6 +84,22 @@ def test_arrivals_that_mean_nothing_are_refused(fields: dict[str, Any], complain
     """A figure that a process has no use for is an error, not ignored."""
     with pytest.raises(WorkloadError, match=complaint):
         Arrivals(**fields | {"kind": ArrivalKind(fields["kind"])})
+
+
+def test_loads_that_differ_are_called_differently() -> None:
+    """Results are put together by load: what rate and concurrency do not say must be in the pattern."""
+    kinds = [
+        Arrivals(kind=ArrivalKind.POISSON, rate_per_s=1.0),
+        Arrivals(kind=ArrivalKind.BURSTY, rate_per_s=1.0, cv=2.0),
+        Arrivals(kind=ArrivalKind.BURSTY, rate_per_s=1.0, cv=4.0),
+        Arrivals(kind=ArrivalKind.RECORDED, rate_per_s=1.0),
+    ]
+    assert [one.pattern for one in kinds] == [
+        None,
+        "bursty (variation 2)",
+        "bursty (variation 4)",
+        "recorded",
+    ]
 
 
 def test_jobs_without_a_recorded_arrival_cannot_arrive_as_recorded() -> None:
