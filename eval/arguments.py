@@ -27,8 +27,27 @@ def amount(text: str) -> float:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers more than 0, separated by commas."""
-    return [positive(part) for part in text.split(",")]
+    """Numbers more than 0, separated by commas, none twice."""
+    values = [positive(part) for part in text.split(",")]
+    if len(set(values)) < len(values):
+        raise ArgumentTypeError(f"a number is there twice: {text}")
+    return values
+
+
+def whole(text: str) -> int:
+    """A whole number, at least 0."""
+    value = int(text)
+    if value < 0:
+        raise ArgumentTypeError(f"must be 0 or more, got {value}")
+    return value
+
+
+def share(text: str) -> float:
+    """More than 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise ArgumentTypeError(f"must be at most 1, got {text}")
+    return value
 
 
 def positive(text: str) -> float:

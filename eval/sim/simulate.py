@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from engine.config import SchedulerConfig
-from eval.arguments import amount, count, numbers, positive
+from eval.arguments import amount, count, numbers, positive, share, whole
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError
@@ -290,7 +290,7 @@ def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--gpu-memory-utilization",
-        type=positive,
+        type=share,
         default=0.92,
         metavar="X",
         help="share of the GPU for weights and KV (0.92)",
@@ -300,7 +300,7 @@ def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--host-kv-tokens",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="room for copies of KV in the host memory of a replica (0: none)",

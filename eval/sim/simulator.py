@@ -10,7 +10,7 @@ from engine.config import SchedulerConfig
 from engine.messages import EngineCoreOutput, FinishReason, JobRef, ToolCall, ToolGapStarted
 from engine.policy import PolicyContext
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import WorkloadError
+from eval.errors import EvalError, WorkloadError
 from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
@@ -24,10 +24,13 @@ from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
 from tracing.writer import TraceWriter
 
+MAX_BLOCKS = 10_000_000
+"""On each tier, of all replicas together: about 1 GB of our own memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """What the jobs meet."""
+    """What the jobs meet. EvalError if a pool holds no block, or more than a simulation can."""
 
     cost: StepCost
     kv_tokens: int
@@ -42,6 +45,11 @@ class SimConfig:
     """Whether the client says which turn is a job's last."""
     share_prefixes: bool = False
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
+
+    def __post_init__(self) -> None:
+        _check_pool("--kv-tokens", self.kv_tokens, self)
+        if self.host_kv_tokens:
+            _check_pool("--host-kv-tokens", self.host_kv_tokens, self)
 
     @property
     def num_blocks(self) -> int:
@@ -313,6 +321,16 @@ def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
     return max(
         0, min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0)) - record.cached_tokens
     )
+
+
+def _check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
+    if num_tokens < config.block_size:
+        raise EvalError(f"{flag} is {num_tokens:,} tokens, less than one block of {config.block_size:,}.")
+    num_blocks = num_tokens // config.block_size * config.num_replicas
+    if num_blocks > MAX_BLOCKS:
+        raise EvalError(
+            f"{flag} makes {num_blocks:,} blocks in all replicas; a simulation keeps track of {MAX_BLOCKS:,}."
+        )
 
 
 def _check_fit(config: SimConfig, jobs: Sequence[Job]) -> None:

@@ -74,7 +74,7 @@ class Arrivals:
 
     @property
     def pattern(self) -> str | None:
-        """What rate and concurrency do not tell: results of the same load must say the same, of others not."""
+        """What rate and concurrency do not tell: results of one load must say the same, of others not."""
         if self.kind is ArrivalKind.BURSTY:
             return f"bursty (variation {self.cv:g})"
         return self.kind.value if self.kind is ArrivalKind.RECORDED else None

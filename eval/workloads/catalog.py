@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
@@ -67,7 +67,7 @@ class RecordedWorkload:
     def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
         within = limited(self.jobs, limits)
         if not within.jobs:
-            raise WorkloadError(f"The limits leave no job of {self.name}.")
+            raise _nothing_left(f"no job of {self.name}", within.notes)
         drawn = draw(within.jobs, num_jobs, seed)
         return Sample(drawn.jobs, [*self.notes, *within.notes, *drawn.notes])
 
@@ -93,7 +93,9 @@ class MadeWorkload:
             kept.extend(limited(tried[-1:], limits).jobs)
             if len(kept) == wanted:
                 return Sample(kept, limited(tried, limits).notes)
-        raise WorkloadError(f"The limits leave only {len(kept)} of {len(tried)} jobs of {self.name}.")
+        raise _nothing_left(
+            f"only {len(kept)} of {len(tried)} jobs of {self.name}", limited(tried, limits).notes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,13 @@ class TextWorkload:
         config = SyntheticConfig(num_jobs=num_jobs or NUM_SYNTHETIC_JOBS, seed=seed or 0)
         within = limited(make_jobs(config), limits)
         if not within.jobs:
-            raise WorkloadError(f"The limits leave no job of {self.name}.")
+            raise _nothing_left(f"no job of {self.name}", within.notes)
         return within
+
+
+def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
+    """The error that says what limits leave, and which of them it was."""
+    return WorkloadError(f"The limits leave {what}{''.join(f'; {note}' for note in notes)}.")
 
 
 def open_workload(name: str) -> Workload:

@@ -146,7 +146,11 @@ def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None
         (["--arrivals", "bursty"], "bursty arrivals need a rate in jobs per second"),
         (["--arrivals", "recorded"], "has no recorded arrival; choose another"),
         (["--max-context-tokens", "100"], "The limits leave no job of"),
-        (["--kv-tokens", "5000"], "The limits leave no job of"),
+        (["--kv-tokens", "5000"], "12 jobs were LEFT OUT: their context passes 4984 tokens."),
+        (["--kv-tokens", "15"], "--kv-tokens is 15 tokens, less than one block of 16."),
+        (["--kv-tokens", "1000000000"], "--kv-tokens makes 62,500,000 blocks in all replicas"),
+        (["--host-kv-tokens", "5"], "--host-kv-tokens is 5 tokens, less than one block of 16."),
+        (["--host-kv-tokens", "99999999999"], "a simulation keeps track of 10,000,000."),
         (["--profile", "missing.json", "--kv-tokens", "9"], "missing.json"),
         (["--profile", "missing.json", "--gpu", "h200"], "--gpu means nothing beside --profile"),
         (["--seeds", "2", "--trace", "t.jsonl"], "--trace writes one run, but 4 were asked for"),
@@ -161,6 +165,26 @@ def test_what_cannot_be_is_one_sentence(
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("continuum: ")
     assert complaint in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--host-kv-tokens", "-5"], "--host-kv-tokens: must be 0 or more, got -5"),
+        (["--gpu-memory-utilization", "2"], "--gpu-memory-utilization: must be at most 1, got 2"),
+        (["--rate", "1,2,1"], "--rate: a number is there twice: 1,2,1"),
+        (["--rate", "nan"], "--rate: must be 0 or more, got nan"),
+        (["--seeds", "0"], "--seeds: must be at least 1, got 0"),
+    ],
+)
+def test_a_senseless_number_is_refused(
+    workload: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and the flag, as of any wrong command line."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["simulate", "--workload", str(workload), *flags])
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
 def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,10 +58,11 @@ def test_any_file_becomes_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_limit_that_leaves_nothing_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No empty run is begun."""
+    """No empty run is begun, and it is said which limit left nothing."""
     source = written(tmp_path / "chats.json", [CHAT])
     assert main(["workload", str(source), "--max-context-tokens", "1"]) == 1
-    assert capsys.readouterr().err == f"continuum: The limits leave no job of {source}.\n"
+    why = "1 jobs were LEFT OUT: their context passes 1 tokens"
+    assert capsys.readouterr().err == f"continuum: The limits leave no job of {source}; {why}.\n"
 
 
 @pytest.mark.shared
