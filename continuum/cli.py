@@ -71,6 +71,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         ("reproduce", "rerun the Continuum paper's settings in simulation beside its published multiples"),
         ("profile", "measure what a model's steps cost on this machine, for the simulator"),
         ("workload", "say what is in a workload and what of it is assumed, or convert it"),
+        ("estimate", "score the estimator of tool times on a workload, against simpler ways"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
@@ -115,6 +116,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval.workloads import command
 
         return command.add_arguments, command.run
+    if name == "estimate":
+        from eval.estimate import command as estimate
+
+        return estimate.add_arguments, estimate.run
     if name == "compare":
         from eval import compare
 

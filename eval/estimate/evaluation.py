@@ -1,0 +1,227 @@
+"""Plays recorded jobs to the estimator and its rivals, and scores what each foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from eval.errors import WorkloadError
+from eval.estimate.boosting import BoostedQuantiles, one_thread
+from eval.estimate.calls import Played
+from eval.estimate.folds import Fold, grouped_folds
+from eval.estimate.predictors import (
+    EmpiricalQuantiles,
+    EstimatorQuantiles,
+    Predictor,
+    of_all_calls,
+    of_its_class,
+    of_its_tool,
+)
+from eval.estimate.protocols import (
+    Forecast,
+    LastOfTurn,
+    Tell,
+    held_out,
+    held_out_boosted,
+    in_use,
+    parallel_held_out,
+)
+from eval.estimate.scores import (
+    SHOWN_AT,
+    Comparison,
+    Resampling,
+    Scored,
+    Scores,
+    ToolScores,
+    by_level,
+    by_program,
+    pinball,
+)
+from eval.estimate.timing import Timing, measure
+from eval.estimate.turns import TurnScores, score_turns
+
+ESTIMATOR = "estimator"
+CLASSES_ONLY = "estimator, no history"
+ENDED_ONLY = "estimator, ended only"
+ALL_CALLS = "quantiles, all calls"
+PER_TOOL = "quantiles, per tool"
+PER_CLASS = "quantiles, per class"
+BOOSTING = "gradient boosting"
+
+HELD_OUT = "held-out groups"
+WATCHED = "held-out groups, learned from jobs that still ran"
+AS_IN_USE = "as in use, from nothing"
+MAKERS: dict[str, Callable[[], Predictor]] = {
+    ESTIMATOR: EstimatorQuantiles,
+    CLASSES_ONLY: lambda: EstimatorQuantiles(jobs=False),
+    ENDED_ONLY: lambda: EstimatorQuantiles(censoring=False),
+    ALL_CALLS: lambda: EmpiricalQuantiles(of_all_calls),
+    PER_TOOL: lambda: EmpiricalQuantiles(of_its_tool),
+    PER_CLASS: lambda: EmpiricalQuantiles(of_its_class),
+}
+IN_FULL = (ESTIMATOR, CLASSES_ONLY, ALL_CALLS, PER_TOOL, PER_CLASS)
+MIN_FITTED = 50
+"""Calls below which a regressor has nothing to say."""
+CUT_SHORT = (ESTIMATOR, ENDED_ONLY, ALL_CALLS, PER_TOOL)
+
+
+class GapScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the time until the last of a turn's parallel calls ended, as the maximum of their curves."""
+
+    num_turns: int
+    pinball_s: float
+    ended_by: dict[str, float]
+
+
+class Protocol(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to part what is learned from what is foretold, and how everyone fared."""
+
+    name: str
+    num_calls: int
+    num_skipped: int
+    """Calls before which somebody knew nothing at all."""
+    scores: list[Scores]
+    comparisons: list[Comparison]
+    """Of the first with each of the others."""
+    programs: list[ToolScores]
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``continuum estimate`` leaves."""
+
+    schema_version: int = 1
+    title: str
+    command: str
+    """What makes it again."""
+    workload: str
+    seed: int
+    num_folds: int
+    num_jobs: int
+    num_groups: int
+    num_calls: int
+    mean_call_s: float
+    notes: list[str]
+    """What is measured and what is assumed."""
+    protocols: list[Protocol]
+    """Held-out groups first; one before whose calls nothing was known is left out."""
+    parallel: GapScores | None
+    """None where no calls ran side by side."""
+    turns: TurnScores
+    timing: Timing
+
+
+def evaluate(
+    workload: str,
+    jobs: Sequence[Played],
+    notes: Sequence[str],
+    *,
+    num_folds: int,
+    seed: int,
+    regressor: bool,
+    command: str,
+    tell: Tell,
+) -> Evaluation:
+    """``tell`` hears what is being done. WorkloadError: no call's time is known, or all are of one group."""
+    calls = [call for job in jobs for call in job.calls]
+    if not calls:
+        raise WorkloadError(
+            f"The workload {workload} tells no tool call's time: there is nothing to foretell."
+        )
+    folds = grouped_folds(jobs, num_folds, seed)
+    fewest = min(sum(len(job.calls) for job in fold.learned) for fold in folds)
+    told = list(notes)
+    if regressor and fewest < MIN_FITTED:
+        regressor = False
+        told.append(
+            f"no regressor was fitted: a fold leaves {fewest} calls to learn, fewer than {MIN_FITTED}"
+        )
+    protocols = _protocols(jobs, folds, seed, regressor, tell)
+    if not protocols or protocols[0].name != HELD_OUT:
+        raise WorkloadError(
+            f"Too few jobs of {workload} tell tool times: some must be learned to foretell others."
+        )
+    return Evaluation(
+        title=f"how well tool calls are foretold: {workload}",
+        command=command,
+        workload=workload,
+        seed=seed,
+        num_folds=len(folds),
+        num_jobs=len(jobs),
+        num_groups=len({job.group for job in jobs}),
+        num_calls=len(calls),
+        mean_call_s=sum(call.seconds for call in calls) / len(calls),
+        notes=told,
+        protocols=protocols,
+        parallel=_gaps(parallel_held_out(folds)),
+        turns=score_turns(folds, seed),
+        timing=_timing(jobs, folds[0] if regressor else None, tell),
+    )
+
+
+def _protocols(
+    jobs: Sequence[Played], folds: Sequence[Fold], seed: int, regressor: bool, tell: Tell
+) -> list[Protocol]:
+    """Those before whose calls something was known."""
+    forecasts = {name: _told(tell, HELD_OUT, name, lambda make: held_out(make, folds)) for name in IN_FULL}
+    if regressor:
+        with one_thread():
+            forecasts[BOOSTING] = held_out_boosted(folds, tell)
+    watched = {
+        name: _told(tell, WATCHED, name, lambda make: held_out(make, folds, seed)) for name in CUT_SHORT
+    }
+    used = {name: _told(tell, AS_IN_USE, name, lambda make: in_use(make, jobs)) for name in IN_FULL}
+    tell("scores")
+    found = (_protocol(HELD_OUT, forecasts, seed), _protocol(WATCHED, watched, seed))
+    return [one for one in (*found, _protocol(AS_IN_USE, used, seed)) if one is not None]
+
+
+def _told(
+    tell: Tell, protocol: str, name: str, run: Callable[[Callable[[], Predictor]], Forecast]
+) -> Forecast:
+    tell(f"{protocol}: {name}")
+    return run(MAKERS[name])
+
+
+def _timing(jobs: Sequence[Played], fold: Fold | None, tell: Tell) -> Timing:
+    if fold is None:
+        return measure(jobs, None)
+    boosted = BoostedQuantiles()
+    with one_thread():
+        boosted.fit(fold.learned, tell)
+        return measure(jobs, boosted)
+
+
+def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol | None:
+    """None if somebody knew nothing before each call."""
+    some = next(iter(forecasts.values()))
+    columns = zip(*(forecast.told for forecast in forecasts.values()), strict=True)
+    kept = [place for place, told in enumerate(columns) if all(one is not None for one in told)]
+    if not kept:
+        return None
+    calls = [some.calls[place] for place in kept]
+    resampling = Resampling([some.groups[place] for place in kept], seed)
+    scored = [
+        Scored(who, calls, np.array([forecast.told[place] for place in kept]), resampling)
+        for who, forecast in forecasts.items()
+    ]
+    return Protocol(
+        name=name,
+        num_calls=len(calls),
+        num_skipped=len(some.calls) - len(calls),
+        scores=[one.scores() for one in scored],
+        comparisons=[scored[0].against(other) for other in scored[1:]],
+        programs=by_program(calls, [one for one in scored if one.name in (ESTIMATOR, PER_TOOL)]),
+    )
+
+
+def _gaps(found: Sequence[LastOfTurn]) -> GapScores | None:
+    if not found:
+        return None
+    actual, told = np.array([turn.seconds for turn in found]), np.array([turn.told for turn in found])
+    return GapScores(
+        num_turns=len(found),
+        pinball_s=float(pinball(actual, told)[:, SHOWN_AT].mean()),
+        ended_by=by_level((actual[:, None] <= told).mean(axis=0)),
+    )

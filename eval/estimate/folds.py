@@ -1,0 +1,36 @@
+"""Parts jobs into those to learn from and those to foretell; jobs of one group are never parted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.errors import WorkloadError
+from eval.estimate.calls import Played
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One part of a cross-validation."""
+
+    learned: tuple[Played, ...]
+    held_out: tuple[Played, ...]
+
+
+def grouped_folds(jobs: Sequence[Played], num_folds: int, seed: int) -> list[Fold]:
+    """Each job is held out once. WorkloadError with a single group, of which no other can be learned."""
+    groups = sorted({job.group for job in jobs})
+    if len(groups) < 2:
+        raise WorkloadError(
+            f"All jobs are of one group ({groups[0]}): there is none to learn from and another to foretell."
+        )
+    random.Random(f"folds {seed}").shuffle(groups)
+    number = {group: place % num_folds for place, group in enumerate(groups)}
+    return [
+        Fold(
+            tuple(job for job in jobs if number[job.group] != fold),
+            tuple(job for job in jobs if number[job.group] == fold),
+        )
+        for fold in range(min(num_folds, len(groups)))
+    ]

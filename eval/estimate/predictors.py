@@ -1,0 +1,145 @@
+"""Ways to foretell how long a call takes that learn as they go: asked before a call, told what it took."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.durations import DurationEstimator
+from estimator.state import Learned, restore, snapshot
+from estimator.survival import SurvivalCurve, max_of
+from eval.estimate.calls import Call, Played
+
+FloatArray = NDArray[np.float64]
+
+LEVELS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+"""The quantiles that are foretold."""
+
+
+class Predictor(Protocol):
+    """Foretells the calls of jobs that run, and learns from those that ended."""
+
+    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
+        """The quantiles at ``LEVELS`` in seconds, of a call that begins; None: nothing is known yet."""
+
+    def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
+        """The call took ``call.seconds``; ``censored``: it had run for so long when it was last seen."""
+
+    def fork(self) -> Self:
+        """One that knows the same of jobs that are over, and learns apart."""
+
+
+def study(predictor: Predictor, jobs: Iterable[Played]) -> None:
+    """Learn all calls of jobs that are over."""
+    for job in jobs:
+        for call in job.calls:
+            predictor.learn(call, job.job_id)
+
+
+def play(predictor: Predictor, job: Played) -> list[FloatArray | None]:
+    """What is foretold of each call of a job, which is then learned.
+
+    Calls of one turn run side by side: none of them has ended while they are foretold.
+    """
+    told: list[FloatArray | None] = []
+    for turn in job.turns:
+        told += [predictor.foretell(call, job.job_id) for call in turn.calls]
+        for call in turn.calls:
+            predictor.learn(call, job.job_id)
+    return told
+
+
+class EmpiricalQuantiles:
+    """The quantiles of the calls seen so far with the same name, linear between two of them.
+
+    Calls that were cut off are left out. ``names``: what a call is filed under, the most specific first; the
+    first one that was seen counts.
+    """
+
+    def __init__(self, names: Callable[[Call], Sequence[object]]) -> None:
+        self._names = names
+        self._seconds: dict[object, list[float]] = {}
+
+    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
+        seen = next((self._seconds[name] for name in self._names(call) if name in self._seconds), None)
+        if seen is None:
+            return None
+        return np.array([_interpolated(seen, level) for level in LEVELS])
+
+    def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
+        if not censored:
+            for name in self._names(call):
+                insort(self._seconds.setdefault(name, []), call.seconds)
+
+    def fork(self) -> Self:
+        twin = type(self)(self._names)
+        twin._seconds = {name: list(seconds) for name, seconds in self._seconds.items()}
+        return twin
+
+
+def _interpolated(ordered: Sequence[float], level: float) -> float:
+    place = level * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def of_all_calls(_: Call) -> Sequence[object]:
+    return ((),)
+
+
+def of_its_tool(call: Call) -> Sequence[object]:
+    return (call.tool, ())
+
+
+def of_its_class(call: Call) -> Sequence[object]:
+    return call.key.chain()
+
+
+class EstimatorQuantiles:
+    """The product's own estimator.
+
+    ``jobs``: what a job's own calls took counts for it. ``censoring``: calls that were cut off are learned as
+    such, not left out. A quantile in a curve's unknown tail is told as the longest that any call was seen to
+    last (Efron's convention for Kaplan and Meier's estimate, Berkeley Symposium 5, 1967).
+    """
+
+    def __init__(self, jobs: bool = True, censoring: bool = True) -> None:
+        self._jobs = jobs
+        self._censoring = censoring
+        self._estimator = DurationEstimator()
+        self._longest_s = 0.0
+
+    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
+        return self._quantiles(self._curve(call, job_id))
+
+    def foretell_last(self, calls: Sequence[Call], job_id: str) -> FloatArray | None:
+        """The same of the time until the last of calls that run side by side has ended."""
+        return self._quantiles(max_of([self._curve(call, job_id) for call in calls]))
+
+    def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
+        if self._censoring or not censored:
+            job = job_id if self._jobs else None
+            self._longest_s = max(self._longest_s, call.seconds)
+            self._estimator.observe(call.key, call.seconds, censored, job=job)
+
+    def fork(self) -> Self:
+        # Through the state file's format, as over a restart: what other jobs did in detail is of no use.
+        twin = type(self)(self._jobs, self._censoring)
+        twin._longest_s = self._longest_s
+        twin._estimator = restore(snapshot(Learned(self._estimator))).durations
+        return twin
+
+    def _curve(self, call: Call, job_id: str) -> SurvivalCurve:
+        return self._estimator.survival(call.key, job_id if self._jobs else None)
+
+    def _quantiles(self, curve: SurvivalCurve) -> FloatArray | None:
+        if curve.num_observations == 0:
+            return None
+        quantiles = np.array([curve.quantile(level) for level in LEVELS])
+        return np.where(np.isinf(quantiles), self._longest_s, quantiles)

@@ -1,0 +1,156 @@
+"""Ways to part what is learned from what is foretold, each played in the order in which things happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from eval.estimate.boosting import BoostedQuantiles
+from eval.estimate.calls import Call, Played
+from eval.estimate.folds import Fold
+from eval.estimate.predictors import EstimatorQuantiles, FloatArray, Predictor, play, study
+
+Make = Callable[[], Predictor]
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What one way foretold of some calls; every way foretells the same calls in the same order."""
+
+    calls: list[Call] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    told: list[FloatArray | None] = field(default_factory=list)
+
+    def note(self, job: Played, calls: Sequence[Call], told: Sequence[FloatArray | None]) -> None:
+        self.calls.extend(calls)
+        self.groups.extend([job.group] * len(calls))
+        self.told.extend(told)
+
+
+@dataclass(frozen=True, slots=True)
+class LastOfTurn:
+    """Of a turn whose calls ran side by side: seconds until the last ended, and its quantiles as foretold."""
+
+    seconds: float
+    told: FloatArray
+
+
+# ---- held-out groups ----
+
+
+def held_out(make: Make, folds: Sequence[Fold], seed: int | None = None) -> Forecast:
+    """Learn the other groups, then play each held-out job from there as if it were the only one.
+
+    With a ``seed`` the learned jobs are met while they run: each has begun some time ago, at most as long as
+    a job's calls take on average, and only what was seen of it since is learned.
+    """
+    forecast = Forecast()
+    for fold in folds:
+        predictor = make()
+        if seed is None:
+            study(predictor, fold.learned)
+        else:
+            longest_s = sum(job.tool_s for job in fold.learned) / len(fold.learned)
+            for job in fold.learned:
+                watched_s = random.Random(f"watched {job.job_id} {seed}").uniform(0.0, longest_s)
+                _study_begun(predictor, job, watched_s)
+        for job in fold.held_out:
+            forecast.note(job, job.calls, play(predictor.fork(), job))
+    return forecast
+
+
+def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
+    """Learn what is known of a job that began ``watched_s`` ago; only its calls take time.
+
+    What ended took what it took, what runs now is cut off, what comes later is not known. The calls that run
+    at some moment are the long ones: to leave them out makes calls look short. How long a job was watched
+    does not depend on what its calls took, so they are cut off at random, as Kaplan and Meier ask for.
+    """
+    left_s = watched_s
+    for turn in job.turns:
+        for call in turn.calls:
+            seen_s = min(call.seconds, left_s)
+            predictor.learn(replace(call, seconds=seen_s), job.job_id, censored=call.seconds > left_s)
+        left_s -= turn.gap_s
+        if left_s <= 0:
+            return
+
+
+def held_out_boosted(folds: Sequence[Fold], tell: Tell) -> Forecast:
+    """The regressor in place of what learns as it goes: it is fitted once per fold."""
+    forecast = Forecast()
+    for number, fold in enumerate(folds, start=1):
+        boosted = BoostedQuantiles()
+        tell(f"fold {number} of {len(folds)}")
+        boosted.fit(fold.learned, tell)
+        told = iter(boosted.predict(fold.held_out))
+        for job in fold.held_out:
+            forecast.note(job, job.calls, [next(told) for _ in job.calls])
+    return forecast
+
+
+def parallel_held_out(folds: Sequence[Fold]) -> list[LastOfTurn]:
+    """The estimator's word on turns with several calls, learned from other groups."""
+    found = []
+    for fold in folds:
+        estimator = EstimatorQuantiles()
+        study(estimator, fold.learned)
+        for job in fold.held_out:
+            found += _parallel(estimator.fork(), job)
+    return found
+
+
+def _parallel(estimator: EstimatorQuantiles, job: Played) -> list[LastOfTurn]:
+    found = []
+    for turn in job.turns:
+        told = estimator.foretell_last(turn.calls, job.job_id) if len(turn.calls) > 1 else None
+        if told is not None:
+            found.append(LastOfTurn(turn.gap_s, told))
+        for call in turn.calls:
+            estimator.learn(call, job.job_id)
+    return found
+
+
+# ---- as in use ----
+
+
+def in_use(make: Make, jobs: Sequence[Played]) -> Forecast:
+    """Begin with nothing and follow all jobs: each call is foretold as it begins and learned as it ends.
+
+    A job begins at its recorded arrival, else when the one before it ended. What still runs while another
+    call begins is not known yet. That the model needs time to answer is not recorded and left out.
+    """
+    forecast, predictor = Forecast(), make()
+    for happening in _happenings(jobs):
+        job, calls = happening.job, happening.calls
+        if happening.begins:
+            forecast.note(job, calls, [predictor.foretell(call, job.job_id) for call in calls])
+        else:
+            predictor.learn(calls[0], job.job_id)
+    return forecast
+
+
+@dataclass(frozen=True, slots=True)
+class _Happening:
+    """Calls of a turn begin side by side, or one call ends."""
+
+    at_s: float
+    job: Played
+    calls: tuple[Call, ...]
+    begins: bool
+
+
+def _happenings(jobs: Sequence[Played]) -> list[_Happening]:
+    """In the order of time, and at one moment in that of the jobs and their turns."""
+    found = []
+    now_s = 0.0
+    for job in jobs:
+        now_s = now_s if job.arrival_s is None else job.arrival_s
+        for turn in job.turns:
+            if turn.calls:
+                found.append(_Happening(now_s, job, turn.calls, begins=True))
+            found += [_Happening(now_s + call.seconds, job, (call,), begins=False) for call in turn.calls]
+            now_s += turn.gap_s
+    return sorted(found, key=lambda happening: happening.at_s)

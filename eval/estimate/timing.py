@@ -1,0 +1,121 @@
+"""How long the estimator takes to learn and to answer on this machine; all that two runs differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+
+import msgspec
+import numpy as np
+
+from estimator.durations import DurationEstimator
+from estimator.tool_key import ToolKey
+from eval.estimate.boosting import BoostedQuantiles
+from eval.estimate.calls import Played
+
+CUT_OFF_EVERY = 10
+"""So many calls from one that is learned as cut off, in the run that is slowed down by them."""
+MAX_CALLS = 5000
+"""Of the first jobs: enough for a quantile."""
+MAX_REGRESSED = 200
+
+
+class Microseconds(msgspec.Struct, frozen=True):
+    """Of single calls of a function."""
+
+    median: float
+    p95: float
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Every call is answered, then learned: no answer is ready from the one before."""
+
+    num_calls: int
+    observe: Microseconds
+    answer: Microseconds
+    """To give the survival curve of a call that begins in a job, and the median of it."""
+    answer_with_cut_off: Microseconds
+    """The same where one call in ten is learned as cut off."""
+    observe_when_full: Microseconds
+    answer_when_full: Microseconds
+    """With as many kinds of call and jobs as are ever kept."""
+    regressor: Microseconds | None
+    """To give the quantiles of one call; None if it was not fitted."""
+
+
+def measure(jobs: Sequence[Played], boosted: BoostedQuantiles | None) -> Timing:
+    """Play the jobs one after another, with a clock."""
+    few = _first(jobs)
+    observe, answer = _times(few, DurationEstimator())
+    _, answer_with_cut_off = _times(few, DurationEstimator(), cut_off=True)
+    observe_when_full, answer_when_full = _times(few, _full_estimator())
+    return Timing(
+        num_calls=len(answer),
+        observe=_microseconds(observe),
+        answer=_microseconds(answer),
+        answer_with_cut_off=_microseconds(answer_with_cut_off),
+        observe_when_full=_microseconds(observe_when_full),
+        answer_when_full=_microseconds(answer_when_full),
+        regressor=None if boosted is None else _microseconds(_regressor_times(few, boosted)),
+    )
+
+
+def _first(jobs: Sequence[Played]) -> list[Played]:
+    kept: list[Played] = []
+    num_calls = 0
+    for job in jobs:
+        if num_calls >= MAX_CALLS:
+            break
+        kept.append(job)
+        num_calls += len(job.calls)
+    return kept
+
+
+def _full_estimator() -> DurationEstimator:
+    estimator = DurationEstimator()
+    for number in range(max(estimator.max_keys, estimator.max_job_keys)):
+        estimator.observe(ToolKey(("tool", f"program{number}")), 1.0, job=f"other job {number}")
+    return estimator
+
+
+def _times(
+    jobs: Sequence[Played], estimator: DurationEstimator, cut_off: bool = False
+) -> tuple[list[int], list[int]]:
+    """Nanoseconds of each observation and of each answer."""
+    observe, answer = [], []
+    for job in jobs:
+        for number, call in enumerate(job.calls):
+            answer.append(_ns(_median_s, estimator, call.key, job.job_id))
+            censored = cut_off and number % CUT_OFF_EVERY == 0
+            observe.append(_ns(_observe, estimator, call.key, call.seconds, censored, job.job_id))
+    return observe, answer
+
+
+def _median_s(estimator: DurationEstimator, key: ToolKey, job_id: str) -> float:
+    return estimator.survival(key, job_id).median_remaining(0.0)
+
+
+def _observe(estimator: DurationEstimator, key: ToolKey, seconds: float, censored: bool, job_id: str) -> None:
+    estimator.observe(key, seconds, censored, job=job_id)
+
+
+def _regressor_times(jobs: Sequence[Played], boosted: BoostedQuantiles) -> list[int]:
+    single = (
+        replace(job, turns=(replace(turn, calls=turn.calls[:1]),))
+        for job in jobs
+        for turn in job.turns
+        if turn.calls
+    )
+    return [_ns(boosted.predict, [job]) for job, _ in zip(single, range(MAX_REGRESSED), strict=False)]
+
+
+def _ns(function: Callable[..., object], *arguments: object) -> int:
+    began = perf_counter_ns()
+    function(*arguments)
+    return perf_counter_ns() - began
+
+
+def _microseconds(times_ns: Sequence[int]) -> Microseconds:
+    median, p95 = np.quantile(np.array(times_ns) / 1000, [0.5, 0.95])
+    return Microseconds(round(float(median), 2), round(float(p95), 2))

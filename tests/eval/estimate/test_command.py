@@ -1,0 +1,253 @@
+"""``continuum estimate``: the estimator beside simpler ways, on any file of jobs with tool times."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from continuum.cli import main
+from eval.estimate.evaluation import (
+    ALL_CALLS,
+    AS_IN_USE,
+    BOOSTING,
+    CLASSES_ONLY,
+    ENDED_ONLY,
+    ESTIMATOR,
+    HELD_OUT,
+    PER_TOOL,
+    WATCHED,
+    Evaluation,
+    Protocol,
+)
+from eval.estimate.scores import Comparison, Scores
+from eval.records import JobRecord, TurnRecord
+from tests.eval.workloads.jobs import SHARED, written
+
+COMMANDS = {"ls": 0.05, "git": 0.1, "pip": 4.0, "pytest": 20.0}
+"""Shell programs and their usual seconds; all are one tool."""
+
+
+def made_jobs(num_jobs: int = 24, num_calls: int = 12) -> list[dict[str, Any]]:
+    """Jobs of two per group, each with a speed of its own, that end with an answer."""
+    return [_made_job(index, num_calls, random.Random(f"made {index}")) for index in range(num_jobs)]
+
+
+def _made_job(index: int, num_calls: int, rng: random.Random) -> dict[str, Any]:
+    speed = rng.lognormvariate(0, 0.7)
+    turns = [_made_turn(number, speed, rng) for number in range(num_calls)]
+    known = 400 * num_calls
+    last = {"input_tokens": known + 300, "prefix_tokens": known, "output_tokens": 100, "gap_kind": "end"}
+    return {"job_id": f"job{index}", "source": "made", "group": f"group{index // 2}", "turns": [*turns, last]}
+
+
+def _made_turn(number: int, speed: float, rng: random.Random) -> dict[str, Any]:
+    names = rng.sample(sorted(COMMANDS), 2 if number % 5 == 0 else 1)
+    seconds = [round(COMMANDS[name] * speed * rng.lognormvariate(0, 0.2), 3) for name in names]
+    return {
+        "input_tokens": 400 * number + 300,
+        "prefix_tokens": 400 * number,
+        "output_tokens": 100,
+        "gap_kind": "tool",
+        "tool": "Bash",
+        "tool_s": max(seconds),
+        "calls": [{"tool": "Bash", "cmd": name, "s": s} for name, s in zip(names, seconds, strict=True)],
+    }
+
+
+def estimated(tmp_path: Path, workload: Path, *flags: str) -> Evaluation:
+    """The file that the command leaves."""
+    out = tmp_path / "out" / "estimate.json"
+    assert main(["estimate", "--workload", str(workload), "--json", str(out), *flags]) == 0
+    return msgspec.json.decode(out.read_bytes(), type=Evaluation)
+
+
+def protocol(evaluation: Evaluation, name: str) -> Protocol:
+    return next(one for one in evaluation.protocols if one.name == name)
+
+
+def scores(protocol: Protocol, name: str) -> Scores:
+    return next(one for one in protocol.scores if one.name == name)
+
+
+def against(protocol: Protocol, name: str) -> Comparison:
+    return next(one for one in protocol.comparisons if one.baseline == name)
+
+
+def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one tool runs programs of all lengths, and jobs have speeds of their own, the estimator loses
+    less than quantiles per tool, and less with a job's history than without; it is right within each program,
+    which the quantiles of the tool are not. The table says so, and where the times come from."""
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-regressor")
+    held_out = protocol(evaluation, HELD_OUT)
+    assert (evaluation.num_jobs, evaluation.num_groups, held_out.num_calls) == (24, 12, evaluation.num_calls)
+    for rival in (PER_TOOL, CLASSES_ONLY):
+        assert against(held_out, rival).pinball_s.high < 0
+    assert against(held_out, PER_TOOL).calibration_error_by_program.high < 0
+    assert scores(held_out, ESTIMATOR).calibration_error_by_program.value < 0.1
+    assert list(scores(held_out, ESTIMATOR).ended_by) == [str(round(0.05 * n, 2)) for n in range(1, 20)]
+    assert evaluation.parallel is not None
+    assert evaluation.parallel.num_turns == 24 * 3
+    printed, progress = capsys.readouterr()
+    for expected in (
+        "how well tool calls are foretold",
+        "held-out groups",
+        "as in use",
+        "bash/pytest",
+        "last turn, Brier score",
+        "microseconds",
+        "tool times: 288 measured",
+    ):
+        assert expected in printed
+    assert max(map(len, printed.splitlines())) <= 115
+    assert f"estimate: {HELD_OUT}: {PER_TOOL}\n" in progress
+
+
+def test_what_still_runs_counts(tmp_path: Path) -> None:
+    """Learned from jobs that still run, leaving out their running calls makes long ones look rare; the
+    estimator counts them, and more of its highest quantiles come true."""
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs(40)), "--no-regressor")
+    watched = protocol(evaluation, WATCHED)
+    aware, unaware = scores(watched, ESTIMATOR), scores(watched, ENDED_ONLY)
+    assert unaware.ended_by["0.95"] < aware.ended_by["0.95"] <= 0.97
+
+
+def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
+    """In use a call is foretold by what ended before it began: of two jobs one after another the second one's
+    call is foretold by the first one's, of two at once neither is."""
+    for second_s, num_skipped in ((1000.0, 1), (0.001, 2)):
+        jobs = made_jobs(12, num_calls=1)
+        for job, arrival_s in zip(jobs, (0.0, second_s, *range(10_000, 20_000, 1000)), strict=True):
+            job["arrival_s"] = arrival_s
+            job["turns"][0]["calls"] = job["turns"][0]["calls"][:1]
+        evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *jobs), "--no-regressor")
+        assert protocol(evaluation, AS_IN_USE).num_skipped == num_skipped
+
+
+def test_what_follows_a_turn(tmp_path: Path) -> None:
+    """Who called a tool goes on and who answered is done: P(last turn) is far better than the base rate; the
+    growth of a prompt that always grows alike is known. That a last turn is an answer is said to be
+    assumed."""
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-regressor")
+    turns = evaluation.turns
+    assert (turns.num_turns, turns.num_last, turns.num_followed) == (24 * 13, 24, 24 * 12)
+    assert turns.brier_ratio is not None
+    assert turns.log_loss_ratio is not None
+    assert turns.brier_ratio.high < 0.1
+    assert turns.log_loss_ratio.high < 0.5
+    assert [end.share_last for end in turns.ends] == [0.0, 1.0]
+    assert turns.growth_told_mean_tokens == pytest.approx(300, rel=0.01)
+    assert any("ASSUMED" in note for note in turns.notes)
+
+
+def test_the_regressor_is_a_contender(tmp_path: Path) -> None:
+    """With scikit-learn a fitted regressor stands among the others, with its time per answer: the reason to
+    take it, or not."""
+    workload = written(tmp_path / "jobs.jsonl", *made_jobs(12))
+    evaluation = estimated(tmp_path, workload, "--folds", "2", "--regressor")
+    held_out = protocol(evaluation, HELD_OUT)
+    assert scores(held_out, BOOSTING).pinball_s.value < scores(held_out, ALL_CALLS).pinball_s.value
+    assert against(held_out, BOOSTING).pinball_s.low < against(held_out, BOOSTING).pinball_s.high
+    timing = evaluation.timing
+    assert timing.regressor is not None
+    assert timing.regressor.median > timing.answer.median
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    """Two runs differ in nothing but the times they took; another seed deals other folds."""
+    workload = written(tmp_path / "jobs.jsonl", *made_jobs(8))
+    runs = [estimated(tmp_path, workload, "--no-regressor", "--seed", seed) for seed in ("1", "1", "2")]
+    first, second, other = (
+        msgspec.json.encode(msgspec.structs.replace(run, timing=runs[0].timing)) for run in runs
+    )
+    assert first == second
+    assert runs[0].protocols[0] != runs[2].protocols[0]
+    assert other != first
+
+
+def test_records_of_an_earlier_run(tmp_path: Path) -> None:
+    """What ``bench`` recorded is a workload too: its gaps are the times, and each job is a group."""
+    lines: list[str] = []
+    for number in range(6):
+        for turn in (1, 2, 3):
+            lines.append(
+                msgspec.json.encode(
+                    TurnRecord(
+                        job_id=f"job{number}",
+                        turn=turn,
+                        start_s=10.0 * number + turn,
+                        prompt_tokens=100 * turn,
+                        output_tokens=10,
+                        tool="bash" if turn < 3 else None,
+                        command="make" if turn < 3 else None,
+                        gap_s=0.5 + 0.01 * number if turn < 3 else None,
+                    )
+                ).decode()
+            )
+        job = JobRecord(
+            job_id=f"job{number}",
+            start_s=10.0 * number,
+            end_s=10.0 * number + 5,
+            num_turns=3,
+            num_planned_turns=3,
+            num_recorded_turns=3,
+        )
+        lines.append(msgspec.json.encode(job).decode())
+    evaluation = estimated(tmp_path, written(tmp_path / "records.jsonl", *lines))
+    assert (evaluation.num_calls, evaluation.num_groups) == (12, 6)
+    assert any("an earlier run waited" in note for note in evaluation.notes)
+    assert any("no regressor was fitted: a fold leaves" in note for note in evaluation.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda job: job["turns"][0].update(gap_kind="user", tool=None, tool_s=None, calls=None), ""),
+        (lambda job: job.update(group="one"), "All jobs are of one group"),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, told: str
+) -> None:
+    """A file without tool times, or whose jobs are all of one group, is refused in one sentence, exit
+    code 1."""
+    jobs = made_jobs(4, num_calls=1)
+    for job in jobs:
+        change(job)
+    workload = written(tmp_path / "jobs.jsonl", *jobs)
+    assert main(["estimate", "--workload", str(workload), "--no-regressor"]) == 1
+    printed, complaint = capsys.readouterr()
+    assert not printed
+    expected = told or f"The workload {workload} tells no tool call's time: there is nothing to foretell."
+    assert complaint.startswith(f"continuum: {expected}")
+
+
+def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs are not copied to have more of them: a copy would be foretold by its original."""
+    workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
+    assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 1
+    assert "--jobs asks for 5 jobs" in capsys.readouterr().err
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
+def test_recorded_agent(tmp_path: Path) -> None:
+    """On calls of a real coding agent that it did not learn from the estimator beats one distribution for all
+    and one per tool: its pinball loss and, within programs, its calibration, by more than chance."""
+    evaluation = estimated(tmp_path, SHARED / "agentcgroup-claude.jsonl", "--no-regressor", "--folds", "5")
+    held_out = protocol(evaluation, HELD_OUT)
+    assert held_out.num_calls > 1500
+    for rival in (ALL_CALLS, PER_TOOL):
+        compared = against(held_out, rival)
+        assert compared.pinball_s.high < 0
+        assert compared.pinball_log.high < 0
+        assert compared.calibration_error_by_program.high < 0
+    ours = scores(held_out, ESTIMATOR)
+    assert ours.calibration_error.value < 0.03
+    for level in ("0.5", "0.9", "0.95"):
+        assert ours.ended_by[level] == pytest.approx(float(level), abs=0.03)
+    assert json.loads((tmp_path / "out" / "estimate.json").read_bytes())["schema_version"] == 1
