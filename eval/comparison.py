@@ -28,7 +28,7 @@ class Load:
     def __str__(self) -> str:
         parts = [] if self.jobs_per_s is None else [f"{self.jobs_per_s:g} jobs/s"]
         parts += [] if self.arrivals is None else [f"{self.arrivals} arrivals"]
-        parts += [] if self.concurrency is None else [f"at most {self.concurrency} at once"]
+        parts += [] if self.concurrency is None else [f"up to {self.concurrency} at once"]
         return ", ".join(parts) or "all jobs at once"
 
     @property

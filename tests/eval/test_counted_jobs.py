@@ -137,7 +137,7 @@ def test_what_was_served_can_be_simulated_and_set_beside_it(
     assert (again.num_turns, again.prompt_tokens) == (result.num_turns, result.prompt_tokens)
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "result.json"), simulated]) == 0
-    assert capsys.readouterr().out.count("at most 1 at once") == 1
+    assert capsys.readouterr().out.count("up to 1 at once") == 1
 
 
 def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_path: Path) -> None:
