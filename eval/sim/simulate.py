@@ -6,9 +6,12 @@ import argparse
 import multiprocessing
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
@@ -208,12 +211,32 @@ def _results(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes:
             yield simulate_one(plan, run)
         return
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(num_processes, context) as pool:
+    with ProcessPoolExecutor(num_processes, context, _begin_worker) as pool:
         try:
             yield from pool.map(simulate_one, [plan] * len(runs), runs)
+        except BrokenProcessPool as error:
+            raise EvalError(
+                "A process that simulated was killed, perhaps for the memory it took: try fewer --processes."
+            ) from error
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()  # what it has begun may take minutes, and nobody will look at it
             raise
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent; end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def grid(policies: Sequence[str], rates: Sequence[float | None], seeds: Sequence[int]) -> list[SimulationRun]:

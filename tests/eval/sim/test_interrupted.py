@@ -1,0 +1,65 @@
+"""What is left of ``continuum simulate`` when somebody ends it, or the system one of its processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LONG = ["--workload", "swe-bench", "--jobs", "400", "--rate", "0.5", "--seeds", "8", "--processes", "2"]
+"""Minutes of work."""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+
+
+@pytest.fixture
+def simulation() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "continuum.cli", "simulate", *LONG],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _workers(process: subprocess.Popen[str], count: int) -> list[int]:
+    """Process ids of the children, once there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _parent(pid) == process.pid]
+        if len(found) >= count:
+            return [int(pid.name) for pid in found]
+    raise AssertionError("the simulation began no processes")
+
+
+def _parent(pid: Path) -> int | None:
+    try:
+        return int((pid / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_its_processes_end_with_it(simulation: subprocess.Popen[str], number: int, code: int) -> None:
+    """However it is ended, at once, and without a traceback: their ends of its pipes are closed."""
+    _workers(simulation, 2)
+    simulation.send_signal(number)
+    _, told = simulation.communicate(timeout=20)
+    assert simulation.returncode == code
+    assert "Traceback" not in told
+
+
+def test_a_killed_process_is_one_sentence(simulation: subprocess.Popen[str]) -> None:
+    """As when memory is short: the command ends with exit code 1 and says what to try."""
+    worker, *_ = _workers(simulation, 2)
+    subprocess.run(["kill", "-9", str(worker)], check=True)
+    _, told = simulation.communicate(timeout=20)
+    assert simulation.returncode == 1
+    assert told.startswith("continuum: A process that simulated was killed")
+    assert len(told.splitlines()) == 1
