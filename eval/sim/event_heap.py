@@ -28,6 +28,10 @@ class EventHeap:
         heapq.heappush(self._heap, (time_s, self._num_added, action))
         self._num_added += 1
 
+    def stop(self) -> None:
+        """Leave undone what is left."""
+        self._heap.clear()
+
     def run(self) -> None:
         """Until nothing is left to do."""
         while self._heap:

@@ -265,6 +265,10 @@ class Simulator:
                 num_recorded_turns=len(job.turns),
             )
         )
+        if len(self._job_records) == len(self._jobs):
+            # The run is over: what a pin would hold from now on says nothing of it.
+            self._events.stop()
+            return
         if agent.parent is not None:
             agent.parent.num_children -= 1
             self._return(agent.parent)

@@ -93,6 +93,16 @@ def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
     assert completion[0] == pytest.approx(completion[1], rel=1e-3)
 
 
+def test_a_run_ends_with_its_last_job(tmp_path: Path) -> None:
+    """A pin that would hold for hours holds for nothing until then, so the share of pool and run is one."""
+    path = tmp_path / "jobs.jsonl"
+    write_jobs(path, [_job(0)])
+    flags = ["--policies", "fixed-ttl:10000", "--kv-tokens", "20000"]
+    (run,) = _simulate(path, tmp_path / "a.json", *flags)
+    assert run.pins_ended == {"handed_over": 5, "released": 1}
+    assert run.held_in_vain_share == pytest.approx(0.0, abs=1e-3)
+
+
 def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Path) -> None:
     """With room for copies fcfs loads what it would have computed, and is the faster for it."""
     flags = ["--policies", "fcfs", "--rate", "2", "--kv-tokens", "60000"]
