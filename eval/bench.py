@@ -24,7 +24,7 @@ from eval.errors import UNREADABLE, EvalError
 from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
 from eval.report import render_comparison
-from eval.results import ResultFile, read_results, write_results
+from eval.results import ResultFile, read_results, require_writable, write_results
 from eval.tool_call_text import CallStyle
 from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
 from eval.workloads.catalog import open_workload
@@ -230,6 +230,7 @@ def _arrivals(arguments: argparse.Namespace) -> Arrivals:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
+    require_writable(arguments.json, arguments.html)
     if arguments.html:
         require_plotly()
     files, names = [], []
@@ -238,11 +239,13 @@ def run(arguments: argparse.Namespace) -> int:
     bench = asyncio.run(run_bench(_options(arguments)))
     files.append(ResultFile(title=bench.result.name, command=_command(arguments), runs=[bench.result]))
     names.append("now")
-    if arguments.json:
-        write_results(arguments.json, files[-1])
-    if arguments.html:
-        write_html(arguments.html, files, names)
-    print(render_comparison(Comparison(files, names)))
+    try:
+        if arguments.json:
+            write_results(arguments.json, files[-1])
+        if arguments.html:
+            write_html(arguments.html, files, names)
+    finally:  # a full disk takes nothing from who has waited
+        print(render_comparison(Comparison(files, names)))
     return report_errors(bench)
 
 

@@ -47,6 +47,23 @@ def write_results(path: Path, results: ResultFile) -> None:
         raise ResultError(f"Cannot write the result {path}: {error.strerror}.") from error
 
 
+def require_writable(*paths: Path | None) -> None:
+    """Raises ``ResultError`` if one of these cannot be written; asked before a long run, not after it.
+
+    Their folders are made; what the files hold stays. A pipe is not asked: that would end it.
+    """
+    for path in filter(None, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            if is_new or path.is_file() or path.is_dir():
+                path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise ResultError(f"Cannot write the result {path}: {error.strerror}.") from error
+
+
 def read_results(path: Path) -> ResultFile:
     """A result as ``--json`` wrote it.
 

@@ -27,7 +27,7 @@ from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
 from eval.report import render
-from eval.results import ResultFile, write_results
+from eval.results import ResultFile, require_writable, write_results
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
 from eval.sim.roofline import make_cost
@@ -449,17 +449,20 @@ def run(arguments: argparse.Namespace) -> int:
     for rate in rates:
         plan.arrivals_at(rate)  # a combination that means nothing is refused before anything runs
     runs = grid(policies, rates, seeds)
+    require_writable(arguments.json, arguments.html)
     if arguments.html:
         require_plotly()
     if plan.trace is not None and len(runs) > 1:
         raise EvalError(f"--trace writes one run, but {len(runs)} were asked for.")
     results = simulate(plan, runs, arguments.processes)
     file = ResultFile(title=_title(arguments), command=asked(arguments), runs=results)
-    if arguments.json:
-        write_results(arguments.json, file)
-    if arguments.html:
-        write_html(arguments.html, [file])
-    print(render(results))
+    try:
+        if arguments.json:
+            write_results(arguments.json, file)
+        if arguments.html:
+            write_html(arguments.html, [file])
+    finally:  # a full disk takes nothing from who has waited
+        print(render(results))
     return 0
 
 

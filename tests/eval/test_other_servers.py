@@ -160,6 +160,7 @@ def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
         (["--resume"], "--resume needs --records"),
         (["--reset-prefix-cache"], "does not reset its prefix cache: HTTP 404"),
         (["--arrivals", "poisson"], "poisson arrivals need a rate"),
+        (["--json", "/dev/null/x"], "Cannot write the result /dev/null/x: "),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(

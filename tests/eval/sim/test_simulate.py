@@ -197,6 +197,35 @@ def test_a_senseless_number_is_refused(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(
+    workload: Path, tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No minutes go for nothing; what a file holds stays until the run is over."""
+    old, nowhere = tmp_path / "old", workload / "out"
+    old.write_text("an earlier result")
+    other = "--html" if flag == "--json" else "--json"
+    assert main(["simulate", "--workload", str(workload), flag, str(nowhere), other, str(old)]) == 1
+    printed = capsys.readouterr()
+    assert f"Cannot write the result {nowhere}: " in printed.err
+    assert printed.out == ""
+    assert main(["simulate", "--workload", str(workload), flag, str(tmp_path)]) == 1
+    assert f"Cannot write the result {tmp_path}: Is a directory." in capsys.readouterr().err
+    assert old.read_text() == "an earlier result"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_on_a_full_disk_the_table_is_printed_all_the_same(
+    workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has waited for a run sees it, and why it was not kept."""
+    flags = ["--jobs", "1", "--policies", "fcfs", "--json", "/dev/full"]
+    assert main(["simulate", "--workload", str(workload), *flags]) == 1
+    printed = capsys.readouterr()
+    assert "job completion, mean s" in printed.out
+    assert printed.err.endswith("Cannot write the result /dev/full: No space left on device.\n")
+
+
 def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file, the line, the turn and the field."""
     path = tmp_path / "jobs.jsonl"
