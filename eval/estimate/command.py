@@ -94,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         command=asked(arguments),
         tell=_tell,
     )
-    print(render(evaluation))
     if arguments.json is not None:
         _write(arguments.json, evaluation)
+    print(render(evaluation))
     return 0
 
 
