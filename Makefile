@@ -39,7 +39,7 @@ reproduce: $(STAMP) ## the Continuum paper's settings in simulation, beside its 
 bench-sim: $(STAMP) ## the simulator against reality: the same jobs served and simulated (about 5 minutes)
 	@$(BIN)/python -m eval.sim.reality $(ARGS)
 
-test: $(STAMP) ## run the tests [ARGS="tests/engine -k pins"]
+test: $(STAMP) ## run the tests [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and formatting
