@@ -14,6 +14,7 @@ from eval.estimate import boosting
 from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
 from eval.estimate.table import render
+from eval.results import require_writable
 from eval.sim.simulate import asked
 from eval.workloads.catalog import RecordedWorkload, Workload, describe, open_workload
 from eval.workloads.command import add_limits, limits_from
@@ -76,6 +77,7 @@ def _folds(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum estimate``. What cannot be read or foretold is one sentence."""
+    require_writable(arguments.json)
     installed = boosting.is_installed()
     if arguments.regressor and not installed:
         raise EvalError("--regressor needs scikit-learn, which is not installed: pip install scikit-learn.")
@@ -94,9 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         command=asked(arguments),
         tell=_tell,
     )
-    if arguments.json is not None:
-        _write(arguments.json, evaluation)
-    print(render(evaluation))
+    try:
+        if arguments.json is not None:
+            _write(arguments.json, evaluation)
+    finally:  # a full disk does not cost what was found
+        print(render(evaluation))
     return 0
 
 
@@ -115,7 +119,6 @@ def _tell(what: str) -> None:
 
 def _write(path: Path, evaluation: Evaluation) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(evaluation)) + b"\n")
     except OSError as error:
         raise ResultError(f"Cannot write the evaluation {path}: {error.strerror}.") from error

@@ -233,6 +233,13 @@ def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--jobs asks for 5 jobs" in capsys.readouterr().err
 
 
+def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An output that cannot be written is refused before the work is done."""
+    workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
+    assert main(["estimate", "--workload", str(workload), "--json", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"continuum: Cannot write the result {tmp_path}: Is a directory.\n"
+
+
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_recorded_agent(tmp_path: Path) -> None:
