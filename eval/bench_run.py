@@ -312,6 +312,10 @@ def _notes(options: BenchOptions, plan: Plan, replay: Replay) -> list[str]:
         notes.append(f"jobs were named by {options.identity}, their last turns not told")
     if replay.num_warmup_jobs:
         notes.append(f"warm-up: {replay.num_warmup_jobs} jobs were replayed first and are not counted")
+    answered = [turn for turn in replay.turns if turn.error is None]
+    if uncounted := sum(not turn.prompt_tokens for turn in answered):
+        told = f"{uncounted} of {len(answered)} answers"
+        notes.append(f"the server did not say how many tokens {told} had: they count as 0")
     if options.dialect is not CONTINUUM and not any(turn.cached_tokens for turn in replay.turns):
         notes.append("the server reported no cached tokens: cached and recomputed tokens are unknown, not 0")
     return notes

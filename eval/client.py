@@ -23,9 +23,12 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 CONNECT_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
+"""Longest wait for anything but an answer: what is served, tokens of a text, metrics."""
 TIMEOUT_S = 3600.0
 """Longest silence within one answer. A server that holds memory for others may let a turn wait for minutes; a
 client that loses patience would abort it and measure itself instead of the server."""
+MAX_PORT = 65535
 BUSY = frozenset({httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS})
 BUSY_WAIT_S = 1.0
 """Until the next try where a busy server does not say how long."""
@@ -131,9 +134,10 @@ class ServerClient:
         extra_body: dict[str, Any] | None = None,
         retry_busy: bool = False,
     ) -> None:
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = _checked(base_url).rstrip("/").removesuffix("/v1")
         self.model = model or ""
         self._timeout_s = timeout_s
+        self._call_timeout = httpx.Timeout(min(timeout_s, CALL_TIMEOUT_S), connect=CONNECT_TIMEOUT_S)
         self._extra_body = extra_body or {}
         self._retry_busy = retry_busy
         self._http = httpx.AsyncClient(
@@ -153,9 +157,11 @@ class ServerClient:
     async def connect(self) -> ServerInfo:
         """Find out what is served; the model named at construction must be among it."""
         cards = (await self._call("GET", "/v1/models", None, _Cards)).data
+        if not cards:
+            raise ServerError(f"The server at {self.base_url} serves no model.")
         chosen = [card for card in cards if not self.model or card.id == self.model]
         if not chosen:
-            served = ", ".join(card.id for card in cards) or "nothing"
+            served = ", ".join(card.id for card in cards)
             raise ServerError(f"The server at {self.base_url} does not serve {self.model!r} but {served}.")
         self.model = chosen[0].id
         return ServerInfo(self.model, chosen[0].max_model_len, dialect_of(chosen[0].owned_by))
@@ -204,10 +210,10 @@ class ServerClient:
     async def metrics(self) -> ServerMetrics:
         """The server's counters and gauges now; all unknown if it has none to show, or is gone."""
         try:
-            response = await self._http.get("/metrics")
-        except httpx.HTTPError:
+            response = await self._http.get("/metrics", timeout=CONNECT_TIMEOUT_S)
+            return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
+        except (httpx.HTTPError, ValueError):  # a page of something else than metrics is a ValueError
             return ServerMetrics.parse("")
-        return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
 
     async def send(self, turn: TurnRequest, dialect: Dialect, identity: Identity) -> Reply:
         """Send one turn and read its streamed answer to the end.
@@ -252,7 +258,7 @@ class ServerClient:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None, kind: type[T]) -> T:
         try:
-            response = await self._http.request(method, path, json=body)
+            response = await self._http.request(method, path, json=body, timeout=self._call_timeout)
         except httpx.HTTPError as error:
             raise ServerGoneError(f"Cannot reach the server at {self.base_url}: {_reason(error)}.") from error
         if response.status_code != httpx.codes.OK:
@@ -337,6 +343,17 @@ class _ReplyReader:
         )
 
 
+def _checked(base_url: str) -> str:
+    """The address itself; ServerError if nothing can be there."""
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ServerError(f"{base_url!r} is not the address of a server: {error}.") from error
+    if url.scheme not in ("http", "https") or not url.host or (url.port or 1) > MAX_PORT:
+        raise ServerError(f"{base_url!r} is not the address of a server, such as http://127.0.0.1:8000.")
+    return base_url
+
+
 def _retry_after_s(header: str | None) -> float:
     """Seconds; a date, which the header may hold too, is not worth reading."""
     try:
@@ -355,4 +372,6 @@ def _http_error(status: int, content: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.ReadTimeout):
+        return "it does not answer"
     return str(error).rstrip(".") or type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class ServerMetrics:
         caches: list[dict[str, str]] = []
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if not math.isfinite(sample.value):
+                    continue  # not known yet, or a limit that is none
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
                 if sample.name in by_cause:
                     by_cause[sample.name][sample.labels.get("cause", "?")] += sample.value

@@ -39,6 +39,8 @@ class Behaviour:
     """With the turn beyond so many the server is gone."""
     stream: bytes | None = None
     """Every answer, instead of one to the turn."""
+    metrics: bytes | None = None
+    """What ``/metrics`` shows; None: nothing."""
 
 
 class OtherServer:
@@ -125,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if self.path == "/v1/models":
             self._json(200, {"object": "list", "data": [card]})
+        elif self.path == "/metrics" and self.other.behaviour.metrics is not None:
+            self._send(200, "text/plain", self.other.behaviour.metrics)
         elif self.path == "/health":
             self._json(200, {})
         else:

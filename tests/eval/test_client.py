@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -65,6 +66,34 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixtur
     assert main(["bench", "--base-url", "http://127.0.0.1:9", "--workload", "synthetic", "--jobs", "1"]) == 1
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "preparing" not in x]
     assert line.startswith("continuum: Cannot reach the server at http://127.0.0.1:9: ")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:8000",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://256.1.1.1:80",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+    ],
+)
+def test_an_address_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    """Exit code 1 and the address as it was typed."""
+    assert main(["bench", "--base-url", address, "--workload", "synthetic", "--jobs", "1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"continuum: {address!r} is not the address of a server")
+
+
+def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """It takes connections and says nothing: a sentence, as soon as the patience asked for is over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = ["bench", "--base-url", address, "--workload", "synthetic", "--timeout-s", "0.05"]
+        assert main(command) == 1
+    complaint = capsys.readouterr().err
+    assert complaint == f"continuum: Cannot reach the server at {address}: it does not answer.\n"
 
 
 @pytest.mark.parametrize(

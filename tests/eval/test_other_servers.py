@@ -138,6 +138,31 @@ def test_an_answer_that_cannot_be_read_fails_its_turn_only(
     assert capsys.readouterr().err.count("turn 1: the answer is not in OpenAI's form: ") == 3
 
 
+def test_answers_without_counts_are_said(tmp_path: Path) -> None:
+    """Some servers send no usage: times are right all the same, tokens are not known to be none."""
+    stream = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+    with OtherServer(Behaviour(stream=stream)) as server:
+        result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
+    assert (result.num_completed_jobs, result.prompt_tokens) == (1, 0)
+    told = "the server did not say how many tokens 3 of 3 answers had: they count as 0"
+    assert told in result.notes
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        b"<!doctype html>\n<html>{} 1</html>",
+        b"\xff\xfe\x00",
+        b"vllm:num_preemptions_total NaN\nvllm:kv_cache_usage_perc +Inf\n",
+    ],
+)
+def test_metrics_that_are_none_are_unknown_figures(tmp_path: Path, metrics: bytes) -> None:
+    """A server may show a page of its own under /metrics, or have nothing to count yet; the run goes on."""
+    with OtherServer(Behaviour(metrics=metrics)) as server:
+        result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
+    assert (result.num_completed_jobs, result.num_preemptions, result.kv_usage_at_end) == (1, None, None)
+
+
 def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
