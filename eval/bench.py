@@ -258,6 +258,8 @@ def _command(arguments: argparse.Namespace) -> str:
 def report_errors(run: BenchRun) -> int:
     """Say what went wrong in a run; the exit code it deserves."""
     failed = [turn for turn in run.turns if turn.error is not None]
+    if run.records_broken is not None:
+        _say(f"error: {run.result.name}: {run.records_broken}")
     if run.gone is not None:
         _say(f"error: {run.result.name}: {run.gone}")
     else:
@@ -265,7 +267,7 @@ def report_errors(run: BenchRun) -> int:
             _say(f"error: {run.result.name}, job {turn.job_id}, turn {turn.turn}: {turn.error}")
     if run.interrupted:
         return INTERRUPTED
-    return 1 if failed or run.gone is not None else 0
+    return 1 if failed or run.gone is not None or run.records_broken is not None else 0
 
 
 def _say(text: str) -> None:

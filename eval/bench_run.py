@@ -83,6 +83,8 @@ class BenchRun:
     interrupted: bool = False
     gone: str | None = None
     """Why the run ended before its jobs did, if the server is to blame."""
+    records_broken: str | None = None
+    """Why the file of records does not hold the whole run, if it does not."""
 
 
 async def run_bench(options: BenchOptions) -> BenchRun:
@@ -159,7 +161,7 @@ async def _replay(
     if replay.gone is not None:
         ended = replay.progress
         gone = f"{replay.gone} {ended.jobs_done} of {ended.num_jobs} jobs had ended."
-    return BenchRun(result, turns, interrupted, gone)
+    return BenchRun(result, turns, interrupted, gone, journal.broken)
 
 
 async def _run_until_interrupted(replay: Replay) -> bool:

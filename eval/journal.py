@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -18,6 +19,8 @@ class Journal:
 
     def __init__(self, path: Path | None, header: RunHeader, kept: Recording | None = None) -> None:
         """Begin a new file: the header, then what is ``kept`` of an earlier part of the same run."""
+        self.broken: str | None = None
+        """Why nothing is written any more, although the run goes on."""
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] | None = None
         if path is not None:
@@ -30,16 +33,32 @@ class Journal:
             # The old file stays whole until the new one holds all that is kept of it.
             self._file = fresh.open("wb")
             for record in records:
-                self.add(record)
+                self._write(self._file, record)
             os.replace(fresh, path)
         except OSError as error:
+            self._close()
             raise ResultError(f"Cannot write the records {path}: {error.strerror}.") from error
 
     def add(self, record: Record) -> None:
-        """One line more, on disk as far as this process can see to it."""
+        """One line more, on disk as far as this process can see to it. A full disk ends the records, not the
+        run."""
+        if self._file is None:
+            return
+        try:
+            self._write(self._file, record)
+        except OSError as error:
+            self.broken = f"the records end early: {error.strerror}"
+            self._close()
+
+    def _write(self, file: IO[bytes], record: Record) -> None:
+        file.write(self._encoder.encode(record) + b"\n")
+        file.flush()
+
+    def _close(self) -> None:
         if self._file is not None:
-            self._file.write(self._encoder.encode(record) + b"\n")
-            self._file.flush()
+            with suppress(OSError):  # all that could be written is
+                self._file.close()
+            self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -47,8 +66,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._close()
 
 
 def resumable(path: Path, header: RunHeader) -> Recording:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -234,6 +235,25 @@ def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     ]
     # Time goes on where the first part ended.
     assert min(job.start_s for job in recorded.jobs[2:]) >= max(job.end_s for job in recorded.jobs[:2])
+
+
+def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
+    """The jobs are all replayed and summed up; exit code 1, one sentence, and a file to go on from."""
+    path = tmp_path / "records.jsonl"
+    with OtherServer(Behaviour()) as server:
+        flags = ["--base-url", server.base_url, "--workload", _counts(tmp_path, 4), "--records", str(path)]
+        command = shlex.join([sys.executable, "-m", "continuum.cli", "bench", *flags])
+        # A limit on the size of files, in KiB, stands for the disk.
+        ended = subprocess.run(
+            ["bash", "-c", f"ulimit -f 2; {command}"], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, len(server.turns)) == (1, 12)
+        assert ended.stderr.splitlines()[-1] == "error: result: the records end early: File too large"
+        assert "jobs completed" in ended.stdout
+        assert path.stat().st_size == 2048
+        whole = _bench(server, tmp_path, *flags[2:], "--resume")
+    assert (whole.num_completed_jobs, whole.num_turns) == (4, 12)
+    assert len(_records(tmp_path).turns) == 12
 
 
 def test_the_records_of_another_run_are_not_gone_on_from(
