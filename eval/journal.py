@@ -37,6 +37,8 @@ class Journal:
             os.replace(fresh, path)
         except OSError as error:
             self._close()
+            with suppress(OSError):
+                fresh.unlink()
             raise ResultError(f"Cannot write the records {path}: {error.strerror}.") from error
 
     def add(self, record: Record) -> None:

@@ -256,6 +256,21 @@ def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
     assert len(_records(tmp_path).turns) == 12
 
 
+def test_records_that_cannot_be_begun_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder has that name: a sentence before a turn is sent, and no file beside it."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    workload = _counts(tmp_path)
+    with OtherServer(Behaviour()) as server:
+        command = ["bench", "--base-url", server.base_url, "--workload", workload]
+        assert main([*command, "--records", str(folder)]) == 1
+        assert server.turns == []
+    assert f"Cannot write the records {folder}: Is a directory." in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.jsonl", "records"]
+
+
 def test_the_records_of_another_run_are_not_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
