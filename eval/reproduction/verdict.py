@@ -97,7 +97,7 @@ def _seconds(point: Point, base: str) -> str:
     system = point.setting.system(base)
     if system is None or system.seconds is None:
         return ours
-    return f"{ours}, {system.system} took {seconds(system.seconds)} s"
+    return f"{ours}, {system.system} took {system.seconds:,g} s"
 
 
 def _not_short(point: Point) -> str:
@@ -157,8 +157,8 @@ def _lets_go(held: HoldTimes) -> str:
 def _spares(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
     spared = before.again_share + before.loaded_share - own.again_share - own.loaded_share
     if spared >= LEAST_SPARED:
-        return f"{policy} spares {spared:.0%} of all prompt tokens that {base} computes again or loads back"
-    return f"{policy} spares no prompt tokens beside {base}: its order alone makes the difference"
+        return f"beside {base} {policy} need not compute again or load back {spared:.0%} of all prompt tokens"
+    return f"beside {base} {policy} spares no prompt tokens: its order alone makes the difference"
 
 
 def _no_loss(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:

@@ -164,7 +164,7 @@ LETS_GO_TOLD = (
     "a queue delay of 0.5 s)"
 )
 SPARES = (
-    "paper spares 40% of all prompt tokens that fcfs computes again or loads back (no such share is "
+    "beside fcfs paper need not compute again or load back 40% of all prompt tokens (no such share is "
     "published); fcfs computes 40% of prompt tokens again, a returning turn's first token takes 1.0 s; paper "
     "computes 0%"
 )
@@ -209,13 +209,13 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("program-fcfs", 28.0, (20, 30)),
             "program-fcfs",
             Verdict.LESS,
-            "program-fcfs spares 5% of all prompt tokens that fcfs computes again or loads back; ",
+            "beside fcfs program-fcfs need not compute again or load back 5% of all prompt tokens; ",
         ),
         (
             point("program-fcfs", 28.0, (20, 20)),
             "program-fcfs",
             Verdict.LESS,
-            "program-fcfs spares no prompt tokens beside fcfs: its order alone makes the difference; ",
+            "beside fcfs program-fcfs spares no prompt tokens: its order alone makes the difference; ",
         ),
         (
             point("infercept", 10.0, (20, 100), pins={"handed_over": 1}),
@@ -246,7 +246,7 @@ def test_a_reason_sets_the_fuller_machine_beside_the_published_one() -> None:
     found = outcome(point("paper", 30.0, (100, 100)), "paper", tolerance=1.2)
     assert found is not None
     assert "running requests hold 30% of the pool (60% at most), so no policy" in (found.reason or "")
-    assert (found.reason or "").endswith("; fcfs takes 30.00 s here, vLLM took 200.0 s")
+    assert (found.reason or "").endswith("; fcfs takes 30.00 s here, vLLM took 200 s")
 
 
 def test_what_the_order_alone_gains_is_told_where_more_comes_out() -> None:
@@ -255,7 +255,7 @@ def test_what_the_order_alone_gains_is_told_where_more_comes_out() -> None:
     found = outcome(more, "paper", tolerance=1.2)
     assert found is not None
     assert found.verdict is Verdict.MORE
-    told = "the order of programs alone gains 2.50x, paper 3.00x with the first seed; paper spares 40%"
+    told = "the order of programs alone gains 2.50x, paper 3.00x with the first seed; beside fcfs"
     assert (found.reason or "").startswith(told)
 
 
