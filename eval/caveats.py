@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ _INTERVALS = (
     "±: 95 % confidence interval over seeds (Student's t; Jain 1991, 13.2); a figure is the mean over seeds, "
     "a ratio the geometric mean by seed with the interval of its logarithm (13.4.1)"
 )
+
+_TOLD_FLAGS = {
+    *("--workload", "--model", "--gpu", "--tensor-parallel", "--dtype", "--replicas", "--ttft-limit-s"),
+    *("--policies", "--jobs", "--seed", "--seeds", "--first-seed"),
+    *("--rate", "--arrivals", "--burstiness", "--concurrency"),
+    *("--name", "--base-url", "--api-key", "--json", "--html", "--records", "--resume", "--against"),
+}
+"""Flags whose effect a result says in another way, or that have none on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,12 @@ def _differences(comparison: Comparison) -> list[str]:
     for series in comparison.series:
         baseline = comparison.baseline(series)
         if baseline is not series:
-            for text in [*_unlike(series, baseline), *_unlike_loads(comparison.loads, series, baseline)]:
+            commands = [comparison.files[one.source].command for one in (series, baseline)]
+            for text in [
+                *_unlike(series, baseline),
+                *_unlike_loads(comparison.loads, series, baseline),
+                *_unlike_flags(*commands),
+            ]:
                 owners[baseline.label, text].append(series.label)
     return [f"{', '.join(labels)} beside {base}: {text}" for (base, text), labels in owners.items()]
 
@@ -112,7 +126,54 @@ def _unlike_loads(loads: list[Load], series: Series, baseline: Series) -> list[s
         jobs = [sorted({run.num_jobs for run in runs}) for runs in (ours, theirs)]
         if jobs[0] != jobs[1]:
             at[f"{_listed(jobs[0])} jobs, not {_listed(jobs[1])}"].append(str(load))
+        elif other := _other_work(ours, theirs):
+            at[other].append(str(load))
     return [f"{text} (at {'; '.join(where)})" for text, where in at.items()]
+
+
+def _other_work(ours: list[RunResult], theirs: list[RunResult]) -> str | None:
+    """Whether runs of one seed and as many jobs had other jobs to do: cut or chosen otherwise."""
+    work = {run.setting.seed: _num_turns(run) for run in theirs}
+    pairs = [(_num_turns(run), work[run.setting.seed]) for run in ours if run.setting.seed in work]
+    return next((f"other jobs: of {a:,} turns, not {b:,}" for a, b in pairs if a != b), None)
+
+
+def _num_turns(run: RunResult) -> int:
+    return sum(job.num_planned_turns for job in run.jobs)
+
+
+def _unlike_flags(ours: str, theirs: str) -> list[str]:
+    """What one command was given and the other was not, where that is not told otherwise."""
+    (name, our_flags), (other, their_flags) = _flags(ours), _flags(theirs)
+    if name != other:
+        return []
+    texts = []
+    for flag in sorted({*our_flags, *their_flags} - _TOLD_FLAGS):
+        mine, its = our_flags.get(flag), their_flags.get(flag)
+        if mine is None:
+            texts.append(f"without {flag} {its}".rstrip())
+        elif its is None:
+            texts.append(f"with {flag} {mine}".rstrip())
+        elif mine != its:
+            texts.append(f"with {flag} {mine}, not {its}")
+    return texts
+
+
+def _flags(command: str) -> tuple[str, dict[str, str]]:
+    """The sub-command, and each flag with its value."""
+    try:
+        words = shlex.split(command)[1:]
+    except ValueError:
+        return "", {}
+    flags: dict[str, str] = {}
+    flag = ""
+    for word in words[1:]:
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            flags[flag] = value
+        else:
+            flags[flag] = word
+    return words[0] if words else "", flags
 
 
 def _seed(run: RunResult) -> str:
@@ -126,16 +187,17 @@ def _listed(values: Sequence[float]) -> str:
 def _assumptions(comparison: Comparison) -> list[str]:
     """Notes of the files, then those of runs; one that only some series have names them."""
     texts = list(dict.fromkeys(note for file in comparison.files for note in file.notes))
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    owners: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    owners: defaultdict[str, list[str]] = defaultdict(list)
     for series in comparison.series:
+        alike: defaultdict[str, list[str]] = defaultdict(list)
         for run in series.runs:
             for note in run.notes:
                 alike[_NUMBER.sub("#", note)].append(note)
-                owners[_NUMBER.sub("#", note)][series.label] = None
-    for pattern, notes in alike.items():
-        shared = len(owners[pattern]) == len(comparison.series)
-        texts.append(_merged(notes) if shared else f"{', '.join(owners[pattern])}: {_merged(notes)}")
+        for notes in alike.values():
+            owners[_merged(notes)].append(series.label)
+    for text, labels in owners.items():
+        shared = len(labels) == len(comparison.series)
+        texts.append(text if shared else f"{', '.join(labels)}: {text}")
     return list(dict.fromkeys(texts))
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from eval.comparison import Comparison
+from eval.errors import ResultError
 from eval.html_report import write_html
 from eval.report import render_comparison
 from eval.results import read_results
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum compare``. A file that is no result is raised."""
     files = [read_results(path) for path in arguments.files]
+    empty = next((path for path, file in zip(arguments.files, files, strict=True) if not file.runs), None)
+    if empty is not None:
+        raise ResultError(f"{empty} holds no runs.")
     names = short_names(arguments.files)
     if arguments.html:
         write_html(arguments.html, files, names)
@@ -41,4 +45,4 @@ def short_names(paths: list[Path]) -> list[str]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{name}, file {number}" for number, name in enumerate(names, 1)]
+    return [f"{path.stem}, file {number}" for number, path in enumerate(paths, 1)]

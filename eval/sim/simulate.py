@@ -145,7 +145,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         name=policy.name,
         model=model,
         simulated=True,
-        workload=plan.workload,
+        workload=Path(plan.workload).name,
         seed=run.seed,
         jobs_per_s=run.rate_per_s,
         arrivals=arrivals.pattern,

@@ -12,8 +12,8 @@ from eval.results import ResultFile, write_results
 from tests.eval.hand_made import run
 
 
-def _written(path: Path, *runs: RunResult) -> str:
-    write_results(path, ResultFile(runs=list(runs)))
+def _written(path: Path, *runs: RunResult, command: str = "") -> str:
+    write_results(path, ResultFile(runs=list(runs), command=command))
     return str(path)
 
 
@@ -39,7 +39,7 @@ def test_runs_of_one_name_are_called_by_their_files(
     assert "result (new/result) / result (old/result)" in told
     assert "different" not in told
     assert main(["compare", paths[0], paths[0]]) == 0
-    assert "file 2)" in capsys.readouterr().out
+    assert "(result, file 2)" in capsys.readouterr().out
 
 
 def test_settings_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +51,53 @@ def test_settings_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "b beside a: another workload (v, not w.jsonl)" in told
     assert "b beside a: another model (n, not m)" in told
     assert "b beside a: seeds 2, not 1" in told
+
+
+def test_flags_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A smaller pool or a shorter job is no fair comparison; where the result went makes no difference."""
+    flags = "--kv-tokens 60000 --router=session --json a.json --seeds 3"
+    first = _written(tmp_path / "a.json", run("a", 9.0), command=f"continuum simulate {flags}")
+    other = "--kv-tokens=400000 --router session --share-prefixes --json b.json --seeds 3"
+    second = _written(tmp_path / "b.json", run("b", 9.0), command=f"continuum simulate {other}")
+    assert main(["compare", first, second]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
+    assert told == [
+        "! b beside a: with --kv-tokens 400000, not 60000",
+        "! b beside a: with --share-prefixes",
+    ]
+    assert main(["compare", second, first]) == 0
+    assert "! a beside b: without --share-prefixes" in capsys.readouterr().out
+
+
+def test_other_jobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many jobs of one seed, but cut to fewer turns: less work, so a ratio says nothing."""
+    short = run("b", 9.0)
+    for job in short.jobs:
+        job.num_planned_turns = 1
+    paths = [_written(tmp_path / "a.json", run("a", 9.0)), _written(tmp_path / "b.json", short)]
+    assert main(["compare", *paths]) == 0
+    assert "! b beside a: other jobs: of 4 turns, not 8 (at all jobs at once)" in capsys.readouterr().out
+
+
+def test_notes_are_told_apart_where_their_numbers_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool of 5 beside one of 9 is not a pool of '5 to 9'; over the seeds of one, numbers may range."""
+    small, large = ([run(name, 9.0, seed=seed) for seed in (0, 1)] for name in ("a", "b"))
+    for result, blocks, gaps in zip([*small, *large], (5, 5, 9, 9), (1, 2, 1, 2), strict=True):
+        result.notes = [f"KV pool: {blocks} blocks", f"tool times: {gaps} ASSUMED"]
+    paths = [_written(tmp_path / "a.json", *small), _written(tmp_path / "b.json", *large)]
+    assert main(["compare", *paths]) == 0
+    told = capsys.readouterr().out
+    for line in ("- a: KV pool: 5 blocks", "- b: KV pool: 9 blocks", "- tool times: 1 to 2 ASSUMED"):
+        assert line in told.splitlines()
+
+
+def test_a_result_without_runs_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not passed over in silence."""
+    paths = [_written(tmp_path / "a.json", run("a", 9.0)), _written(tmp_path / "b.json")]
+    assert main(["compare", *paths]) == 1
+    assert capsys.readouterr().err == f"continuum: {paths[1]} holds no runs.\n"
 
 
 def test_many_results_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

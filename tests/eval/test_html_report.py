@@ -222,6 +222,6 @@ def test_a_page_of_nothing_or_nowhere_is_one_sentence(
     write_results(empty, ResultFile())
     write_results(full, ResultFile(runs=[run("a", 9.0)]))
     assert main(["compare", str(empty), "--html", str(tmp_path / "x.html")]) == 1
-    assert "There are no runs to write a report of" in capsys.readouterr().err
+    assert f"{empty} holds no runs." in capsys.readouterr().err
     assert main(["compare", str(full), "--html", str(full / "x.html")]) == 1
     assert "Cannot write the report" in capsys.readouterr().err

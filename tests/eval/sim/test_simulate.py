@@ -62,6 +62,8 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     assert {run.num_completed_jobs for run in runs} == {12}
     assert {run.kv_usage_at_end for run in runs} == {0.0}
     assert all(run.setting.simulated and run.setting.hardware for run in runs)
+    # As bench has it: the same file is the same workload from wherever it is called.
+    assert {run.setting.workload for run in runs} == {"jobs.jsonl"}
     table = capsys.readouterr().out
     for told in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
         assert told in table
