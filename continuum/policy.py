@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from continuum.config import ContinuumConfig
 from continuum.forecast import WorkForecast
 from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, JobTable, Turn
-from continuum.order import waiting_key
+from continuum.order import job_rank, waiting_key
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
 from continuum.program_stats import Memoryfulness, QueueDelay, ReloadCost
@@ -98,16 +98,23 @@ class ContinuumPolicy:
         job.turns[request.request_id] = self._turns[request.request_id] = turn
         if frontier is not None:
             turn.gap_s = max(0.0, request.arrival_time - frontier.ended_s)
-            self._close_gap(frontier, turn.gap_s, now)
-        job.rank = job.first_arrival_s + self._config.work_weight * self.remaining_work_s(turn)
+            self._close_gap(turn, frontier, turn.gap_s, now)
+        job.rank = job_rank(
+            turn,
+            self.remaining_work_s(turn),
+            self._config.work_weight,
+            has_host_tier=self._has_host_tier,
+        )
         self._trace.turn_arrived(turn, now)
 
-    def _close_gap(self, frontier: Frontier, gap_s: float, now: float) -> None:
+    def _close_gap(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
         """The tools returned: learn how long it took, keep the KV for the turn that is back."""
         frontier.job.frontiers.remove(frontier)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.tools is not None:
-            self.tools.observe(frontier.tools, gap_s, now)
+            growth_tokens = turn.request.num_prompt_tokens - len(frontier.chain) * self._block_size
+            self.tools.observe(frontier.tools, gap_s, now, job_id=frontier.job.job_id)
+            self.tools.observe_next_turn(frontier.tools, growth_tokens)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
 
@@ -239,7 +246,7 @@ class ContinuumPolicy:
 
     def _decide(self, frontier: Frontier, now: float) -> TtlDecision:
         """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
-        curve = self.tools.curve(frontier.tools)
+        curve = self.tools.curve(frontier.tools, frontier.job.job_id)
         num_tokens = len(frontier.chain) * self._block_size
         prefill_s = self._prefill_cost.seconds(num_tokens)
         inputs = TtlInputs(
@@ -252,6 +259,7 @@ class ContinuumPolicy:
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._memoryfulness.value,
             called_tools=frontier.tools is None or bool(frontier.tools),
+            last_probability=self.tools.last_turn_probability(frontier.tools),
         )
         decision = self.choose_ttl(frontier, inputs)
         decision = TtlDecision(min(decision.ttl_s, self._config.max_ttl_s), decision.reason)
@@ -316,6 +324,8 @@ class ContinuumPolicy:
         if job.course is not None:
             job.course.looks_finished()
         for frontier in list(job.frontiers):
+            if frontier.tools is not None:
+                self.tools.observe_last_turn(frontier.tools)
             self._drop_frontier(frontier)
         if not job.turns:
             self._jobs.remove(job)
@@ -329,10 +339,13 @@ class ContinuumPolicy:
             self._pins.let_go(frontier.pin)
 
     def _abandon(self, job: Job, now: float) -> None:
-        """Forgotten while its tools ran: they took at least so long."""
+        """Forgotten while its tools ran: they took at least so long. Nothing ran: it was done."""
         for frontier in list(job.frontiers):
             if frontier.tools:
-                self.tools.observe(frontier.tools, now - frontier.ended_s, now, censored=True)
+                waited_s = now - frontier.ended_s
+                self.tools.observe(frontier.tools, waited_s, now, censored=True, job_id=job.job_id)
+            elif frontier.tools is not None:
+                self.tools.observe_last_turn(frontier.tools)
             self._drop_frontier(frontier)
 
     # ---- who gives way ----
@@ -341,14 +354,19 @@ class ContinuumPolicy:
         turn = self._turns.get(requester.request_id)
         waited_s = now - requester.arrival_time
         running = requester.status is RequestStatus.RUNNING
-        if last_resort or (not running and waited_s > self._config.max_wait_s):
+        waited_long = not running and waited_s > self._config.max_wait_s
+        if last_resort or waited_long or (running and self._has_host_tier):
             yield from self._all_pins(turn)
         elif running:
             # It grows by a block; the alternative is to compute all of a turn again.
             spared_s = self._prefill_cost.seconds(requester.num_computed_tokens)
-            yield from self._cheap_younger_pins(requester, turn, 1, spared_s, now)
+            yield from self._cheap_pins(self._younger_pins(requester, turn), spared_s, now, num_blocks=1)
+        elif self._has_host_tier:
+            # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
+            unclaimed = (pin for pin in self._pins.youngest_first() if not self._pins.is_claimed(pin))
+            yield from self._cheap_pins(unclaimed, waited_s, now)
         elif turn is not None and turn.number > 1:
-            yield from self._cheap_younger_pins(requester, turn, None, waited_s, now)
+            yield from self._cheap_pins(self._younger_pins(requester, turn), waited_s, now)
 
     def _all_pins(self, turn: Turn | None) -> Iterator[Pin]:
         """Unclaimed ones first, youngest job's first; the requester's own, whose blocks it will read,
@@ -366,19 +384,26 @@ class ContinuumPolicy:
         if own is not None:
             yield own
 
-    def _cheap_younger_pins(
-        self, requester: Request, turn: Turn | None, num_blocks: int | None, spared_s: float, now: float
+    def _younger_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        return self._pins.youngest_first(turn.job.rank if turn is not None else requester.arrival_time)
+
+    def _cheap_pins(
+        self, pins: Iterable[Pin], spared_s: float, now: float, num_blocks: int | None = None
     ) -> Iterator[Pin]:
-        """Pins of younger jobs that are expected to lose less, by ``num_blocks`` (None: all), than is
-        spared."""
-        rank = turn.job.rank if turn is not None else requester.arrival_time
-        for pin in self._pins.youngest_first(rank):
-            lost_s = self._prefill_cost.seconds((num_blocks or pin.num_blocks) * self._block_size)
+        """Those that are expected to lose less, by ``num_blocks`` (None: all), than is spared."""
+        for pin in pins:
+            lost_s = self._again_s((num_blocks or pin.num_blocks) * self._block_size)
             if not self._pins.is_claimed(pin):
                 frontier = self._pins.frontier_of(pin)
                 lost_s *= self.tools.return_probability(frontier, pin.deadline_s, now)
             if lost_s < spared_s:
                 yield pin
+
+    def _again_s(self, num_tokens: int) -> float:
+        """To load KV back, or to compute it where no copies are kept."""
+        prefill_s = self._prefill_cost.seconds(num_tokens)
+        reload_s = self._reload_s(num_tokens, prefill_s)
+        return prefill_s if reload_s is None else reload_s
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         """The youngest program's turn, those of jobs with nothing else held first; least computed on a

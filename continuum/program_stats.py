@@ -27,20 +27,23 @@ class QueueDelay:
 
 
 class ReloadCost:
-    """Seconds a token that loading KV back from host memory takes, as a moving mean; None before any."""
+    """What loading KV back from host memory takes, of late.
+
+    Seconds by tokens of all loads together: of a load of one block nearly all is waiting for a step's end.
+    """
 
     def __init__(self) -> None:
-        self._s_per_token: float | None = None
+        self._seconds = self._tokens = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         if num_tokens <= 0 or seconds < 0:
             return
-        seen = seconds / num_tokens
-        known = self._s_per_token
-        self._s_per_token = seen if known is None else known + RELOAD_SMOOTHING * (seen - known)
+        self._seconds += RELOAD_SMOOTHING * (seconds - self._seconds)
+        self._tokens += RELOAD_SMOOTHING * (num_tokens - self._tokens)
 
     def seconds(self, num_tokens: int) -> float | None:
-        return None if self._s_per_token is None else self._s_per_token * num_tokens
+        """None before any load."""
+        return num_tokens * self._seconds / self._tokens if self._tokens else None
 
 
 class Memoryfulness:

@@ -39,6 +39,8 @@ class TtlInputs:
     """The frontier's blocks over those of the pool."""
     reload_s: float | None = None
     """Seconds to load the frontier back from host memory; None where no copies are kept."""
+    last_probability: float = 0.0
+    """That no turn will follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class MedianHorizonRule:
 class PriceRule:
     """Hold for as long as is worth the most: the τ that maximises P(D <= τ)·B - λ·m·E[min(D, τ)].
 
-    B is what a return that finds its KV spares the device: computing it, or loading it where there is a copy.
+    B is what a return that finds its KV spares the device, if there is one: computing it, or loading it where
+    there is a copy.
     m blocks of N held for a second are m/N seconds of the whole pool, and while memory is short a second of
     the pool is worth a second of the device: λ = 1/N. While memory is not short an expired frontier stays
     cached, so letting go costs nothing and the same τ serves.
@@ -102,6 +105,7 @@ class PriceRule:
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
         spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        spared_s *= 1 - inputs.last_probability
         break_even_s = spared_s / max(inputs.pool_share, 1e-9)
         curve = inputs.curve
         if curve.num_observations == 0:

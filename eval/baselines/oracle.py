@@ -42,7 +42,7 @@ class OraclePolicy(ContinuumPolicy):
         self._knowledge = knowledge
         self._pool_blocks = context.num_blocks
         self._price = RELOAD_PRICE if context.has_host_tier else PRICE
-        self._again_s: dict[int, float] = {}
+        self._seconds_again: dict[int, float] = {}
         """PrefillReload by number of blocks."""
 
     def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
@@ -78,10 +78,10 @@ class OraclePolicy(ContinuumPolicy):
         return remaining_s * pin.num_blocks / self._pool_blocks / self._prefill_or_reload_s(pin.num_blocks)
 
     def _prefill_or_reload_s(self, num_blocks: int) -> float:
-        seconds = self._again_s.get(num_blocks)
+        seconds = self._seconds_again.get(num_blocks)
         if seconds is None:
             num_tokens = num_blocks * self._block_size
             reload_s = self._knowledge.reload_s(num_tokens)
             seconds = self._knowledge.prefill_s(num_tokens) if reload_s is None else reload_s
-            self._again_s[num_blocks] = max(seconds, 1e-9)
-        return self._again_s[num_blocks]
+            self._seconds_again[num_blocks] = max(seconds, 1e-9)
+        return self._seconds_again[num_blocks]
