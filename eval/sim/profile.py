@@ -21,6 +21,7 @@ import numpy as np
 
 from eval.arguments import positive
 from eval.errors import UNREADABLE, CostModelError
+from eval.results import require_writable
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
 from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
@@ -274,6 +275,7 @@ def _options(arguments: argparse.Namespace) -> ProfileOptions:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum profile``: prints what was found; errors are raised."""
     options = _options(arguments)
+    require_writable(arguments.json)
     if arguments.from_trace is not None:
         measurement = from_trace(arguments.from_trace)
     else:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from eval.errors import ServerError
+from eval.errors import UNREADABLE, ServerError
 
 CONTEXTS = (32, 256, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -108,7 +108,7 @@ class ProfileLoad:
             alone = await self._converse(limits)
             await self._play_rounds(limits, seconds)
             return alone + await self._converse(limits)
-        except (httpx.HTTPError, msgspec.DecodeError, KeyError) as error:
+        except (httpx.HTTPError, *UNREADABLE, KeyError) as error:
             raise ServerError(
                 f"The server under test failed: {str(error) or type(error).__name__}."
             ) from error
@@ -136,11 +136,12 @@ class ProfileLoad:
             rng.shuffle(rounds)
 
     async def _play(self, one: Round, number: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            for index in range(one.batch):
-                context = self._tokens(f"context {one.context} {index}", one.context)
-                new = self._tokens(f"new {number} {index}", one.new)
-                group.create_task(self._complete(context + new))
+        prompts = [
+            self._tokens(f"context {one.context} {index}", one.context)
+            + self._tokens(f"new {number} {index}", one.new)
+            for index in range(one.batch)
+        ]
+        await asyncio.gather(*(self._complete(prompt) for prompt in prompts))
 
     def _tokens(self, purpose: str, count: int) -> list[int]:
         return random.Random(f"{purpose} {self._seed}").choices(self._vocabulary, k=count)

@@ -8,8 +8,11 @@ import pytest
 
 from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
+from eval.errors import ServerError
 from eval.sim.fitted import read_profile
 from eval.sim.profile import read_samples
+from eval.sim.profile_load import ProfileLoad, ServerLimits
+from tests.eval.other_server import Behaviour, OtherServer
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,19 @@ def test_what_cannot_be_profiled_is_one_sentence(
     assert f"Cannot read the trace {nowhere}" in complaint(*known, str(nowhere))
     assert "block_size must be at least 1" in complaint("--model", str(model), "--block-size", "0")
     assert not (tmp_path / "out.json").exists()
+    assert main(["profile", "--model", str(model), "--json", str(no_trace / "out.json")]) == 1
+    printed = capsys.readouterr().err
+    assert "Cannot write the result" in printed
+    assert "starting the server" not in printed
+
+
+@pytest.mark.parametrize(
+    "behaviour", [Behaviour(break_after=3), Behaviour(break_after=12), Behaviour(busy_times=99)]
+)
+async def test_a_server_that_fails_under_the_load_is_one_sentence(behaviour: Behaviour) -> None:
+    """Alone with it or with many at once, in the middle of answers: no pile of exceptions."""
+    limits = ServerLimits(max_model_len=4000, pool_tokens=100_000, max_num_seqs=8)
+    with OtherServer(behaviour) as server:
+        async with ProfileLoad(server.base_url, seed=0) as load:
+            with pytest.raises(ServerError, match=r"The server under test (failed|refused a request): "):
+                await load.run(limits, seconds=30)
