@@ -49,14 +49,17 @@ def make_plots(comparison: Comparison) -> list[Plot]:
 
 def _completion(comparison: Comparison) -> Plot:
     several = len(comparison.loads) > 1
-    figure = _over_loads(comparison) if several else _at_one_load(comparison)
-    heaviest = comparison.loads[-1]
-    caption = f"At {heaviest}: {_completions(comparison, heaviest)}."
+    variants = []
+    if any(JOB_COMPLETION.value(run) is not None for run in comparison.runs):
+        heaviest = comparison.loads[-1]
+        caption = f"At {heaviest}: {_completions(comparison, heaviest)}."
+        figure = _over_loads(comparison) if several else _at_one_load(comparison)
+        variants = [Variant("", caption, figure)]
     return Plot(
         "completion",
         "Job completion time against load" if several else "Job completion time",
         "Mean over a run's jobs, then over seeds; bands and bars are 95 % confidence intervals over seeds.",
-        [Variant("", caption, figure)],
+        variants,
     )
 
 

@@ -168,6 +168,18 @@ def test_one_load_is_bars_and_a_lone_run_is_drawn_alone(tmp_path: Path) -> None:
     assert "fcfs, at all jobs at once: mean job completion 20.00 s." in page.text
 
 
+@pytest.mark.parametrize("rates", [(1.0,), (1.0, 2.0)])
+def test_runs_in_which_no_job_ended_have_a_page(tmp_path: Path, rates: tuple[float, ...]) -> None:
+    """As of a server that refused every turn: what can be said is said, nothing is drawn of no jobs."""
+    runs = [run("result", 9.0, jobs_per_s=rate) for rate in rates]
+    for result in runs:
+        result.job_completion_s, result.jobs, result.num_completed_jobs = None, [], 0
+    page = _written(tmp_path, runs)
+    assert "jobs did not end" in page.text
+    assert "completion" not in page.ids
+    assert "pool" in page.ids
+
+
 def test_light_and_dark_have_their_colours(tmp_path: Path) -> None:
     """The page follows the reader's choice, and the plots follow the page."""
     page = _written(tmp_path, _runs((None,), 1))
