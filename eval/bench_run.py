@@ -26,7 +26,7 @@ from eval.replay import Pacing, Replay, Speech
 from eval.server_metrics import ServerMetrics
 from eval.tool_call_text import CallStyle
 from eval.workloads.arrivals import Arrivals
-from eval.workloads.catalog import Workload
+from eval.workloads.catalog import Workload, short_name
 from eval.workloads.job import Job
 from eval.workloads.provenance import describe
 from eval.workloads.sampling import JobLimits, Sample
@@ -242,7 +242,7 @@ def _setting(options: BenchOptions, model: str) -> RunSetting:
     return RunSetting(
         name=options.name,
         model=model,
-        workload=Path(options.workload.name).name,
+        workload=short_name(options.workload.name),
         seed=options.seed,
         jobs_per_s=options.arrivals.rate_per_s,
         concurrency=options.arrivals.concurrency,

@@ -35,7 +35,7 @@ from eval.sim.router import ROUTERS
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.trace import open_trace
 from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
-from eval.workloads.catalog import Workload, describe, open_workload
+from eval.workloads.catalog import Workload, describe, open_workload, short_name
 from eval.workloads.sampling import JobLimits
 
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
@@ -145,7 +145,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         name=policy.name,
         model=model,
         simulated=True,
-        workload=Path(plan.workload).name,
+        workload=short_name(plan.workload),
         seed=run.seed,
         jobs_per_s=run.rate_per_s,
         arrivals=arrivals.pattern,
@@ -265,7 +265,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         "--workload",
         required=True,
         metavar="FILE",
-        help="any file of jobs, or made ones: see continuum workload --help",
+        help="any file of jobs, made ones, or a mix A+B: see continuum workload --help",
     )
     add("--jobs", type=count, metavar="N", help="so many jobs, drawn by the seed; all of a file by default")
     add(
@@ -467,7 +467,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _title(arguments: argparse.Namespace) -> str:
-    return f"{Path(arguments.workload).stem}, simulated"
+    return f"{Path(short_name(arguments.workload)).stem}, simulated"
 
 
 def asked(arguments: argparse.Namespace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -14,7 +15,7 @@ from eval.errors import UNREADABLE, WorkloadError
 from eval.workloads.aiperf import read_aiperf
 from eval.workloads.bench_records import read_bench_records
 from eval.workloads.chats import read_openai_chats, read_sharegpt
-from eval.workloads.families import roots
+from eval.workloads.families import families, roots
 from eval.workloads.job import Job
 from eval.workloads.jsonl import Place, in_words, read_bytes
 from eval.workloads.mooncake import read_mooncake
@@ -25,9 +26,11 @@ from eval.workloads.sampling import JobLimits, Sample, draw, limited
 from eval.workloads.scheduler_trace import read_scheduler_trace
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
-__all__ = ["SYNTHETIC", "Workload", "describe", "load_jobs", "open_workload"]
+__all__ = ["SYNTHETIC", "Workload", "describe", "load_jobs", "open_workload", "short_name"]
 
 SYNTHETIC = "synthetic"
+PLUS = "+"
+"""Between the parts of a mix."""
 NUM_SYNTHETIC_JOBS = 8
 NUM_PUBLISHED_JOBS = 100
 NO_LIMITS = JobLimits()
@@ -113,6 +116,49 @@ class TextWorkload:
         return within
 
 
+@dataclass(frozen=True, slots=True)
+class MixedWorkload:
+    """Jobs of several workloads, as many of each, in an order drawn by the seed."""
+
+    name: str
+    parts: tuple[Workload, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for part in self.parts for note in part.notes]
+
+    def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
+        """Of each part an equal share, the first ones one job more where it does not come out even.
+
+        Without ``num_jobs`` each gives what it gives by itself. WorkloadError if two jobs have one id.
+        """
+        mixed: list[list[Job]] = []
+        notes: list[str] = []
+        for part, share in zip(self.parts, self._shares(num_jobs), strict=True):
+            if share == 0:
+                continue
+            drawn = part.sample(share, seed, limits)
+            mixed += families(drawn.jobs)
+            notes += [f"{short_name(part.name)}: {note}" for note in drawn.notes]
+        random.Random(f"mix {seed}").shuffle(mixed)
+        jobs = [job for family in mixed for job in family]
+        self._check_ids(jobs)
+        return Sample(jobs, notes)
+
+    def _shares(self, num_jobs: int | None) -> list[int | None]:
+        if num_jobs is None:
+            return [None] * len(self.parts)
+        even, left = divmod(num_jobs, len(self.parts))
+        return [even + (place < left) for place in range(len(self.parts))]
+
+    def _check_ids(self, jobs: Sequence[Job]) -> None:
+        seen: set[str] = set()
+        for job in jobs:
+            if job.job_id in seen:
+                raise WorkloadError(f"The workload {self.name} has two jobs of the id {job.job_id}.")
+            seen.add(job.job_id)
+
+
 def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
     """The error that says what limits leave, and which of them it was."""
     return WorkloadError(f"The limits leave {what}{''.join(f'; {note}' for note in notes)}.")
@@ -121,8 +167,12 @@ def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
 def open_workload(name: str) -> Workload:
     """A file by its path, ``synthetic``, or a preset (``swe-bench``, ``bfcl:turns=2``, ``openhands``).
 
-    WorkloadError if the file cannot be read, holds no jobs, or is wrong somewhere: it names the line.
+    ``A+B+C`` is a mix of those, unless there is a file of that name. WorkloadError if a file cannot be read,
+    holds no jobs, or is wrong somewhere: it names the line.
     """
+    parts = _parts(name)
+    if len(parts) > 1:
+        return MixedWorkload(name, tuple(open_workload(part) for part in parts))
     if name == SYNTHETIC:
         return TextWorkload()
     preset = parse_preset(name)
@@ -133,6 +183,24 @@ def open_workload(name: str) -> Workload:
     if not jobs:
         raise WorkloadError(f"The workload {name} holds no jobs{''.join(f'; {note}' for note in notes)}.")
     return RecordedWorkload(name, tuple(jobs), notes)
+
+
+def short_name(name: str) -> str:
+    """The same from wherever a file is read: its path without the folders, for each part of a mix."""
+    return PLUS.join(Path(part).name for part in _parts(name))
+
+
+def _parts(name: str) -> list[str]:
+    """What a name mixes; itself alone, if there is a file of that name or nothing is mixed.
+
+    WorkloadError if a part is missing.
+    """
+    if PLUS not in name or Path(name).exists():
+        return [name]
+    parts = name.split(PLUS)
+    if "" in parts:
+        raise WorkloadError(f"The workload {name} has nothing on one side of a {PLUS!r}.")
+    return parts
 
 
 def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job]:

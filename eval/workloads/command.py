@@ -26,6 +26,9 @@ made jobs:
   swe-bench, bfcl, openhands    counts and times to published moments; swe-bench:turns=2,tokens=0.5 has
                                 twice the turns and half the tokens
   synthetic                     with text, short enough for a small model
+
+mixes:
+  A+B+C                         files and made jobs: of each as many, in an order that the seed draws
 """
 
 
@@ -55,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _WORKLOADS
     add = parser.add_argument
-    add("workload", metavar="FILE", help="a file of any format below, or the name of made jobs")
+    add("workload", metavar="FILE", help="a file of any format below, the name of made jobs, or a mix A+B")
     add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
     add("--seed", type=int, metavar="K", help="draw or make them at random; by default the file's order")
     add_limits(parser)
