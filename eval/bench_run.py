@@ -17,7 +17,7 @@ import msgspec
 
 from eval.client import TIMEOUT_S, ServerClient, ServerInfo
 from eval.dialect import CONTINUUM, Dialect, Identity
-from eval.errors import ServerError
+from eval.errors import EvalError, ServerError
 from eval.journal import Journal, resumable
 from eval.metrics import RunResult, RunSetting, summarise
 from eval.plan import Api, Limits, Plan, Planner, PlanOptions, Replies
@@ -106,6 +106,10 @@ async def run_bench(options: BenchOptions) -> BenchRun:
         sample = _sample(options)
         _say(f"{options.name}: preparing {len(sample.jobs)} jobs for {info.model} at {client.base_url}")
         plan = await Planner(client, _plan_options(options)).plan(sample.jobs)
+        if options.warmup_jobs >= len(plan.roots):
+            raise EvalError(
+                f"--warmup-jobs {options.warmup_jobs} leaves none of {len(plan.roots)} jobs to count."
+            )
         plan.notes[:0] = [*sample.notes, *describe([job.job for job in plan.jobs])]
         header = RunHeader(settings=_settings(options, info, plan.api, sample.jobs))
         kept = _kept(options, header)
@@ -332,6 +336,8 @@ def _how_it_went(replay: Replay, kept: Recording | None, interrupted: bool) -> l
             "the later one"
         )
     ended, planned = replay.progress.jobs_done, replay.progress.num_jobs
+    if replay.num_warmup_jobs and not any(not job.warmup for job in replay.jobs):
+        notes.append("the warm-up lasted until the end: NOTHING is counted")
     if interrupted:
         notes.append(f"INTERRUPTED after {ended} of {planned} jobs")
     if replay.gone is not None:

@@ -134,6 +134,8 @@ class ServerClient:
         extra_body: dict[str, Any] | None = None,
         retry_busy: bool = False,
     ) -> None:
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ServerError("The API key holds a character that no HTTP header can.")
         self.base_url = _checked(base_url).rstrip("/").removesuffix("/v1")
         self.model = model or ""
         self._timeout_s = timeout_s

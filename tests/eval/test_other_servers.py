@@ -186,6 +186,9 @@ def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
         (["--resume"], "--resume needs --records"),
         (["--reset-prefix-cache"], "does not reset its prefix cache: HTTP 404"),
         (["--arrivals", "poisson"], "poisson arrivals need a rate"),
+        (["--warmup-jobs", "2"], "--warmup-jobs 2 leaves none of 2 jobs to count."),
+        (["--api-key", "schlüssel"], "The API key holds a character that no HTTP header can."),
+        (["--api-key", "sesame\n"], "The API key holds a character that no HTTP header can."),
         (["--json", "/dev/null/x"], "Cannot write the result /dev/null/x: "),
     ],
 )
@@ -332,6 +335,14 @@ def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
     assert [job.warmup for job in _records(tmp_path).jobs] == [True, False, False]
     assert result.jobs[0].start_s < 0.01
     assert any(note.startswith("warm-up: 1 jobs") for note in result.notes)
+
+
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
+    """A table of dashes has its reason below it."""
+    with OtherServer(Behaviour()) as server:
+        result = _bench(server, tmp_path, "--workload", _counts(tmp_path), "--warmup-s", "1000")
+    assert (result.num_jobs, result.num_turns) == (0, 0)
+    assert "the warm-up lasted until the end: NOTHING is counted" in result.notes
 
 
 def test_an_open_loop_lets_jobs_in_at_its_times(tmp_path: Path) -> None:
