@@ -412,3 +412,38 @@ def test_gate_makes_nobody_wait_longer_than_half_an_hour() -> None:
     room.wait(1)
     room.run()
     assert "b1" in room.finished
+
+
+# ---- known-work and oracle: what nobody can know ----
+
+
+def test_known_work_lets_the_job_go_first_that_is_sooner_done() -> None:
+    """Both came at once: the second has 2 s of work left, the first 50; without a weight the first goes."""
+    for weight, first in ((0, "long"), (1, "short")):
+        knowledge = PlainKnowledge(work_s={"long1": 50.0, "short1": 2.0})
+        room = PolicyRoom(f"known-work:work_weight={weight}", knowledge, max_num_seqs=1)
+        keep_busy(room, max_tokens=3)
+        room.send("long", 8)
+        room.send("short", 8)
+        assert room.starts(1) == [f"{first}1"]
+
+
+def test_oracle_holds_until_the_return_and_not_after_the_last_turn() -> None:
+    """For the seconds to come, however many, and a second for sub-agents; a last turn for none."""
+    room = PolicyRoom("oracle", PlainKnowledge(gaps_s={"a1": 500.0, "b1": None}))
+    room.play("a", 40, "sleep")
+    assert room.held_until_s == pytest.approx(501.0)
+    room.play("b", 40, "ls")
+    assert room.pinned_jobs == ["a"]
+
+
+def test_oracle_gives_up_what_returns_latest_for_its_worth_when_room_is_short() -> None:
+    """Of 64 blocks two are to be held for 90 and 9,000 s, each of 24 that take 9.6 s to compute again: the
+    second costs 9,000·24/64 pool seconds, 352 a second spared; the first 3.5, so one is enough."""
+    room = PolicyRoom("oracle", PlainKnowledge(gaps_s={"soon1": 90.0, "late1": 9000.0}))
+    room.play("soon", 96, "ls")
+    room.play("late", 96, "ls")
+    assert room.pinned_jobs == ["late", "soon"]
+    room.send("new", 120, is_last_step=True)
+    room.run()
+    assert room.pinned_jobs == ["soon"]

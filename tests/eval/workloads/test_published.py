@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 
 import pytest
@@ -14,6 +16,7 @@ from eval.workloads.checks import complaint_about
 from eval.workloads.job import GapKind, Job
 from eval.workloads.published import PRESETS
 from eval.workloads.tool_times import ToolMix, ToolShape
+from tests.eval.workloads.jobs import SHARED
 
 NUM_JOBS = 3000
 
@@ -90,6 +93,26 @@ def test_made_jobs_are_legal_and_depend_on_their_seed_only(name: str, seed: int,
             assert before.gap_kind is GapKind.TOOL
             assert before.gap_s is not None
             assert not before.gap_measured
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
+def test_made_tools_have_the_recorded_shapes() -> None:
+    """exp(mu) and sigma are those of the fits to the recording, tool by tool."""
+    fits = json.loads((SHARED / "tool_latency_quantiles.json").read_text())["agentcgroup-claude"]
+    stands_for = {
+        "cat": fits["tool"]["Read"],
+        "sed": fits["tool"]["Edit"],
+        None: fits["tool"]["Edit"],
+        "pytest": fits["bash_program"]["python -m pytest"],
+        "go test": fits["bash_program"]["python -m pytest"],
+        "go build": fits["bash_program"]["pip"],
+    }
+    for preset in (PRESETS["swe-bench"], PRESETS["openhands"]):
+        for shape in preset.shapes:
+            fit = stands_for.get(shape.command) or fits["bash_program"][shape.command]
+            recorded = (fit["lognormal_mu"], fit["lognormal_sigma"])
+            assert (math.log(shape.median_s), shape.sigma) == pytest.approx(recorded), shape
 
 
 @pytest.mark.parametrize(
