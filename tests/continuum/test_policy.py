@@ -437,3 +437,25 @@ def test_every_pin_has_one_end_in_the_trace(tmp_path: Path) -> None:
         "turn_arrived", "turn_admitted", "turn_ended", "tools_started",
         "turn_arrived", "turn_admitted", "turn_ended", "finished",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("has_host_tier", [False, True])
+def test_a_new_job_waits_for_what_is_held_only_where_it_would_be_computed_again(has_host_tier: bool) -> None:
+    """Of 24 blocks 15 are held for a tool, another job runs, and a new one needs ten. Without a host tier it
+    waits until they expire; with one, where they can be loaded back, it breaks the hold once it has waited
+    for longer than a load takes."""
+    policy = ContinuumPolicyFactory(ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=60.0))(
+        PolicyContext(BLOCK, 24, has_host_tier=has_host_tier)
+    )
+    room = EngineRoom(policy, block_size=BLOCK, num_blocks=25, max_model_len=96)
+    turn(room, "r1", "a", list(range(60)))
+    room.add("busy", [1, 2, 3, 4], max_tokens=20)
+    room.add("r2", list(range(100, 136)), job_id="b")
+    room.step()
+    room.clock.advance(5)
+    room.step()
+    assert room.scheduler.statistics().num_running == (2 if has_host_tier else 1)
+    assert (room.scheduler.statistics().num_pinned_blocks < 15) == has_host_tier
+    room.clock.advance(60)
+    room.step()
+    assert room.scheduler.statistics().num_running == 2

@@ -73,3 +73,20 @@ def _check_oracle(out: Path, flags: list[str], *, is_pressed: bool) -> None:
         assert means["oracle"] <= 1.02 * means[rule], (rule, means)
     if is_pressed:
         assert means["oracle"] < 0.8 * means["fcfs"], f"memory is not short: {means}"
+
+
+@pytest.mark.parametrize(("workload", "rate"), [("swe-bench", "0.5"), ("bfcl", "0.3")])
+def test_with_a_host_tier_holding_does_no_harm(tmp_path: Path, workload: str, rate: str) -> None:
+    """Where KV is loaded back, ours is no slower than fcfs with the same tier, nor are its slowest jobs:
+    means over two seeds, to one and three hundredths."""
+    flags = ["--workload", workload, "--jobs", "25", "--rate", rate, "--seeds", "2", "--block-size", "64"]
+    flags += ["--kv-tokens", "200000", "--host-kv-tokens", "1000000", "--json", str(tmp_path / "out.json")]
+    assert main(["simulate", *flags]) == 0
+    mean_s: dict[str, float] = defaultdict(float)
+    p99_s: dict[str, float] = defaultdict(float)
+    for run in read_results(tmp_path / "out.json").runs:
+        assert run.job_completion_s is not None
+        mean_s[run.name] += run.job_completion_s.mean / 2
+        p99_s[run.name] += run.job_completion_s.p99 / 2
+    assert mean_s["continuum"] <= 1.01 * mean_s["fcfs"]
+    assert p99_s["continuum"] <= 1.03 * p99_s["fcfs"]
