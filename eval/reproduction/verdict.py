@@ -139,11 +139,14 @@ def _own_cause(point: Point, policy: str, base: str) -> str:
         return _lets_go(held)
     if not own.pin_shares:
         return _spares(policy, base, point.behaviour(base), own)
-    lost_share = own.pin_shares.get("broken", 0.0) + own.pin_shares.get("expired", 0.0)
-    return (
-        f"{lost_share:.0%} of its pins end before the turn comes back ({_pins(own)}; {own.last_share:.0%} of "
-        "turns are a job's last, which none follows)"
-    )
+    last = f"{own.last_share:.0%} of turns are a job's last, which none follows"
+    lost = f"{_lost(own):.0%} of its pins end before the turn comes back ({_pins(own)}; {last})"
+    before = point.behaviour(base)
+    return f"{lost}, of {base}'s {_lost(before):.0%} ({_pins(before)})" if before.pin_shares else lost
+
+
+def _lost(behaviour: Behaviour) -> float:
+    return behaviour.pin_shares.get("broken", 0.0) + behaviour.pin_shares.get("expired", 0.0)
 
 
 def _lets_go(held: HoldTimes) -> str:
