@@ -14,10 +14,10 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve bench simulate reproduce bench-sim test lint types check format clean
+.PHONY: help demo serve bench simulate reproduce bench-sim bench-policy test lint types check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## replay agent jobs under fcfs and under continuum, side by side (about 3 minutes)
 	@$(BIN)/python -m continuum.cli demo $(ARGS)
@@ -38,6 +38,9 @@ reproduce: $(STAMP) ## the Continuum paper's settings in simulation, beside its 
 
 bench-sim: $(STAMP) ## the simulator against reality: the same jobs served and simulated (about 5 minutes)
 	@$(BIN)/python -m eval.sim.reality $(ARGS)
+
+bench-policy: $(STAMP) ## all policies on recorded jobs, simulated, and which promises hold (hours) [ARGS="--quick"]
+	@$(BIN)/python -m eval.policy_bench $(ARGS)
 
 test: $(STAMP) ## run the tests [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(ARGS)

@@ -198,13 +198,13 @@ class Experiment:
         missing = [run for run in runs if (plan, run) not in self._results]
         if missing:
             for run, result in zip(missing, simulate(plan, missing, self._num_processes), strict=True):
-                self._results[plan, run] = _with_host(result, plan)
+                self._results[plan, run] = with_host(result, plan)
         return [self._results[plan, run] for run in runs]
 
     def _observe(self, plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
         if (plan, run) not in self._hold_times:
             result, self._hold_times[plan, run] = observe_rule(plan, run)
-            self._results[plan, run] = _with_host(result, plan)
+            self._results[plan, run] = with_host(result, plan)
         return self._hold_times[plan, run]
 
 
@@ -231,7 +231,7 @@ def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
     )
 
 
-def _with_host(result: RunResult, plan: SimulationPlan) -> RunResult:
+def with_host(result: RunResult, plan: SimulationPlan) -> RunResult:
     """Results of a file are told apart by their hardware: host memory is part of it."""
     if not plan.host_kv_tokens:
         return result

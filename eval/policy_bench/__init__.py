@@ -1,0 +1,1 @@
+"""The agent policy against all others: a grid of workloads, loads and tiers, simulated."""

@@ -1,0 +1,112 @@
+"""Which jobs meet which hardware: the rows of the grid. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.errors import EvalError
+from eval.sim.roofline import make_cost
+from eval.sim.simulate import Hardware, SimulationPlan
+from eval.workloads.arrivals import ArrivalKind
+from eval.workloads.catalog import PLUS
+from eval.workloads.published import PRESETS
+from eval.workloads.sampling import JobLimits
+
+MODEL = "llama-3.1-8b"
+GPU = "h100"
+BLOCK_SIZE = 64
+GAP_CAP_S = 600.0
+GPU_MEMORY_UTILIZATION = 0.92
+HOST_TIER = 4
+"""Times the KV pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A workload at several loads."""
+
+    name: str
+    parts: tuple[str, ...]
+    """Recordings, without their folder and ending, and presets."""
+    loads: tuple[float, ...]
+    """Jobs per second, from light to heavy."""
+    kv_tokens: int
+    """Of the pool, on an H100."""
+    max_context_tokens: int | None = None
+    """Longer jobs are left out; None: those that do not fit in the pool."""
+    share_prefixes: bool = False
+
+    def workload(self, folder: Path) -> str:
+        """Its name for the catalogue; EvalError if a recording is not in the folder."""
+        return PLUS.join(part if part in PRESETS else str(_recording(folder, part)) for part in self.parts)
+
+    def plan(self, folder: Path, gpu: str, num_jobs: int, *, host_tier: bool) -> SimulationPlan:
+        """All its runs, but for policy, load and seed.
+
+        On another GPU the pool grows with the memory that is left beside the weights.
+        """
+        grown = _kv_tokens(gpu) / _kv_tokens(GPU)
+        kv_tokens = int(self.kv_tokens * grown) // BLOCK_SIZE * BLOCK_SIZE
+        return SimulationPlan(
+            workload=self.workload(folder),
+            num_jobs=num_jobs,
+            limits=JobLimits(
+                max_context_tokens=self.max_context_tokens or kv_tokens - BLOCK_SIZE, gap_cap_s=GAP_CAP_S
+            ),
+            arrivals=ArrivalKind.POISSON,
+            hardware=Hardware(model=MODEL, gpu=gpu, kv_tokens=kv_tokens),
+            host_kv_tokens=HOST_TIER * kv_tokens if host_tier else 0,
+            block_size=BLOCK_SIZE,
+            share_prefixes=self.share_prefixes,
+        )
+
+
+TRAFFIC = (
+    Traffic(
+        name="agentcgroup-claude",
+        parts=("agentcgroup-claude",),
+        loads=(0.02, 0.05, 0.1, 0.2),
+        kv_tokens=300_000,
+    ),
+    Traffic(name="agentcgroup-glm", parts=("agentcgroup-glm",), loads=(0.05, 0.1), kv_tokens=300_000),
+    Traffic(
+        name="kv-cache-tester",
+        parts=("kv-cache-tester",),
+        loads=(0.005, 0.015),
+        kv_tokens=400_000,
+        max_context_tokens=150_000,
+    ),
+    Traffic(
+        name="mix",
+        parts=("agentcgroup-claude", "kv-cache-tester", "bfcl"),
+        loads=(0.1, 0.3),
+        kv_tokens=400_000,
+        max_context_tokens=150_000,
+        share_prefixes=True,
+    ),
+)
+
+
+def chosen(only: str | None) -> Sequence[Traffic]:
+    """Those of that name, separated by commas; all by default. EvalError for a name that is none."""
+    if only is None:
+        return TRAFFIC
+    names = only.split(",")
+    known = [traffic.name for traffic in TRAFFIC]
+    for name in names:
+        if name not in known:
+            raise EvalError(f"The bench has no workload {name!r}; it has {', '.join(known)}.")
+    return [traffic for traffic in TRAFFIC if traffic.name in names]
+
+
+def _recording(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.jsonl"
+    if not path.is_file():
+        raise EvalError(f"There is no recording {path}: name the folder that has it with --workloads.")
+    return path
+
+
+def _kv_tokens(gpu: str) -> int:
+    return make_cost(MODEL, gpu).kv_tokens(GPU_MEMORY_UTILIZATION)
