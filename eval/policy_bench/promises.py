@@ -134,7 +134,7 @@ def _judge_baseline(cells: Sequence[Cell], subject: str, kind: str, names: Seque
     return Promise(
         f"mean JCT on the grid's mean better than {kind}{setting}",
         round(ratio.value, DIGITS) < 1,
-        f"{with_interval(ratio)}: {abs(1 - ratio.value):.1%} {'better' if ratio.value < 1 else 'worse'}",
+        f"{with_interval(ratio)}, {_difference(ratio.value)}",
     )
 
 
@@ -144,6 +144,12 @@ def _judge_oracle(cells: Sequence[Cell], subject: str) -> Promise:
         return Promise(text, None, "the oracle did not run")
     ratio = grid_ratio(cells, subject, ORACLE)
     return Promise(text, _within(ratio.value, 1.05), with_interval(ratio))
+
+
+def _difference(ratio: float) -> str:
+    if round(ratio, DIGITS) == 1:
+        return "as good as equal"
+    return f"{abs(1 - ratio):.1%} {'better' if ratio < 1 else 'worse'}"
 
 
 def _within(value: float, most: float) -> bool:
