@@ -18,10 +18,7 @@ SLACK_S = 1.0
 PRICE = 2.0
 """Device seconds that a second of the whole pool may cost while somebody waits for room. 1 would count what
 is computed again; it also waits for room and holds blocks meanwhile. Mean completion times are alike from 1.5
-to 3 (5 % worse at 1 and at 5)."""
-RELOAD_PRICE = 0.3
-"""Likewise where it is loaded back: so cheap that hardly anybody should wait for it (alike from 0 to 1, 5 %
-worse at 4)."""
+to 3 (5 % worse at 1 and at 5), and with a host tier from 1 to 4 (3 % worse at 8, 13 % at 0)."""
 
 
 class OraclePolicy(ContinuumPolicy):
@@ -41,7 +38,6 @@ class OraclePolicy(ContinuumPolicy):
         super().__init__(context, replace(config or ContinuumConfig(), max_ttl_s=math.inf))
         self._knowledge = knowledge
         self._pool_blocks = context.num_blocks
-        self._price = RELOAD_PRICE if context.has_host_tier else PRICE
         self._seconds_again: dict[int, float] = {}
         """PrefillReload by number of blocks."""
 
@@ -66,7 +62,7 @@ class OraclePolicy(ContinuumPolicy):
         costs = (
             (self._cost(pin, now), pin.pin_id, pin) for pin in self._pins if not self._pins.is_claimed(pin)
         )
-        for _, _, pin in sorted((cost for cost in costs if cost[0] > self._price), reverse=True):
+        for _, _, pin in sorted((cost for cost in costs if cost[0] > PRICE), reverse=True):
             self._pins.set_deadline(pin, now)
             missing -= pin.num_blocks
             if missing <= 0:

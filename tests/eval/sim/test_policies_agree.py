@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ RULES = (
     "continuum:ttl_rule=fixed,fixed_ttl_s=600",
 )
 """Retention rules under one order and one admission."""
+GOOD_RULES = (*RULES[:3], "continuum:ttl_rule=fixed,fixed_ttl_s=20")
 AGENT_JOBS = Path(__file__).resolve().parents[3].parent / "shared" / "workloads" / "agentcgroup-claude.jsonl"
 
 
@@ -48,14 +50,18 @@ def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str) -> Non
         assert mean_s == pytest.approx(means["fcfs"][0], rel=1e-3), policy
 
 
-@pytest.mark.parametrize("host_tokens", [0, 1_000_000])
-def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path, host_tokens: int) -> None:
+def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path) -> None:
     """Of rules with its order and its admission, where memory is short: its mean over two seeds is the
-    smallest, to two hundredths: it takes what is best at each moment, which is not quite the best of all, and
-    with a host tier good rules differ by less than two draws of the jobs."""
+    smallest, to two hundredths: it takes what is best at each moment, which is not quite the best of all."""
     flags = ["--workload", "swe-bench", "--jobs", "25", "--rate", "0.5", "--seeds", "2"]
-    flags += ["--kv-tokens", "200000", "--host-kv-tokens", str(host_tokens)]
-    _check_oracle(tmp_path / "out.json", flags, is_pressed=not host_tokens)
+    _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "200000"])
+
+
+def test_nor_with_a_host_tier(tmp_path: Path) -> None:
+    """Likewise over four seeds: where KV is loaded back good rules differ by less than two draws of jobs."""
+    flags = ["--workload", "swe-bench", "--jobs", "25", "--rate", "0.5", "--seeds", "4"]
+    flags += ["--kv-tokens", "200000", "--host-kv-tokens", "1000000"]
+    _check_oracle(tmp_path / "out.json", flags, GOOD_RULES)
 
 
 @pytest.mark.shared
@@ -63,16 +69,15 @@ def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path, host_tokens: int)
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
     """Likewise, with the tool times of real agents."""
     flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "1"]
-    _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"], is_pressed=True)
+    _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"])
 
 
-def _check_oracle(out: Path, flags: list[str], *, is_pressed: bool) -> None:
-    runs = _mean_completion_s(out, *flags, "--policies", ",".join(("fcfs", *RULES, "oracle")))
+def _check_oracle(out: Path, flags: list[str], rules: Sequence[str] = RULES) -> None:
+    runs = _mean_completion_s(out, *flags, "--policies", ",".join(("fcfs", *rules, "oracle")))
     means = {policy: statistics.fmean(seconds) for policy, seconds in runs.items()}
-    for rule in RULES:
+    for rule in rules:
         assert means["oracle"] <= 1.02 * means[rule], (rule, means)
-    if is_pressed:
-        assert means["oracle"] < 0.8 * means["fcfs"], f"memory is not short: {means}"
+    assert means["oracle"] < 0.9 * means["fcfs"], f"memory is not short: {means}"
 
 
 @pytest.mark.parametrize(("workload", "rate"), [("swe-bench", "0.5"), ("bfcl", "0.3")])
