@@ -159,7 +159,13 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         played.turns,
         played.counters,
         occupancy=played.occupancy,
-        notes=[*sample.notes, *describe(sample.jobs), arrivals.describe(), *_notes(plan, config)],
+        notes=[
+            *sample.notes,
+            *describe(sample.jobs),
+            arrivals.describe(),
+            *_notes(plan, config),
+            *trace.notes(),
+        ],
         ttft_limit_s=plan.ttft_limit_s,
         detail=run.detail,
     )

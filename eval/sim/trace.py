@@ -23,6 +23,12 @@ class SimTrace:
         if self.writer is not None:
             self.writer.close(timeout_s=None)
 
+    def notes(self) -> list[str]:
+        """Of a closed trace: what is wrong with it."""
+        if self.writer is None or not self.writer.dropped:
+            return []
+        return [f"the trace is NOT WHOLE: {self.writer.dropped:,} events could not be written"]
+
 
 def open_trace(path: Path | None, config: SimConfig, policy: str) -> SimTrace:
     """Begin a trace at ``path``; of nothing if there is none. EvalError if it cannot be written."""
@@ -31,6 +37,7 @@ def open_trace(path: Path | None, config: SimConfig, policy: str) -> SimTrace:
     if config.num_replicas > 1:
         raise EvalError("A trace is of one engine; leave --replicas at 1.")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Nobody waits for a simulated step, so nothing needs to be dropped.
         writer = TraceWriter.open(str(path), capacity=sys.maxsize)
     except OSError as error:

@@ -121,7 +121,7 @@ def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Pa
 
 def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_path: Path) -> None:
     """One decision per step, every turn's life, closed in order; and it is a workload to simulate again."""
-    trace = tmp_path / "trace.jsonl"
+    trace = tmp_path / "new" / "trace.jsonl"
     flags = ["--rate", "2", "--kv-tokens", "60000", "--jobs", "4"]
     (run,) = _simulate(
         workload, tmp_path / "a.json", *flags, "--policies", "continuum", "--trace", str(trace)
@@ -226,6 +226,8 @@ def test_on_a_full_disk_the_table_is_printed_all_the_same(
     printed = capsys.readouterr()
     assert "job completion, mean s" in printed.out
     assert printed.err.endswith("Cannot write the result /dev/full: No space left on device.\n")
+    assert main(["simulate", "--workload", str(workload), *flags[:4], "--trace", "/dev/full"]) == 0
+    assert "the trace is NOT WHOLE: " in capsys.readouterr().out
 
 
 def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
