@@ -77,7 +77,8 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
     before, own = point.behaviour(base), point.behaviour(policy)
     published = point.setting.multiple(policy, base)
     assert published is not None
-    causes = []
+    order = _order_alone(point, policy) if base == BASELINE else None
+    causes = [] if order is None else [order]
     if verdict is Verdict.UNDECIDED:
         causes.append("the interval over seeds holds the published multiple too")
     elif verdict is Verdict.LESS:
@@ -85,7 +86,7 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
     elif published < 1 / NO_DIFFERENCE:
         causes.append(_no_loss(policy, base, before, own))
     else:
-        causes += _why_more(point, policy, base)
+        causes.append(f"{_spares(policy, base, before, own)} (no such share is published)")
     if policy in UNLIKE and verdict is not Verdict.UNDECIDED:
         causes.append(UNLIKE[policy])
     return "; ".join([*causes, _told(base, before), _told(policy, own)])
@@ -112,15 +113,12 @@ def _not_short(point: Point) -> str:
     )
 
 
-def _why_more(point: Point, policy: str, base: str) -> list[str]:
-    causes = []
-    if policy in IN_THAT_ORDER and base == BASELINE and point.order_alone is not None:
-        alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
-        causes.append(
-            f"the order of programs alone gains {alone:.2f}x, {policy} {whole:.2f}x with the first seed"
-        )
-    spares = _spares(policy, base, point.behaviour(base), point.behaviour(policy))
-    return [*causes, f"{spares} (no such share is published)"]
+def _order_alone(point: Point, policy: str) -> str | None:
+    """What of a gain is the order's. None where nothing ran that tells."""
+    if policy not in IN_THAT_ORDER or point.order_alone is None:
+        return None
+    alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
+    return f"the order of programs alone gains {alone:.2f}x, {policy} {whole:.2f}x with the first seed"
 
 
 def _why_less(point: Point, policy: str, base: str, published: float) -> list[str]:
@@ -140,7 +138,7 @@ def _own_cause(point: Point, policy: str, base: str) -> str:
     if not own.pin_shares:
         return _spares(policy, base, point.behaviour(base), own)
     last = f"{own.last_share:.0%} of turns are a job's last, which none follows"
-    lost = f"{_lost(own):.0%} of its pins end before the turn comes back ({_pins(own)}; {last})"
+    lost = f"{_lost(own):.0%} of {policy}'s pins end before the turn comes back ({_pins(own)}; {last})"
     before = point.behaviour(base)
     return f"{lost}, of {base}'s {_lost(before):.0%} ({_pins(before)})" if before.pin_shares else lost
 

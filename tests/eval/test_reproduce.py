@@ -168,7 +168,7 @@ SPARES = (
     "published); fcfs computes 40% of prompt tokens again, a returning turn's first token takes 1.0 s; paper "
     "computes 0%"
 )
-PINS_END = "% of its pins end before the turn comes back"
+PINS_END = "pins end before the turn comes back"
 LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
 
 
@@ -191,19 +191,19 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("paper", 28.0, (20, 30), pins={"broken": 3, "handed_over": 1}),
             "paper",
             Verdict.LESS,
-            f"75{PINS_END} (75% broken, 25% handed over; 50% of turns are a job's last, which none follows)",
+            f"75% of paper's {PINS_END} (75% broken, 25% handed over; 50% of turns are a job's last, ",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 3, "handed_over": 1}),
             "fork",
             Verdict.LESS,
-            f"75{PINS_END} (75% expired, 25% handed over; ",
+            f"75% of fork's {PINS_END} (75% expired, 25% handed over; ",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 1, "handed_over": 3}),
             "fork",
             Verdict.LESS,
-            f"nothing here gains as much, fork the most: 1.07x; 25{PINS_END} (25% expired, 75% handed over; ",
+            f"nothing here gains as much, fork the most: 1.07x; 25% of fork's {PINS_END} (25% expired, ",
         ),
         (
             point("program-fcfs", 28.0, (20, 30)),
