@@ -101,7 +101,7 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
 
         return bench.add_arguments, bench.run
     if name == "simulate":
-        from eval.sim import simulate
+        from eval.sim import command as simulate
 
         return simulate.add_arguments, simulate.run
     if name == "reproduce":

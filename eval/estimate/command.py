@@ -15,7 +15,7 @@ from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
 from eval.estimate.table import render
 from eval.results import require_writable
-from eval.sim.simulate import asked
+from eval.sim.command import asked
 from eval.workloads.catalog import RecordedWorkload, Workload, describe, open_workload
 from eval.workloads.command import add_limits, limits_from
 from eval.workloads.families import roots

@@ -15,7 +15,7 @@ from eval.reproduction.experiment import PRESSURE_SHARE, Experiment, Point
 from eval.reproduction.published import FIGURES, LEFT_OUT, PaperFigure
 from eval.reproduction.table import bullets, figure_table, summary
 from eval.results import ResultFile, write_results
-from eval.sim.simulate import asked
+from eval.sim.command import asked
 
 NUM_JOBS = 100
 """As many traces as the paper had of each kind; how many ran per point it does not say."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +17,31 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are l
 
 
 @pytest.fixture
-def simulation() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "continuum.cli", "simulate", *LONG],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def simulation() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "continuum.cli", "simulate", *LONG]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 def _workers(process: subprocess.Popen[str], count: int) -> list[int]:
     """Process ids of the children, once there are so many."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _parent(pid) == process.pid]
+        processes = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit()]
+        found = [pid for pid in processes if _is_worker(pid, process.pid)]
         if len(found) >= count:
             return [int(pid.name) for pid in found]
     raise AssertionError("the simulation began no processes")
 
 
-def _parent(pid: Path) -> int | None:
+def _is_worker(pid: Path, parent: int) -> bool:
+    """Whether it was forked off the parent; what the parent runs for a moment has another command line."""
     try:
-        return int((pid / "stat").read_text().rpartition(")")[2].split()[1])
+        is_child = int((pid / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+        return is_child and (pid / "cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return False
 
 
 @pytest.mark.parametrize(
