@@ -371,3 +371,13 @@ def test_p95_settings_share_the_runs_of_the_mean() -> None:
     for name, mean, tail in (("fig9", 1, 2), ("fig10-swe", 1, 3)):
         assert setting(name, tail).measure is Measure.P95
         assert plan_of(setting(name, mean), 100) == plan_of(setting(name, tail), 100)
+
+
+def test_results_that_cannot_be_written_are_told_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not an hour later."""
+    assert main(["reproduce", "--quick", "--only", "low-load", "--json", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"continuum: Cannot write the result {tmp_path}: ")
+    assert "running" not in told
