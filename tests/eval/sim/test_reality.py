@@ -14,14 +14,14 @@ STEADY = 1.2
 
 @pytest.mark.timeout(400)
 def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
-    """Eight jobs, little room for KV, both policies: with the costs measured on this machine the mean
-    completion time is within 30 % and the order of the jobs nearly the same. (``python -m eval.sim.reality``
-    prints the figures of a longer run.)"""
+    """Eight jobs within a second or two, little room for KV, both policies: with the costs measured on this
+    machine the mean completion time is within 30 % and the order of the jobs nearly the same. (``python -m
+    eval.sim.reality`` prints the figures of a longer run.)"""
     config = RealityConfig(
         out=tmp_path,
         num_jobs=8,
         seeds=(3,),
-        jobs_per_s=2.0,
+        jobs_per_s=8.0,
         time_scale=0.5,
         max_turns=5,
         profile_seconds=6.0,
