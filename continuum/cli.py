@@ -73,6 +73,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         ("workload", "say what is in a workload and what of it is assumed, or convert it"),
         ("estimate", "score the estimator of tool times on a workload, against simpler ways"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
+        ("trace", "ask a scheduler's trace why: its jobs, its pins, and what another policy would have done"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
         command = _add_command(commands, name, told)
@@ -124,6 +125,10 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval import compare
 
         return compare.add_arguments, compare.run
+    if name == "trace":
+        from eval.trace import command as trace
+
+        return trace.add_arguments, trace.run
     from eval import demo
 
     return demo.add_arguments, demo.run

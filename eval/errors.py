@@ -5,6 +5,7 @@ EngineError
     ├── WorkloadError   a workload cannot be read; names file and line
     ├── ResultError     a result cannot be read, written or drawn; names the file
     ├── PolicyError     a policy to compare with is unknown, or its parameter is no good; lists what there is
+    ├── TraceFileError  a trace cannot be read; names file and line
     ├── CostModelError  a model, a GPU or a profile of costs is unknown or does not fit; names the choice
     └── ServerError     the server cannot be reached, started or understood
         └── ServerGoneError   it was there before, or nothing listens at its address
@@ -34,6 +35,10 @@ class ResultError(EvalError):
 
 class PolicyError(EvalError):
     """No policy can be made of what was named."""
+
+
+class TraceFileError(EvalError):
+    """A trace is missing, malformed or of another version."""
 
 
 class CostModelError(EvalError):

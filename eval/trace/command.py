@@ -1,0 +1,48 @@
+"""``continuum trace COMMAND``: finds the module of a sub-command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from eval.errors import TraceFileError
+from tracing.reader import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class SubCommand:
+    """``module`` has ``add_arguments(parser)`` and ``run(arguments)``, which gives the exit code."""
+
+    name: str
+    told: str
+    module: str
+
+
+SUB_COMMANDS: tuple[SubCommand, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sub-commands, each with its flags."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in SUB_COMMANDS:
+        sub_parser = commands.add_parser(
+            command.name,
+            help=command.told,
+            description=command.told[0].upper() + command.told[1:] + ".",
+            formatter_class=parser.formatter_class,
+            allow_abbrev=False,
+        )
+        module = import_module(command.module)
+        module.add_arguments(sub_parser)
+        sub_parser.set_defaults(run_trace=module.run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the sub-command; a file that is no trace is one sentence."""
+    run_trace: Callable[[argparse.Namespace], int] = arguments.run_trace
+    try:
+        return run_trace(arguments)
+    except TraceError as error:
+        raise TraceFileError(str(error)) from error
