@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-policy test lint types check format clean
+.PHONY: help demo serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-policy test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,7 +63,10 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy --strict over the packages and their tests
 	$(BIN)/mypy
 
-check: lint types test ## all of the above, as CI runs them
+browser: $(STAMP) ## a browser for tests/browser, installed where that can be done
+	@bash tests/browser/install.sh $(BIN)/playwright
+
+check: browser lint types test ## all of the above, as CI runs them
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
