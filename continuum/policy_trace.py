@@ -10,36 +10,36 @@ from continuum.ttl import TtlDecision, TtlInputs
 from engine.messages import ToolSignal, TurnReceipt
 from engine.policy import Pin, PinEnd
 from tracing.events import JobEvent, PinEvent
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 
 class PolicyTrace:
     """One method per thing that can happen to a job or a pin."""
 
-    def __init__(self, writer: TraceWriter | None) -> None:
-        self._writer = writer
+    def __init__(self, tracer: Tracer | None) -> None:
+        self._tracer = tracer or Tracer()
 
     # ---- jobs ----
 
     def turn_arrived(self, turn: Turn, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             self._turn("turn_arrived", turn, now, gap_s=turn.gap_s)
 
     def turn_admitted(self, turn: Turn, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             self._turn("turn_admitted", turn, now)
 
     def turn_ended(self, turn: Turn, receipt: TurnReceipt, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             self._turn("turn_ended", turn, now)
 
     def turn_aborted(self, turn: Turn, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             self._turn("turn_aborted", turn, now)
 
     def tools_started(self, frontier: Frontier, now: float) -> None:
-        if self._writer is not None:
-            self._writer.emit(
+        if self._tracer.on:
+            self._tracer.emit(
                 JobEvent(
                     now=now,
                     kind="tools_started",
@@ -51,8 +51,8 @@ class PolicyTrace:
             )
 
     def client_told(self, frontier: Frontier, signal: ToolSignal, now: float) -> None:
-        if self._writer is not None:
-            self._writer.emit(
+        if self._tracer.on:
+            self._tracer.emit(
                 JobEvent(
                     now=now,
                     kind=f"told_{signal.state.value}",
@@ -65,12 +65,11 @@ class PolicyTrace:
             )
 
     def job_finished(self, job: Job, now: float) -> None:
-        if self._writer is not None:
-            self._writer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
+        if self._tracer.on:
+            self._tracer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
 
     def _turn(self, kind: str, turn: Turn, now: float, gap_s: float | None = None) -> None:
-        assert self._writer is not None
-        self._writer.emit(
+        self._tracer.emit(
             JobEvent(
                 now=now,
                 kind=kind,
@@ -93,7 +92,7 @@ class PolicyTrace:
     def decided(
         self, frontier: Frontier, inputs: TtlInputs, decision: TtlDecision, rule: str, now: float
     ) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             event = self._pin_event("decided", frontier, now)
             event.num_blocks = inputs.num_blocks
             event.ttl_s, event.reason, event.rule = decision.ttl_s, decision.reason, rule
@@ -109,24 +108,24 @@ class PolicyTrace:
                 "tools": " ".join(str(key) for key in frontier.tools or ()),
                 "elapsed_s": now - frontier.ended_s,
             }
-            self._writer.emit(event)
+            self._tracer.emit(event)
 
     def created(self, pin: Pin, frontier: Frontier, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             event = self._pin_event("created", frontier, now)
             event.deadline_s = pin.deadline_s
-            self._writer.emit(event)
+            self._tracer.emit(event)
 
     def refused(self, frontier: Frontier, now: float) -> None:
-        if self._writer is not None:
+        if self._tracer.on:
             event = self._pin_event("refused", frontier, now)
             event.num_blocks = len(frontier.chain)
             event.reason = frontier.receipt.reason if frontier.receipt is not None else None
-            self._writer.emit(event)
+            self._tracer.emit(event)
 
     def shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
-        if self._writer is not None:
-            self._writer.emit(
+        if self._tracer.on:
+            self._tracer.emit(
                 PinEvent(
                     now=now,
                     kind="shrunk",
@@ -138,8 +137,8 @@ class PolicyTrace:
             )
 
     def ended(self, pin: Pin, frontier: Frontier, cause: PinEnd, now: float) -> None:
-        if self._writer is not None:
-            self._writer.emit(
+        if self._tracer.on:
+            self._tracer.emit(
                 PinEvent(
                     now=now,
                     kind="ended",

@@ -39,6 +39,7 @@ from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.mask_filler import MaskFiller
 from engine.tokenizer import Tokenizer
 from tracing.events import TraceHeader
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,9 @@ class EngineCore:
         self._failed: list[EngineCoreOutput] = []
         """Last outputs of requests that ended outside of a step, to be told with the next."""
         self._closed = False
-        self._tracer = _open_trace(config.trace_path)
+        self._config = config
+        self._trace_file = _open_trace(config.trace_path)
+        self._tracer = Tracer()
         self._executor: Executor = executor_factory(config)
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
@@ -103,7 +106,9 @@ class EngineCore:
             "pause": self.pause,
             "resume": self.resume,
         }
-        self._write_trace_header(config)
+        if self._trace_file is not None:
+            self._trace_file.emit(self._trace_header())
+            self._tracer.add(self._trace_file)
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
         """Over the pool that the executor found room for, with a second tier if there is one."""
@@ -120,19 +125,17 @@ class EngineCore:
             kv_connector=connector,
         )
 
-    def _write_trace_header(self, config: EngineConfig) -> None:
-        if self._tracer is not None:
-            self._tracer.emit(
-                TraceHeader(
-                    wall_time_s=time.time(),
-                    monotonic_s=self._clock.now(),
-                    policy=type(self.policy).__name__,
-                    block_size=config.cache.block_size,
-                    num_blocks=self.ready.num_gpu_blocks - 1,
-                    max_num_seqs=config.scheduler.max_num_seqs,
-                    max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-                )
-            )
+    def _trace_header(self) -> TraceHeader:
+        """What a trace that begins now begins with."""
+        return TraceHeader(
+            wall_time_s=time.time(),
+            monotonic_s=self._clock.now(),
+            policy=type(self.policy).__name__,
+            block_size=self.ready.block_size,
+            num_blocks=self.ready.num_gpu_blocks - 1,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
+        )
 
     # ---- what comes in ----
 
@@ -344,8 +347,8 @@ class EngineCore:
             self.scheduler.close(self._clock.now())
             self._grammars.close()
             self._masks.close()
-        if self._tracer is not None:
-            self._tracer.close()
+        if self._trace_file is not None:
+            self._trace_file.close()
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:

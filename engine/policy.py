@@ -16,7 +16,7 @@ from engine.messages import JobStatus, Signal, TurnReceipt
 from engine.request import Request
 
 if TYPE_CHECKING:
-    from tracing.writer import TraceWriter
+    from tracing.tracer import Tracer
 
 WaitingKey = tuple[float | int | str, ...]
 
@@ -57,7 +57,7 @@ class PolicyContext:
     block_size: int
     num_blocks: int
     """Usable blocks in the pool (the null block not counted)."""
-    tracer: TraceWriter | None = None
+    tracer: Tracer | None = None
     has_host_tier: bool = False
     """Whether what is computed is also kept in host memory, to be loaded back."""
 

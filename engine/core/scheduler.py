@@ -24,7 +24,7 @@ from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceip
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 GRAMMAR_LEFT = (
     "No token satisfied both the grammar and the request's other limits (bad_words, allowed_token_ids, "
@@ -100,7 +100,7 @@ class Scheduler:
         max_model_len: int,
         policy: SchedulingPolicy,
         enable_prefix_caching: bool = True,
-        tracer: TraceWriter | None = None,
+        tracer: Tracer | None = None,
         kv_connector: KVConnector | None = None,
     ) -> None:
         """``num_blocks`` counts the null block. ``kv_connector``: a second tier of KV; needs prefix
@@ -123,7 +123,8 @@ class Scheduler:
         """Requests with a grammar."""
         self._finished_req_ids: set[str] = set()
         self._counts = _Counts()
-        self._trace = StepTrace(tracer) if tracer is not None else None
+        self._tracer = tracer or Tracer()
+        self._trace = StepTrace(self._tracer)
 
     # ---- what comes in ----
 
@@ -188,7 +189,7 @@ class Scheduler:
         self._requeue_changed(now)
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
-        if self._trace is not None:
+        if self._tracer.on:
             self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
         self._schedule_running(step)
         if not step.preempted and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
@@ -199,7 +200,7 @@ class Scheduler:
         plan = self._make_output(step)
         self._advance(plan)
         self.loads.fill_in(plan, self.requests)
-        if self._trace is not None:
+        if self._tracer.on:
             self._trace.decision(
                 step.new, step.resumed, step.running, step.preempted, plan, self.kv.num_free_blocks
             )
@@ -355,7 +356,7 @@ class Scheduler:
 
     def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: _Step) -> None:
         """An admitted request joins the batch."""
-        if self._trace is not None:
+        if self._tracer.on:
             self._trace.prefix_cache(request, step.now)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = step.now

@@ -1,4 +1,4 @@
-"""Turns a scheduler's steps into trace events; exists only while a trace is written."""
+"""Turns a scheduler's steps into trace events; asked only while somebody wants them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.request_queue import RequestQueue
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 WAITING_HEAD = 8
 """Waiting requests named in a snapshot."""
@@ -19,8 +19,8 @@ WAITING_HEAD = 8
 class StepTrace:
     """Numbers the steps; a step's snapshot, cache events and decision share the number."""
 
-    def __init__(self, writer: TraceWriter) -> None:
-        self._writer = writer
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
         self._step = -1
         self._now = 0.0
 
@@ -35,7 +35,7 @@ class StepTrace:
     ) -> None:
         self._step += 1
         self._now = now
-        self._writer.emit(
+        self._tracer.emit(
             StepSnapshot(
                 step=self._step,
                 now=now,
@@ -43,6 +43,7 @@ class StepTrace:
                 num_waiting=len(waiting),
                 waiting_head=[r.request_id for r in waiting.first(WAITING_HEAD)],
                 free_blocks=kv.pool.num_free_blocks,
+                empty_blocks=kv.pool.num_free_empty_blocks,
                 cached_blocks=kv.pool.num_cached_blocks,
                 pinned_blocks=kv.num_pinned_blocks,
                 num_pins=kv.num_pins,
@@ -54,7 +55,7 @@ class StepTrace:
         )
 
     def prefix_cache(self, request: Request, now: float) -> None:
-        self._writer.emit(
+        self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
                 now=now,
@@ -77,7 +78,7 @@ class StepTrace:
         plan: SchedulerOutput,
         num_free_blocks: int,
     ) -> None:
-        self._writer.emit(
+        self._tracer.emit(
             StepDecision(
                 step=self._step,
                 now=self._now,

@@ -18,7 +18,7 @@ from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
 """Of a step that only waits for copies."""
@@ -39,7 +39,7 @@ class ReplicaConfig:
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
     """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
-    tracer: TraceWriter | None = None
+    tracer: Tracer | None = None
 
 
 class Replica:

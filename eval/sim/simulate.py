@@ -130,7 +130,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
     arrivals = plan.arrivals_at(run.rate_per_s)
     policy = policy or parse_policy(run.policy)
     with closing(open_trace(plan.trace, config, policy.name)) as trace:
-        simulator = Simulator(config, policy, sample.jobs, tracer=trace.writer)
+        simulator = Simulator(config, policy, sample.jobs, tracer=trace.tracer)
         played = simulator.run(arrivals.times_s(sample.jobs, run.seed), plan.concurrency)
     setting = RunSetting(
         name=policy.name,

@@ -22,7 +22,7 @@ from eval.sim.router import make_router
 from eval.sim.sim_request import SimRequest
 from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 MAX_BLOCKS = 10_000_000
 """On each tier, of all replicas together: about 1 GB of our own memory."""
@@ -98,7 +98,7 @@ class Simulator:
     """One run of all jobs under one policy."""
 
     def __init__(
-        self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job], tracer: TraceWriter | None = None
+        self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job], tracer: Tracer | None = None
     ) -> None:
         """``jobs``: with the sub-agents that they start. ``tracer``: for a single replica. WorkloadError if a
         job can never fit."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from eval.errors import EvalError
 from eval.sim.simulator import SimConfig
 from tracing.events import TraceHeader
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 
@@ -17,6 +18,11 @@ class SimTrace:
     """A trace that is open, or none."""
 
     writer: TraceWriter | None
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """What a simulator emits to."""
+        return None if self.writer is None else Tracer(self.writer)
 
     def close(self) -> None:
         """Wait until all is written."""

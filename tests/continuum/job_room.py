@@ -8,7 +8,7 @@ from engine.messages import JobRef, ToolCall, ToolGapStarted, TurnReceipt
 from engine.policy import PolicyContext
 from engine.request import Request
 from tests.core.engine_room import EngineRoom
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 BLOCK = 16
 
@@ -21,7 +21,7 @@ class JobRoom(EngineRoom):
         *,
         num_blocks: int = 129,
         block_size: int = BLOCK,
-        tracer: TraceWriter | None = None,
+        tracer: Tracer | None = None,
         **options: object,
     ) -> None:
         """``options`` are ContinuumConfig's."""

@@ -9,6 +9,7 @@ import pytest
 from tests.continuum.job_room import JobRoom
 from tracing.events import JobEvent, TraceHeader
 from tracing.reader import read_trace
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 MAIN = list(range(100, 196))
@@ -164,7 +165,7 @@ def test_the_trace_tells_where_a_prompt_parted(tmp_path: Path) -> None:
     """With the event of the turn's arrival, before anything of it is computed."""
     writer = TraceWriter.open(str(tmp_path / "trace.jsonl"))
     writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))
-    room = JobRoom(tracer=writer)
+    room = JobRoom(tracer=Tracer(writer))
     room.turn("r1", MAIN, "job", num_replies=0)
     room.turn("r2", [9, *MAIN[1:], *[7] * 40], "job", num_replies=1)
     writer.close()

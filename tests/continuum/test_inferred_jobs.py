@@ -11,6 +11,7 @@ from engine.request import RequestStatus
 from tests.continuum.job_room import JobRoom
 from tracing.events import JobEvent, TraceHeader
 from tracing.reader import read_trace
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 SYSTEM = [1] * 96
@@ -241,7 +242,7 @@ def test_the_trace_tells_whose_job_it_was_taken_for(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.jsonl")
     writer = TraceWriter.open(path)
     writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))
-    room = JobRoom(tracer=writer)
+    room = JobRoom(tracer=Tracer(writer))
     room.turn("r1", question(1), num_replies=0)
     room.read("r1", "ls")
     name = room.turn("r2", [*room.said("r1"), 7], num_replies=1).job_id

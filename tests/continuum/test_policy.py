@@ -16,12 +16,13 @@ from engine.request import RequestStatus
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, PinEvent, TraceEvent
 from tracing.reader import read_trace
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 BLOCK = 4
 
 
-def make_room(num_blocks: int = 33, tracer: TraceWriter | None = None, **options: object) -> EngineRoom:
+def make_room(num_blocks: int = 33, tracer: Tracer | None = None, **options: object) -> EngineRoom:
     """A room whose policy holds what a job's turns leave behind; ``options`` are ContinuumConfig's."""
     config = ContinuumConfig(**options)  # type: ignore[arg-type]
     policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, num_blocks - 1, tracer))
@@ -419,7 +420,7 @@ def test_every_pin_has_one_end_in_the_trace(tmp_path: Path) -> None:
 
     def run(writer: TraceWriter) -> None:
         writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))
-        room = make_room(tracer=writer)
+        room = make_room(tracer=Tracer(writer))
         for job in "abc":
             turn(room, f"{job}1", job, [ord(job)] * 12)
             tools_start(room, job, f"{job}1", "ls")

@@ -15,7 +15,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, at_once
-from tracing.writer import TraceWriter
+from tracing.tracer import Tracer
 
 
 class CountingGrammar:
@@ -49,7 +49,7 @@ class EngineRoom:
         num_blocks: int = 17,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
-        tracer: TraceWriter | None = None,
+        tracer: Tracer | None = None,
         num_host_blocks: int = 0,
         min_load_tokens: int = 1,
         load_fate: LoadFate = at_once,

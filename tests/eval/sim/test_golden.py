@@ -18,6 +18,7 @@ from eval.sim.sim_request import SimRequest
 from tests.conformance.golden import POLICIES, GoldenCase, GoldenRequest, GoldenStep, read_cases, sample
 from tests.eval.sim.plain_cost import PlainCost
 from tracing.events import PrefixCacheEvent, StepDecision, TraceEvent
+from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "scheduler.jsonl.gz"
@@ -66,7 +67,7 @@ class _GoldenRun:
                 max_model_len=config.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 stalled_retry_s=1.0,
-                tracer=self._writer,
+                tracer=Tracer(self._writer),
             ),
             POLICIES[config.policy](),
             self._events,
