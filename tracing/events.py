@@ -2,29 +2,230 @@
 
 ``StepSnapshot`` (before) and ``StepDecision`` (after) of one ``schedule()`` carry the same ``step``. Times
 are monotonic seconds; ``TraceHeader.wall_time_s`` ties them to the calendar.
+
+The trace holds every input of the scheduler and its policy, in the order in which they took effect: requests,
+their ends from outside, signals, results of steps, and each moment at which it was asked. The record of an
+input stands *behind* the events that it caused, and ends their group (``InputEvent``): whoever gives the
+inputs in this order to the same code gets the same events.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+BLOCK_NAME_BYTES = 8
+"""Of a block's hash, in a trace: enough to tell blocks apart."""
 
 
 class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
-    """First line of every trace file."""
+    """First line of every trace file: what the scheduler and its policy were made from."""
 
     schema_version: int = SCHEMA_VERSION
     wall_time_s: float
     """time.time() when the trace was opened."""
     monotonic_s: float
     """The engine's clock at the same moment."""
+    from_start: bool = False
+    """Whether the trace began with the engine, before its first request: only such a one can be replayed."""
+    program: str = ""
+    """Version of the program that wrote it."""
     policy: str = ""
+    """Name of the policy, as ``--scheduling-policy`` and ``continuum simulate`` have it."""
+    policy_options: dict[str, float | int | str | bool | None] = {}
+    """All options of the policy by name, defaults included."""
+    estimator_state: str | None = None
+    """What the policy's estimator had learned when it started, as in its state file (JSON); None: it began
+    with nothing."""
     block_size: int = 0
+    """Tokens per KV block."""
     num_blocks: int = 0
     """Usable blocks of the pool."""
+    num_host_blocks: int = 0
+    """Copies that fit on the host tier; 0: there is none."""
+    min_load_tokens: int = 0
+    """Fewer tokens are computed again rather than loaded from the host tier; 0 without one."""
+    enable_prefix_caching: bool = True
+    max_model_len: int = 0
+    """Most tokens of a request, prompt and output."""
     max_num_seqs: int = 0
+    """Most requests running at once."""
     max_num_batched_tokens: int = 0
+    """Token budget of a step."""
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most prefill tokens of one request per step; 0: no limit."""
+    scheduler_reserve_full_isl: bool = True
+    """Whether a request is admitted only if its whole sequence fits in the free blocks."""
+
+
+class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the client of a turn was told about its job's KV; a part of other records."""
+
+    req_id: str
+    job_id: str
+    turn: int
+    """1 for the job's first turn."""
+    cached_tokens: int = 0
+    """Of the prompt, when it was first admitted."""
+    recomputed_tokens: int = 0
+    """That an earlier turn of the job had computed."""
+    pinned_tokens: int = 0
+    """Held for the next turn."""
+    ttl_s: float = 0.0
+    """How long, from the end of the turn."""
+    reason: str = ""
+    """Why so long."""
+    expected_tool_s: float | None = None
+    """Median of what the estimator expects the calls to take, from the end of the turn."""
+    previous_pin: str | None = None
+    """How the pin that this turn came back to had ended: handed_over | expired | broken | released."""
+    gap_s: float | None = None
+    """Since the job's previous turn ended."""
+
+
+class ToolCallSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call as the model wrote it; a part of ``SignalEvent``."""
+
+    name: str
+    arguments: str = ""
+    """JSON text."""
+
+
+class RequestArrived(
+    msgspec.Struct, tag_field="type", tag="request_arrived", kw_only=True, omit_defaults=True
+):
+    """Input: the scheduler was given a request. Of its tokens only what the policy may look at is kept.
+
+    The names of its prompt's full blocks are, in this order: the first ``prefix_blocks`` of an earlier
+    request in this file (those up to the block named ``prefix_end``), then ``blocks``. Equal names: equal
+    tokens from the very start.
+    """
+
+    now: float
+    req_id: str
+    external_id: str | None = None
+    """As its client knows it; None: by the same id."""
+    arrival_s: float
+    """When the front end took it, on the same clock."""
+    num_prompt_tokens: int
+    max_tokens: int
+    """Most tokens of output."""
+    priority: int = 0
+    in_job: bool = False
+    """Whether it may be a turn of a job; if so without ``job_id``, its job is inferred."""
+    job_id: str | None = None
+    """As its client said."""
+    is_last_step: bool = False
+    tenant: str | None = None
+    num_replies: int | None = None
+    """The model's replies in the prompt; None: not counted."""
+    num_results: int | None = None
+    """Results of tools in the prompt; None: not counted."""
+    awaits_grammar: bool = False
+    """It joins the queue with the ``GrammarReady`` of its id."""
+    prefix_blocks: int = 0
+    prefix_end: bytes = b""
+    """Name of the last of them; empty if there are none."""
+    blocks: bytes = b""
+    """Names of the prompt's other full blocks, ``BLOCK_NAME_BYTES`` each."""
+    tokens: list[tuple[int, list[int]]] = []
+    """Runs of the prompt's tokens: the place of the first, counted from 0, and their ids."""
+
+
+class GrammarReady(msgspec.Struct, tag_field="type", tag="grammar_ready", kw_only=True):
+    """Input: the grammar that a request awaited is compiled, and it may run."""
+
+    now: float
+    req_id: str
+
+
+class RequestsEnded(msgspec.Struct, tag_field="type", tag="requests_ended", kw_only=True, omit_defaults=True):
+    """Input: requests were ended from outside the scheduler, in this order."""
+
+    now: float
+    req_ids: list[str]
+    how: str
+    """stopped (the front end found a stop string: the turn ended as by itself) | aborted | error"""
+    receipts: list[Receipt] = []
+
+
+class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, omit_defaults=True):
+    """Input: somebody said something about a tool call or a job, and was answered with a receipt."""
+
+    now: float
+    kind: str
+    """tool_gap_started (the front end has read the turn's calls) | tool_signal (its client speaks of a call)
+    | job_finished"""
+    req_id: str | None = None
+    """The turn; by its client's id in a ``tool_signal``."""
+    job_id: str | None = None
+    calls: list[ToolCallSaid] = []
+    """Of a ``tool_gap_started``; empty: the turn ended with an answer."""
+    state: str | None = None
+    """Of a ``tool_signal``: started | progress | finished | cancelled."""
+    call_id: str | None = None
+    """Of parallel calls, which; None: all of them."""
+    tool: str | None = None
+    expected_s: float | None = None
+    """How long the call will take from now on, as told when it starts."""
+    remaining_s: float | None = None
+    """How long it will still take."""
+    fraction: float | None = None
+    """How much of it is done, in [0, 1]."""
+    receipt: Receipt | None = None
+    """The policy's new decision about the turn; None: it knows no such turn."""
+
+
+class PauseEvent(msgspec.Struct, tag_field="type", tag="pause", kw_only=True):
+    """Input: what the scheduler may do was changed."""
+
+    now: float
+    state: str
+    """unpaused | paused_new (nothing is admitted) | paused_all (nothing is scheduled)"""
+
+
+class PrefixCacheReset(msgspec.Struct, tag_field="type", tag="prefix_cache_reset", kw_only=True):
+    """Input: all pins were ended and all cached prefixes forgotten, on every tier."""
+
+    now: float
+    done: bool
+    """False: nothing was forgotten, since requests held blocks."""
+
+
+class IdleEvent(msgspec.Struct, tag_field="type", tag="idle", kw_only=True):
+    """Input: outside of steps the scheduler was asked to end the pins that are due."""
+
+    now: float
+
+
+class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=True, omit_defaults=True):
+    """Input: a step's result came back. Requests that ended meanwhile may be among those it names."""
+
+    step: int
+    """The last one that was decided, whose result it mostly is; copies may be reported in between."""
+    now: float
+    sampled: list[str] | None = None
+    """Requests that got tokens, in the worker's order; None: all that the step scheduled, in its order."""
+    num_tokens: dict[str, int] = {}
+    """Tokens of those that did not get exactly one."""
+    ended: dict[str, str] = {}
+    """Requests that ended by these tokens: stop (by a token or their grammar) | length | error (no token
+    could follow)."""
+    blocks: dict[str, bytes] = {}
+    """Names of the blocks that these tokens filled, ``BLOCK_NAME_BYTES`` each, by request."""
+    finished_loads: list[int] = []
+    """Loads from the host tier that are done, counted from 1 in the order in which they started."""
+    failed_loads: list[int] = []
+    """Those that came to nothing: their tokens are computed."""
+    receipts: list[Receipt] = []
+    """Of the turns that ended, in their order."""
+
+
+class EngineClosed(msgspec.Struct, tag_field="type", tag="closed", kw_only=True):
+    """Input: the engine stops, and all pins end."""
+
+    now: float
 
 
 class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_only=True):
@@ -38,6 +239,8 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     """The first few waiting requests, in order (all would be linear in the queue)."""
     free_blocks: int
     """Neither running nor pinned; those with a reusable prefix are counted."""
+    empty_blocks: int | None = None
+    """Of the free ones: those that hold no findable prefix."""
     cached_blocks: int
     """Blocks, free or not, that hold a findable prefix."""
     pinned_blocks: int
@@ -136,6 +339,13 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """Seconds that the client says its calls will still take."""
 
 
+class TraceGap(msgspec.Struct, tag_field="type", tag="gap", kw_only=True):
+    """In the place of events that were dropped: what follows cannot be replayed."""
+
+    dropped: int
+    """How many."""
+
+
 class TraceEnd(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
     """Last line of a trace that was closed in order: a trace without it was cut off."""
 
@@ -145,4 +355,21 @@ class TraceEnd(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
     """Events that were emitted and are not in the file."""
 
 
-TraceEvent = TraceHeader | StepSnapshot | StepDecision | PrefixCacheEvent | PinEvent | JobEvent | TraceEnd
+InputEvent = (
+    RequestArrived
+    | GrammarReady
+    | RequestsEnded
+    | SignalEvent
+    | PauseEvent
+    | PrefixCacheReset
+    | IdleEvent
+    | StepDecision
+    | StepOutput
+    | EngineClosed
+)
+"""Each ends the group of events that one call of the scheduler brought about; a ``StepDecision`` that of the
+call which asked for a step at ``now``."""
+
+TraceEvent = (
+    TraceHeader | StepSnapshot | PrefixCacheEvent | PinEvent | JobEvent | InputEvent | TraceGap | TraceEnd
+)
