@@ -19,7 +19,7 @@ BLOCK_NAME_BYTES = 8
 
 
 class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
-    """First line of every trace file: what the scheduler and its policy were made from."""
+    """First line of every file of a trace: what the scheduler and its policy were made from."""
 
     schema_version: int = SCHEMA_VERSION
     wall_time_s: float
@@ -57,6 +57,10 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Most prefill tokens of one request per step; 0: no limit."""
     scheduler_reserve_full_isl: bool = True
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
+    part: int = 1
+    """Which file of the trace this is: a later one repeats the header, with this and the next field its own."""
+    num_events_before: int = 0
+    """Events in the parts before this one; repeated headers are not counted."""
 
 
 class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -350,9 +354,9 @@ class TraceEnd(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
     """Last line of a trace that was closed in order: a trace without it was cut off."""
 
     written: int
-    """Events in the file before this one."""
+    """Events before this one, in all parts; repeated headers are not counted."""
     dropped: int
-    """Events that were emitted and are not in the file."""
+    """Events that were emitted and are not in the trace."""
 
 
 InputEvent = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from engine.core.block_hash import BlockHash
 
@@ -116,6 +115,8 @@ class BlockPool:
         self._free = FreeKVCacheBlockQueue(self.blocks[1:])
         self.num_freed = 0
         """Blocks that became free since the start; only grows."""
+        self.num_free_empty_blocks = num_blocks - 1
+        """Of the free blocks: those that cache nothing."""
         # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
 
@@ -151,10 +152,13 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
         """``count`` blocks for one holder; what they cached before is forgotten."""
         blocks = self._free.popleft_n(count)
+        num_empty = count
         for block in blocks:
             if block.block_hash is not None:
                 self.forget(block)
+                num_empty -= 1
             block.ref_cnt = 1
+        self.num_free_empty_blocks -= num_empty
         return blocks
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -175,6 +179,7 @@ class BlockPool:
                 (unhashed if block.block_hash is None else hashed).append(block)
         if unhashed:
             self._free.extend_left(unhashed)
+            self.num_free_empty_blocks += len(unhashed)
         if hashed:
             self._free.extend(hashed)
         num_freed = len(hashed) + len(unhashed)
@@ -216,11 +221,8 @@ class BlockPool:
         self._by_hash.clear()
         for block in self.blocks:
             block.block_hash = None
+        self.num_free_empty_blocks = self.num_usable_blocks
         return True
-
-    def count_free_empty_blocks(self) -> int:
-        """Free blocks that cache nothing: walks them, for occasional looks."""
-        return sum(1 for _ in takewhile(lambda block: block.block_hash is None, self._free))
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)
@@ -229,6 +231,8 @@ class BlockPool:
         """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
         free = [block.block_id for block in self._free]
         assert len(free) == len(set(free)) == self.num_free_blocks, "free list is inconsistent"
+        num_empty = sum(1 for block in self._free if block.block_hash is None)
+        assert num_empty == self.num_free_empty_blocks, "free blocks that cache nothing are miscounted"
         in_free_list = set(free)
         for block in self.blocks[1:]:
             expected = references.get(block.block_id, 0)

@@ -37,7 +37,7 @@ class OccupancySampler:
             kv = scheduler.kv
             active = [*scheduler.running, *scheduler.loads.requests]
             held = {block for request in active for block in kv.block_ids(request.request_id)}
-            free_empty = kv.pool.count_free_empty_blocks()
+            free_empty = kv.pool.num_free_empty_blocks
             running += len(held)
             pinned += kv.pool.num_usable_blocks - kv.num_free_blocks - len(held)
             cached += kv.num_free_blocks - free_empty
