@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
@@ -241,6 +241,24 @@ class ServerClient:
             if not self._retry_busy or response.status_code not in BUSY:
                 raise TurnFailedError(complaint)
             await asyncio.sleep(_retry_after_s(response.headers.get("Retry-After")))
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """Send a request and give the data of each server-sent event of its answer, as they come.
+
+        Raises as ``send`` does. Close it where it is left early, and the server stops answering.
+        """
+        content = msgspec.json.encode(body | self._extra_body)
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._http.stream("POST", path, content=content, headers=headers) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise TurnFailedError(_http_error(response.status_code, await response.aread()))
+                async for line in _lines(response.aiter_bytes()):
+                    if line.startswith(b"data:"):
+                        yield line[len(b"data:") :].strip()
+        except httpx.HTTPError as error:
+            await self._check_alive()
+            raise TurnFailedError(self._reason(error)) from error
 
     async def _check_alive(self) -> None:
         """A broken connection may mean one turn or the whole server: ask for its health."""

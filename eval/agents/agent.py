@@ -1,0 +1,182 @@
+"""An agent: asks its model, runs the calls in the reply, hands the results back, until there is an answer.
+
+It must not know over what the model is reached, what the tools do, or who watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from eval.agents.model import Call, ChatModel, Message, ModelReply, Schema
+from eval.client import TurnFailedError
+
+
+class Tools(Protocol):
+    """What an agent may call. A call that fails or is refused gives a text that says so."""
+
+    @property
+    def schemas(self) -> list[Schema]: ...
+
+    def run(self, name: str, arguments: str) -> str:
+        """The result of a call whose arguments are this JSON text. Called from threads, several at once."""
+        ...
+
+
+class Ending(StrEnum):
+    """How an agent came to its end."""
+
+    ANSWERED = "answered"
+    OVER_LIMIT = "over_limit"
+    """The last reply that it was allowed calls tools still."""
+    FAILED = "failed"
+    """A request went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a call brought, and how long it took."""
+
+    call: Call
+    result: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTurn:
+    """One reply of the model and what was done about it. Times are seconds since the agent was asked."""
+
+    number: int
+    """1 for the first reply to what it was asked."""
+    start_s: float
+    reply: ModelReply
+    results: tuple[CallResult, ...] = ()
+    gap_s: float = 0.0
+    """From the end of the reply until all results were there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRun:
+    """All that an agent did about one thing that it was asked."""
+
+    ending: Ending
+    answer: str
+    """Empty where there is none."""
+    turns: tuple[AgentTurn, ...]
+    seconds: float
+    error: str | None = None
+    """What went wrong with the request after these turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextCame:
+    """A piece of a reply's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCame:
+    """A reply is whole; its calls, if it has any, run now."""
+
+    reply: ModelReply
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCame:
+    """A call has ended, and so have those before it in the reply."""
+
+    result: CallResult
+
+
+Event = TextCame | ReplyCame | ResultCame
+Watch = Callable[[Event], None]
+DelayOf = Callable[[Call], float]
+"""Seconds that a call takes at least."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """One conversation with a model that may call tools."""
+
+    model: ChatModel
+    tools: Tools
+    max_turns: int
+    """Replies to one thing asked."""
+    job_id: str | None = None
+    """None: the server finds out by itself which turns belong together."""
+    delay_of: DelayOf = lambda call: 0.0
+    watch: Watch = lambda event: None
+    messages: list[Message] = field(default_factory=list)
+    """What was said so far; may begin with a system message."""
+
+    async def ask(self, prompt: str) -> AgentRun:
+        """Work until there is an answer, the limit is reached or a request fails.
+
+        Without an answer, or cancelled, the conversation is as it was before. Raises ServerGoneError.
+        """
+        num_before = len(self.messages)
+        self.messages.append({"role": "user", "content": prompt})
+        answered = False
+        try:
+            run = await self._work()
+            answered = run.ending is Ending.ANSWERED
+        finally:
+            if not answered:
+                del self.messages[num_before:]
+        return run
+
+    async def _work(self) -> AgentRun:
+        started = time.perf_counter()
+        turns: list[AgentTurn] = []
+
+        def ended(ending: Ending, answer: str = "", error: str | None = None) -> AgentRun:
+            seconds = time.perf_counter() - started
+            return AgentRun(ending=ending, answer=answer, turns=tuple(turns), seconds=seconds, error=error)
+
+        for number in range(1, self.max_turns + 1):
+            start_s = time.perf_counter() - started
+            try:
+                reply = await self._reply()
+            except TurnFailedError as error:
+                return ended(Ending.FAILED, error=str(error))
+            is_over = bool(reply.calls) and number == self.max_turns
+            results, gap_s = ((), 0.0) if is_over else await self._run_calls(reply.calls)
+            turns.append(AgentTurn(number=number, start_s=start_s, reply=reply, results=results, gap_s=gap_s))
+            if not reply.calls:
+                return ended(Ending.ANSWERED, answer=reply.text)
+        return ended(Ending.OVER_LIMIT)
+
+    async def _reply(self) -> ModelReply:
+        """The model's next message, which is then part of the conversation."""
+        reply = await self.model.reply(
+            self.messages, self.tools.schemas, self.job_id, lambda text: self.watch(TextCame(text))
+        )
+        self.messages.append(reply.message())
+        self.watch(ReplyCame(reply))
+        return reply
+
+    async def _run_calls(self, calls: Sequence[Call]) -> tuple[tuple[CallResult, ...], float]:
+        """All calls of a reply at once, told and remembered in the order in which it made them."""
+        started = time.perf_counter()
+        results: list[CallResult] = []
+        async with asyncio.TaskGroup() as group:
+            for task in [group.create_task(self._run_call(call)) for call in calls]:
+                result = await task
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": result.call.call_id, "content": result.result}
+                )
+                self.watch(ResultCame(result))
+                results.append(result)
+        return tuple(results), time.perf_counter() - started
+
+    async def _run_call(self, call: Call) -> CallResult:
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(self.delay_of(call)))
+            running = group.create_task(asyncio.to_thread(self.tools.run, call.name, call.arguments))
+        return CallResult(call, running.result(), time.perf_counter() - started)

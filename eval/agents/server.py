@@ -1,0 +1,30 @@
+"""A server of one's own for an agent: started with a model folder, gone with the program."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from eval.server_process import ServerProcess, unwound_by_sigterm
+
+MODEL_NAME = "agent"
+"""What the model is called there."""
+START_TIMEOUT_S = 180.0
+
+
+@contextmanager
+def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
+    """The address of a server on a free port of this machine. Raises ServerError if it cannot start."""
+    arguments = [
+        model,
+        *("--host", "127.0.0.1"),
+        *("--port", "0"),
+        *("--served-model-name", MODEL_NAME),
+        *flags,
+    ]
+    with tempfile.TemporaryDirectory(prefix="agent-server-") as folder, unwound_by_sigterm():
+        log = Path(folder, "server.log")
+        with ServerProcess(arguments, log, START_TIMEOUT_S) as server:
+            yield server.base_url
