@@ -113,6 +113,8 @@ class ContinuumPolicy:
         self._trace = PolicyTrace(context.tracer)
         self._pin_ids = itertools.count(1)
         self._changed: list[Request] = []
+        self._breaking_for: str | None = None
+        """Request that was last asked for: a pin that breaks now gives way to it. None: to another pin."""
 
     # ---- a turn arrives and is admitted ----
 
@@ -256,11 +258,12 @@ class ContinuumPolicy:
         turn = self._close_turn(request, now)
         if turn is None:
             return
+        self._trace.turn_aborted(turn, now)
         if turn.frontier is not None:
             self._jobs.restore_frontier(turn.frontier)
         elif not turn.job.turns and not turn.job.frontiers and turn.job.is_inferred:
             self._jobs.remove(turn.job)
-        self._trace.turn_aborted(turn, now)
+            self._trace.job_forgotten(turn.job, now)
 
     def take_receipt(self, request: Request) -> TurnReceipt | None:
         return self._receipts.pop(request.request_id, None)
@@ -485,6 +488,7 @@ class ContinuumPolicy:
             elif frontier.tools is not None and job.is_established:
                 self.tools.observe_last_turn(frontier.tools)
             self._drop_frontier(frontier)
+        self._trace.job_forgotten(job, now)
 
     def _learn_cut_off(self, frontier: Frontier, now: float) -> None:
         """Its tools ran for so long and then were heard of no more."""
@@ -496,6 +500,7 @@ class ContinuumPolicy:
     # ---- who gives way ----
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        self._breaking_for = requester.request_id
         turn = self._turns.get(requester.request_id)
         return self._break_rule.breakable(requester, turn, now, last_resort)
 
@@ -514,6 +519,7 @@ class ContinuumPolicy:
     # ---- the scheduler reports ----
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        self._breaking_for = None
         return self._pins.due(now)
 
     def next_due_s(self) -> float | None:
@@ -521,7 +527,8 @@ class ContinuumPolicy:
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
         frontier = self._pins.ended(pin, cause)
-        self._trace.ended(pin, frontier, cause, now)
+        by = self._breaking_for if cause is PinEnd.BROKEN else None
+        self._trace.ended(pin, frontier, cause, by, now)
         if cause is PinEnd.BROKEN:
             for turn in frontier.job.turns.values():
                 if turn.frontier is frontier and turn.num_cached_tokens is None:
@@ -529,7 +536,7 @@ class ContinuumPolicy:
 
     def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
-        self._trace.shrunk(pin, num_blocks_lost, now)
+        self._trace.shrunk(pin, num_blocks_lost, self._breaking_for, now)
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

@@ -23,7 +23,8 @@ class PolicyTrace:
 
     def turn_arrived(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
-            self._turn("turn_arrived", turn, now, gap_s=turn.gap_s)
+            continues = turn.frontier.request_id if turn.frontier is not None else None
+            self._turn("turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues)
 
     def turn_admitted(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
@@ -68,7 +69,13 @@ class PolicyTrace:
         if self._tracer.on:
             self._tracer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
 
-    def _turn(self, kind: str, turn: Turn, now: float, gap_s: float | None = None) -> None:
+    def job_forgotten(self, job: Job, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(JobEvent(now=now, kind="forgotten", job_id=job.job_id, turn=job.num_turns))
+
+    def _turn(
+        self, kind: str, turn: Turn, now: float, gap_s: float | None = None, continues: str | None = None
+    ) -> None:
         self._tracer.emit(
             JobEvent(
                 now=now,
@@ -76,6 +83,7 @@ class PolicyTrace:
                 job_id=turn.job.job_id,
                 req_id=turn.request.request_id,
                 turn=turn.number,
+                continues=continues,
                 num_prompt_tokens=turn.request.num_prompt_tokens,
                 num_output_tokens=turn.request.num_output_tokens,
                 num_known_tokens=turn.num_known_tokens,
@@ -123,7 +131,7 @@ class PolicyTrace:
             event.reason = frontier.receipt.reason if frontier.receipt is not None else None
             self._tracer.emit(event)
 
-    def shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+    def shrunk(self, pin: Pin, num_blocks_lost: int, by: str | None, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(
                 PinEvent(
@@ -133,10 +141,11 @@ class PolicyTrace:
                     job_id=pin.job_id,
                     req_id=pin.request_id,
                     num_blocks=num_blocks_lost,
+                    by=by,
                 )
             )
 
-    def ended(self, pin: Pin, frontier: Frontier, cause: PinEnd, now: float) -> None:
+    def ended(self, pin: Pin, frontier: Frontier, cause: PinEnd, by: str | None, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(
                 PinEvent(
@@ -149,6 +158,7 @@ class PolicyTrace:
                     deadline_s=pin.deadline_s,
                     cause=cause.value,
                     held_s=now - frontier.ended_s,
+                    by=by,
                 )
             )
 

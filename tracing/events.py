@@ -314,6 +314,8 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     """For ``ended``: handed_over | expired | broken | released."""
     held_s: float | None = None
     """For ``ended``: since the turn ended."""
+    by: str | None = None
+    """Request for which it was broken, or shrunk; None: for another pin, as all may hold only so much."""
 
 
 class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, omit_defaults=True):
