@@ -323,12 +323,15 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
 
     now: float
     kind: str
-    """turn_arrived | turn_admitted | turn_ended | turn_aborted | tools_started | finished; and what a client
-    says of its calls: told_started | told_progress | told_finished | told_cancelled"""
+    """turn_arrived | turn_admitted | turn_ended | turn_aborted | tools_started | finished | forgotten (nothing
+    more is known of the job); and what a client says of its calls: told_started | told_progress |
+    told_finished | told_cancelled"""
     job_id: str
     req_id: str | None = None
     turn: int = 0
     num_prompt_tokens: int = 0
+    continues: str | None = None
+    """For ``turn_arrived``: the request of the turn that it continues, or repeats if ``gap_s`` is None."""
     num_output_tokens: int = 0
     """So far; all of them when the turn has ended."""
     num_known_tokens: int = 0
