@@ -33,7 +33,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     policy: str = ""
     """Name of the policy, as ``--scheduling-policy`` and ``continuum simulate`` have it."""
     policy_options: dict[str, float | int | str | bool | None] = {}
-    """All options of the policy by name, defaults included."""
+    """All options of the policy by name, defaults included; an infinite number is the text ``inf``."""
     estimator_state: str | None = None
     """What the policy's estimator had learned when it started, as in its state file (JSON); None: it began
     with nothing."""
@@ -58,7 +58,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     scheduler_reserve_full_isl: bool = True
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
     part: int = 1
-    """Which file of the trace this is: a later one repeats the header, with this and the next field its own."""
+    """Which file of the trace this is: a later one repeats the header, but for this, the next field and
+    ``from_start``."""
     num_events_before: int = 0
     """Events in the parts before this one; repeated headers are not counted."""
 
@@ -329,9 +330,9 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     job_id: str
     req_id: str | None = None
     turn: int = 0
-    num_prompt_tokens: int = 0
     continues: str | None = None
     """For ``turn_arrived``: the request of the turn that it continues, or repeats if ``gap_s`` is None."""
+    num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     """So far; all of them when the turn has ended."""
     num_known_tokens: int = 0

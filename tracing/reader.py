@@ -1,15 +1,23 @@
-"""Reads a trace back as typed events. Knows nothing of what they mean."""
+"""Reads a trace back as typed events, whatever files it is in. Knows nothing of what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from tracing.events import SCHEMA_VERSION, TraceEnd, TraceEvent
+from tracing.events import SCHEMA_VERSION, TraceEnd, TraceEvent, TraceHeader
+from tracing.parts import PartReader, ZstdError, find_parts, split_part, traces_in
+
+MAX_LINE_BYTES = 256 << 20
+"""A longer line is none of a trace; so memory stays bounded whatever the file is."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises of a line that is not what it should be; the last of brackets in brackets."""
 
 
 class TraceError(Exception):
@@ -18,11 +26,17 @@ class TraceError(Exception):
 
 @dataclass(slots=True)
 class TraceReport:
-    """What ``read_trace`` found out about the file, complete once the last event has been read."""
+    """What ``read_trace`` found out about the trace, complete once the last event has been read."""
 
     num_events: int = 0
+    num_parts: int = 0
+    """Files it was read from."""
+    num_events_before: int = 0
+    """Events in parts before the first one that is still there."""
     cut_line: int | None = None
-    """Number of a last line that was only half written and has been left out."""
+    """Number of the line, in the last file, that was only half written and has been left out."""
+    cut_bytes: int = 0
+    """How much of that file is lost with it; of a compressed file: what belongs to no whole block."""
     end: TraceEnd | None = None
     """None if the trace was not closed in order."""
 
@@ -34,38 +48,146 @@ class _AnyHeader(msgspec.Struct):
     schema_version: int
 
 
-def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
-    """The events of a trace, header first, in the order of the file.
+@dataclass(frozen=True, slots=True)
+class TraceLine:
+    """A line as it stands in a file."""
 
-    A last line cut short (the process was killed) is left out and noted in ``report``.
+    path: Path
+    number: int
+    """From 1 in each file."""
+    content: bytes
+    may_be_cut: bool
+    """It has no end, and nothing comes after it."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}, line {self.number}"
+
+
+def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
+    """The events of a trace, header first, in the order in which they were written.
+
+    ``path``: its file, any of its parts, the name of the first even if that is gone, or a folder with one
+    trace. The headers of later parts are left out. A last line cut short (the process was killed) is left out
+    and noted in ``report``. TraceError if it is no trace, OSError if a file cannot be read.
     """
     report = TraceReport() if report is None else report
     decoder = msgspec.json.Decoder(TraceEvent)
-    number = 0
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                if number == 1:
-                    _check_header(path, line)
-                event: TraceEvent = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if number > 1 and not line.endswith(b"\n"):
-                    report.cut_line = number
+    for line in trace_lines(path, report):
+        try:
+            event: TraceEvent = decoder.decode(line.content)
+        except UNREADABLE as error:
+            if line.may_be_cut:
+                note_cut(line, report)
+                return
+            raise TraceError(f"{line.place}: not a trace event: {error}") from error
+        report.num_events += 1
+        report.end = event if isinstance(event, TraceEnd) else None
+        yield event
+
+
+def note_cut(line: TraceLine, report: TraceReport) -> None:
+    """This last line is only half there."""
+    report.cut_line = line.number
+    report.cut_bytes = report.cut_bytes or len(line.content)
+
+
+def trace_lines(path: str | Path, report: TraceReport) -> Iterator[TraceLine]:
+    """The lines of a trace, the first header's included, those of later parts checked and left out."""
+    parts = _parts_of(Path(path))
+    header: TraceHeader | None = None
+    for index, (number, part) in enumerate(parts):
+        is_last = index == len(parts) - 1
+        report.num_parts += 1
+        with closing(PartReader(part)) as reader:
+            for line in _lines_of(part, reader, is_last, report):
+                if line.number > 1:
+                    yield line
+                elif header is None:
+                    header = _first_header(line, report)
+                    yield line
+                elif not _check_continues(line, header, number):
+                    note_cut(line, report)
                     return
-                raise TraceError(f"{path}, line {number}: not a trace event: {error}") from error
-            report.num_events = number
-            report.end = event if isinstance(event, TraceEnd) else None
-            yield event
-    if number == 0:
-        raise TraceError(f"{path}, line 1: the file is empty, a trace starts with a header")
+    if header is None:
+        what = "is empty" if report.cut_line is None else "is cut off before its first line is whole"
+        raise TraceError(f"{parts[0][1]}, line 1: the file {what}, a trace starts with a header")
 
 
-def _check_header(path: str | Path, line: bytes) -> None:
+def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport) -> Iterator[TraceLine]:
+    number = 0
     try:
-        version = msgspec.json.decode(line, type=_AnyHeader).schema_version
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{path}, line 1: not the header of a trace: {error}") from error
-    if version != SCHEMA_VERSION:
-        raise TraceError(
-            f"{path}, line 1: schema version {version}, but this program reads version {SCHEMA_VERSION}"
-        )
+        while content := reader.readline(MAX_LINE_BYTES):
+            number += 1
+            has_end = content.endswith(b"\n")
+            if not has_end and len(content) >= MAX_LINE_BYTES:
+                raise TraceError(f"{path}, line {number}: longer than any line of a trace")
+            if reader.cut and is_last:
+                report.cut_bytes = reader.num_lost_bytes()
+            yield TraceLine(path, number, content, may_be_cut=is_last and not has_end)
+    except ZstdError as error:
+        raise TraceError(f"{path}, line {number + 1}: the compressed file is damaged: {error}") from error
+    if reader.cut and report.cut_line is None:
+        if not is_last:
+            raise TraceError(f"{path}, line {number + 1}: the file is cut off, but a later part is there")
+        report.cut_line, report.cut_bytes = number + 1, reader.num_lost_bytes()
+
+
+# ---- which files ----
+
+
+def _parts_of(path: Path) -> list[tuple[int, Path]]:
+    """By number, none missing in between."""
+    if path.is_dir():
+        path = _only_trace(path)
+    parts = find_parts(split_part(path)[0]) or [(1, path)]
+    for (number, _), (following, name) in pairwise(parts):
+        if following != number + 1:
+            raise TraceError(f"{name}: part {number + 1} of the trace, which comes before it, is missing")
+    return parts
+
+
+def _only_trace(folder: Path) -> Path:
+    found = traces_in(folder)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise TraceError(f"{folder}: no file of this folder is named like a trace, .jsonl or .jsonl.zst")
+    names = ", ".join(path.name for path in found[:3])
+    raise TraceError(f"{folder}: the folder holds {len(found)} traces ({names} ...): name one of them")
+
+
+# ---- headers ----
+
+
+def _first_header(line: TraceLine, report: TraceReport) -> TraceHeader:
+    header = _header_of(line)
+    report.num_events_before = header.num_events_before
+    return header
+
+
+def _header_of(line: TraceLine) -> TraceHeader:
+    try:
+        version = msgspec.json.decode(line.content, type=_AnyHeader).schema_version
+        if version == SCHEMA_VERSION:
+            return msgspec.json.decode(line.content, type=TraceHeader)
+    except UNREADABLE as error:
+        raise TraceError(f"{line.place}: not the header of a trace: {error}") from error
+    raise TraceError(
+        f"{line.place}: schema version {version}, but this program reads version {SCHEMA_VERSION}; "
+        "read the trace with the release that wrote it"
+    )
+
+
+def _check_continues(line: TraceLine, first: TraceHeader, number: int) -> bool:
+    """Whether a later part's header is whole; TraceError if it is another trace's."""
+    try:
+        header = _header_of(line)
+    except TraceError:
+        if line.may_be_cut:
+            return False
+        raise
+    begun = (first.wall_time_s, first.monotonic_s)
+    if header.part != number or (header.wall_time_s, header.monotonic_s) != begun:
+        raise TraceError(f"{line.place}: not part {number} of the trace that the files before it are of")
+    return True

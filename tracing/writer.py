@@ -6,45 +6,73 @@ Knows nothing of what the events mean. A slow or failing disk costs events, neve
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
+from pathlib import Path
 from typing import BinaryIO, Self
 
 import msgspec
 
-from tracing.events import TraceEnd, TraceEvent
+from tracing.events import TraceEnd, TraceEvent, TraceGap, TraceHeader
+from tracing.parts import TraceFiles
 
+logger = logging.getLogger(__name__)
+
+DEFAULT_CAPACITY = 65536
 BATCH_EVENTS = 1024
 """Written in one go; also the most that is in memory beyond ``capacity``."""
+GATHER_S = 0.05
+"""Events are gathered so long before they are written: what a killed process loses of its trace, and why the
+thread that emits seldom has to wake the one that writes."""
 
 
 class TraceWriter:
     """One thread emits; a daemon thread encodes and writes JSON lines.
 
     The caller gives an event away: neither it nor the lists and dicts in it may be changed after ``emit``.
-    Floats must be finite (JSON has no infinity). The first event should be the ``TraceHeader``.
+    Floats must be finite (JSON has no infinity). The first event should be the ``TraceHeader``, which each
+    later part of the trace repeats.
     """
 
-    def __init__(self, file: BinaryIO, *, capacity: int = 65536) -> None:
+    def __init__(self, file: BinaryIO | TraceFiles, *, capacity: int = DEFAULT_CAPACITY) -> None:
         self.error: Exception | None = None
         """Why the file took no more, if it did not: all later events count as dropped."""
         self._file = file
         self._capacity = capacity
         self._pending: deque[TraceEvent | threading.Event] = deque()
         self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._hurry.set()  # what comes first is written at once: a reader may wait for the header
         self._closing = False
         # One counter per thread that counts, so that neither needs a lock.
         self._num_refused = 0
         self._num_lost = 0
         self._num_written = 0
+        self._gap = 0
+        """Refused since the last event that was taken."""
+        self._header: TraceHeader | None = None
         self._encoder = msgspec.json.Encoder()
         self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
         self._thread.start()
 
     @classmethod
-    def open(cls, path: str, *, capacity: int = 65536) -> Self:
-        """Start a new trace at ``path``, replacing what is there; OSError if it cannot be written."""
-        return cls(open(path, "wb"), capacity=capacity)
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        max_bytes: int | None = None,
+        max_files: int | None = None,
+        replace: bool = True,
+    ) -> Self:
+        """Start a new trace at ``path``, compressed if its name ends in ``.zst``.
+
+        A file of about ``max_bytes`` is followed by a next part; of all only the last ``max_files`` are kept.
+        What is there is replaced or, if it must not be, a FileExistsError; OSError if it cannot be written.
+        """
+        files = TraceFiles(Path(path), max_bytes=max_bytes, max_files=max_files, replace=replace)
+        return cls(files, capacity=capacity)
 
     @property
     def dropped(self) -> int:
@@ -55,11 +83,24 @@ class TraceWriter:
     def written(self) -> int:
         return self._num_written
 
+    @property
+    def part(self) -> int:
+        """Which file of the trace is being written."""
+        return self._file.number if isinstance(self._file, TraceFiles) else 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be written any more."""
+        return not self._thread.is_alive()
+
     def emit(self, event: TraceEvent) -> None:
         """Hand an event over; never waits, never raises."""
         if len(self._pending) >= self._capacity:
-            self._num_refused += 1
+            self._refuse()
             return
+        if self._gap:
+            self._pending.append(TraceGap(dropped=self._gap))
+            self._gap = 0
         self._pending.append(event)
         if not self._wake.is_set():
             self._wake.set()
@@ -70,32 +111,51 @@ class TraceWriter:
             return True
         done = threading.Event()
         self._pending.append(done)
+        self._hurry.set()
         self._wake.set()
         return done.wait(timeout_s)
 
-    def close(self, timeout_s: float | None = 10.0) -> None:
-        """Write what is pending and the closing ``TraceEnd``. Given up, and counted, if the disk hangs."""
+    def finish(self) -> None:
+        """Take no more events; the thread writes what is pending and the closing ``TraceEnd``, see
+        ``finished``. Does not wait."""
         self._capacity = 0  # from now on emit only counts
         self._closing = True
+        self._hurry.set()
         self._wake.set()
+
+    def close(self, timeout_s: float | None = 10.0) -> None:
+        """Finish and wait for it. Given up, and what is pending counted, if the disk hangs."""
+        self.finish()
         self._thread.join(timeout_s)
         while self._pending:
             self._num_refused += self._drop_first()
+
+    def _refuse(self) -> None:
+        if not self._num_refused and not self._closing:
+            # On a thread of its own: this one must not wait, and the one that writes may be stuck.
+            threading.Thread(target=_warn_of_drops, daemon=True).start()
+        self._num_refused += 1
+        self._gap += 1
 
     def _drop_first(self) -> int:
         """Events dropped: 0 where the thread was quicker or a waiting ``flush`` was let go."""
         with contextlib.suppress(IndexError):
             item = self._pending.popleft()
-            if not isinstance(item, threading.Event):
+            if isinstance(item, threading.Event):
+                item.set()
+            elif not isinstance(item, TraceGap):
                 return 1
-            item.set()
         return 0
+
+    # ---- the thread ----
 
     def _run(self) -> None:
         while True:
             self._wake.wait()
+            self._hurry.wait(GATHER_S)
             # Cleared before the queue is read: an event appended later sets it again, so none is forgotten.
             self._wake.clear()
+            self._hurry.clear()
             closing = self._closing
             while self._pending:
                 self._write_batch()
@@ -105,34 +165,55 @@ class TraceWriter:
     def _write_batch(self) -> None:
         lines: list[bytes] = []
         flushes: list[threading.Event] = []
+        num_events = 0
         with contextlib.suppress(IndexError):
             while len(lines) < BATCH_EVENTS:
                 item = self._pending.popleft()
                 if isinstance(item, threading.Event):
                     flushes.append(item)
                 else:
-                    self._encode(item, lines)
-        self._write(lines)
+                    num_events += self._encode(item, lines)
+        self._write(lines, num_events)
         for flush in flushes:
             flush.set()
 
-    def _encode(self, event: TraceEvent, lines: list[bytes]) -> None:
+    def _encode(self, event: TraceEvent, lines: list[bytes]) -> int:
+        """Events that became a line: 0 of what cannot be encoded, and of a gap, which is none."""
         try:
             lines.append(self._encoder.encode(event))
         except Exception:  # one bad event must not end the trace
             self._num_lost += 1
+            lines.append(self._encoder.encode(TraceGap(dropped=1)))
+            return 0
+        if self._header is None and isinstance(event, TraceHeader):
+            self._header = event
+        return not isinstance(event, TraceGap)
 
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, lines: list[bytes], num_events: int) -> None:
         """After a failed write nothing more is written: the file may end in half a line."""
         if self.error is None:
             try:
-                self._file.write(b"".join(line + b"\n" for line in lines))
-                self._file.flush()
-                self._num_written += len(lines)
+                self._put(lines, num_events)
                 return
             except (OSError, ValueError) as error:
                 self.error = error
-        self._num_lost += len(lines)
+                logger.error("The trace ends here: %s. What happens from now on is not in it.", error)
+        self._num_lost += num_events
+
+    def _put(self, lines: list[bytes], num_events: int) -> None:
+        if isinstance(self._file, TraceFiles) and self._file.full:
+            self._begin_part(self._file)
+        self._file.write(b"".join(line + b"\n" for line in lines))
+        self._file.flush()
+        self._num_written += num_events
+
+    def _begin_part(self, files: TraceFiles) -> None:
+        number = files.begin_part()
+        if self._header is not None:
+            header = msgspec.structs.replace(
+                self._header, from_start=False, part=number, num_events_before=self._num_written
+            )
+            files.write(self._encoder.encode(header) + b"\n")
 
     def _finish(self) -> None:
         end = TraceEnd(written=self._num_written, dropped=self.dropped)
@@ -141,3 +222,9 @@ class TraceWriter:
                 self._file.write(self._encoder.encode(end) + b"\n")
         with contextlib.suppress(OSError, ValueError):
             self._file.close()
+
+
+def _warn_of_drops() -> None:
+    logger.warning(
+        "The trace loses events: they come faster than they can be written. It says how many at its end."
+    )
