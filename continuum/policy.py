@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from continuum.break_rule import BreakRule
 from continuum.config import ContinuumConfig
@@ -38,7 +38,7 @@ from engine.messages import (
     ToolState,
     TurnReceipt,
 )
-from engine.policy import Pin, PinEnd, PolicyContext, SchedulingPolicy, WaitingKey
+from engine.policy import Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
 from engine.request import Request
 from estimator.survival import SurvivalCurve
 
@@ -80,6 +80,7 @@ def _brings_result(turn: Turn, frontier: Frontier) -> bool:
 class ContinuumPolicy:
     """Jobs, pins and order; implements ``engine.policy.SchedulingPolicy``."""
 
+    name = "continuum"
     wants_signals = True
     lets_pass = True
     grace_s = GRACE_S
@@ -565,6 +566,11 @@ class ContinuumPolicy:
             self._pins.num_blocks,
             self._jobs.num_recognisable,
         )
+
+    def describe(self) -> PolicyDescription:
+        options = asdict(self._config)
+        del options["estimator_state"]  # what was in the file is told, not where it is
+        return PolicyDescription(self.name, options, self.tools.state())
 
     def close(self) -> None:
         self.tools.save()

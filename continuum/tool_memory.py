@@ -106,6 +106,13 @@ class ToolMemory:
             self._writing = threading.Thread(target=_write, args=(snapshot(self._learned), self._path))
             self._writing.start()
 
+    def state(self) -> str | None:
+        """What is learned by now, as the file has it; None: nothing."""
+        learned = self._learned
+        if not getattr(learned.durations, "histograms_", None) and not learned.turns.tallies:
+            return None
+        return snapshot(learned).decode()
+
     def wait_until_written(self) -> None:
         if self._writing is not None:
             self._writing.join()

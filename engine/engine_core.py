@@ -38,7 +38,6 @@ from engine.structured_output.backend import CompiledGrammar, TokenTable
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.mask_filler import MaskFiller
 from engine.tokenizer import Tokenizer
-from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
@@ -107,7 +106,7 @@ class EngineCore:
             "resume": self.resume,
         }
         if self._trace_file is not None:
-            self._trace_file.emit(self._trace_header())
+            self._trace_file.emit(self.scheduler.begin_trace(time.time(), self._clock.now(), from_start=True))
             self._tracer.add(self._trace_file)
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
@@ -123,18 +122,6 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
             tracer=self._tracer,
             kv_connector=connector,
-        )
-
-    def _trace_header(self) -> TraceHeader:
-        """What a trace that begins now begins with."""
-        return TraceHeader(
-            wall_time_s=time.time(),
-            monotonic_s=self._clock.now(),
-            policy=type(self.policy).__name__,
-            block_size=self.ready.block_size,
-            num_blocks=self.ready.num_gpu_blocks - 1,
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
         )
 
     # ---- what comes in ----
@@ -318,11 +305,11 @@ class EngineCore:
     def pause(self, running_too: bool = False) -> None:
         state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
         with self._changed:
-            self.scheduler.set_pause_state(state)
+            self.scheduler.set_pause_state(state, self._clock.now())
 
     def resume(self) -> None:
         with self._changed:
-            self.scheduler.set_pause_state(PauseState.UNPAUSED)
+            self.scheduler.set_pause_state(PauseState.UNPAUSED, self._clock.now())
             self._wake()
 
     # ---- stopping ----

@@ -62,6 +62,18 @@ class PolicyContext:
     """Whether what is computed is also kept in host memory, to be loaded back."""
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyDescription:
+    """What a policy was made from: enough to make it anew."""
+
+    name: str
+    """As command lines have it."""
+    options: dict[str, float | int | str | bool | None] = field(default_factory=dict)
+    """All of them by name, defaults included."""
+    estimator_state: str | None = None
+    """What it has learned of tools by now, as its state file has it (JSON); None: nothing."""
+
+
 class SchedulingPolicy(Protocol):
     """Answers the scheduler's questions; see ``FcfsPolicy`` for the least that works."""
 
@@ -130,6 +142,9 @@ class SchedulingPolicy(Protocol):
     def job(self, job_id: str, now: float) -> JobStatus | None:
         """What it knows of one; None: of no such job."""
 
+    def describe(self) -> PolicyDescription:
+        """What it is, for the head of a trace."""
+
     def close(self) -> None:
         """The engine stops: persist what must survive."""
 
@@ -141,6 +156,7 @@ PolicyFactory = Callable[[PolicyContext], SchedulingPolicy]
 class FcfsPolicy:
     """First come, first served; the youngest running request is preempted. Holds nothing."""
 
+    name = "fcfs"
     wants_signals = False
     lets_pass = False
 
@@ -201,12 +217,17 @@ class FcfsPolicy:
     def job(self, job_id: str, now: float) -> JobStatus | None:
         return None
 
+    def describe(self) -> PolicyDescription:
+        return PolicyDescription(self.name)
+
     def close(self) -> None:
         pass
 
 
 class PriorityPolicy(FcfsPolicy):
     """Lower ``priority`` first, ties by arrival; the worst running request is preempted."""
+
+    name = "priority"
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return (request.priority, request.arrival_time)

@@ -33,6 +33,9 @@ class KVConnectorStatistics:
 class KVConnector(Protocol):
     """Knows which block contents the other tier holds. O(1) per block."""
 
+    min_load_tokens: int
+    """Fewer are computed instead of loaded."""
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
         """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks; 0 if none,
         or if loading them is not worth it. The last token is never among them."""

@@ -52,6 +52,11 @@ class LoadHolder:
         return len(self._in_flight)
 
     @property
+    def min_load_tokens(self) -> int:
+        """Fewer are not loaded; 0 without another tier."""
+        return 0 if self._connector is None else self._connector.min_load_tokens
+
+    @property
     def ready(self) -> list[Request]:
         """Requests whose load has ended, in that order."""
         return list(self._ready.values())

@@ -23,6 +23,7 @@ class OffloadingConnector:
     def __init__(self, num_blocks: int, block_size: int, min_load_tokens: int = MIN_LOAD_TOKENS) -> None:
         """``num_blocks``: slots of the host pool. ``block_size`` in tokens, the device pool's."""
         self.tier = HostTier(num_blocks)
+        self.min_load_tokens = min_load_tokens
         self._block_size = block_size
         self._min_load_blocks = max(1, -(-min_load_tokens // block_size))
         self._loads: dict[int, list[BlockHash]] = {}

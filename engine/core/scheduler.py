@@ -6,6 +6,7 @@ choice. Pure: it is told the time and never looks at a clock, a socket or a tens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +14,7 @@ from enum import Enum
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
+from engine.core.input_trace import InputTrace
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector
 from engine.core.load_holder import LoadHolder
@@ -24,6 +26,8 @@ from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceip
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
+from engine.version import package_version
+from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
 GRAMMAR_LEFT = (
@@ -62,6 +66,11 @@ class SchedulerStatistics:
     num_host_blocks: int
     num_used_host_blocks: int
     pause_state: str
+
+
+def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:
+    """JSON has no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(slots=True)
@@ -125,6 +134,7 @@ class Scheduler:
         self._counts = _Counts()
         self._tracer = tracer or Tracer()
         self._trace = StepTrace(self._tracer)
+        self._inputs = InputTrace(self._tracer, self._trace, block_size)
 
     # ---- what comes in ----
 
@@ -132,7 +142,10 @@ class Scheduler:
         """Queue a request. Its id must be new and its length within ``max_model_len``. One that follows a
         grammar has arrived, but stands in the queue only from ``grammar_compiled`` on."""
         assert request.request_id not in self.requests, "request ids are unique"
+        reads = self._inputs.watch(request) if self._tracer.on else None
         self.policy.on_arrival(request, now)
+        if reads is not None:
+            self._inputs.request_arrived(request, reads, now)
         self.requests[request.request_id] = request
         if request.status is RequestStatus.WAITING:
             self.waiting.add(request, self.policy.waiting_key(request, now))
@@ -148,6 +161,8 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self._constrained[request.request_id] = request
         self.waiting.add(request, self.policy.waiting_key(request, now))
+        if self._tracer.on:
+            self._inputs.grammar_ready(request, now)
 
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, now: float
@@ -170,22 +185,28 @@ class Scheduler:
                 self.waiting.remove(request)
             request.status = status
             outputs.append(self._finish(request, [], now))
+        if self._tracer.on:
+            self._inputs.requests_ended(outputs, status, now)
         return outputs
 
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         """A tool call or a job changed state; the receipt is the policy's new decision about the turn."""
         receipt = self.policy.on_signal(signal, now)
-        self.expire(now)
+        self.pins.expire(now)
+        if self._tracer.on:
+            self._inputs.signal(signal, receipt, now)
         return receipt
 
-    def set_pause_state(self, state: PauseState) -> None:
+    def set_pause_state(self, state: PauseState, now: float) -> None:
         self.pause_state = state
+        if self._tracer.on:
+            self._inputs.paused(state.value, now)
 
     # ---- one step ----
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Decide what runs next. Every scheduled token counts as computed from here on."""
-        self.expire(now)
+        self.pins.expire(now)
         self._requeue_changed(now)
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
@@ -445,6 +466,7 @@ class Scheduler:
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
         """Append what was sampled, end what is done; the outputs are for the front end."""
+        traced = self._inputs.begin_output(result, self.requests) if self._tracer.on else None
         self.loads.end(result.finished_loads, loaded=True)
         self.loads.end(result.failed_loads, loaded=False)
         outputs: list[EngineCoreOutput] = []
@@ -469,6 +491,8 @@ class Scheduler:
             outputs.append(output)
         if any_finished:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        if traced is not None:
+            self._inputs.step_output(traced, plan, result, outputs, now)
         return outputs
 
     def _append_tokens(self, request: Request, token_ids: Sequence[int]) -> int:
@@ -523,7 +547,7 @@ class Scheduler:
             receipt=self.policy.take_receipt(request),
         )
         self._describe_start(request, output)
-        self.expire(now)
+        self.pins.expire(now)
         return output
 
     def _describe_start(self, request: Request, output: EngineCoreOutput) -> None:
@@ -537,6 +561,8 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """End the pins whose deadline has passed or that the policy let go."""
         self.pins.expire(now)
+        if self._tracer.on:
+            self._inputs.idle(now)
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
@@ -562,7 +588,10 @@ class Scheduler:
     def reset_prefix_cache(self, now: float) -> bool:
         """End all pins, then forget all cached prefixes, on every tier; False while requests hold blocks."""
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
-        return self.kv.reset_prefix_cache() and self.loads.reset_cache()
+        done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
+        if self._tracer.on:
+            self._inputs.prefix_cache_reset(done, now)
+        return done
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -646,4 +675,33 @@ class Scheduler:
     def close(self, now: float) -> None:
         """The engine stops: every pin has its end, and the policy saves what must survive."""
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
+        if self._tracer.on:
+            self._inputs.closed(now)
         self.policy.close()
+
+    # ---- the trace ----
+
+    def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
+        """What a trace that begins now begins with. ``from_start``: nothing has come in yet."""
+        self._inputs.begin()
+        policy, config = self.policy.describe(), self.config
+        return TraceHeader(
+            wall_time_s=wall_time_s,
+            monotonic_s=now,
+            from_start=from_start,
+            program=package_version(),
+            policy=policy.name,
+            policy_options={name: _in_json(value) for name, value in policy.options.items()},
+            estimator_state=policy.estimator_state if from_start else None,
+            block_size=self.kv.block_size,
+            num_blocks=self.kv.pool.num_usable_blocks,
+            num_host_blocks=self.loads.tier_statistics().num_blocks,
+            min_load_tokens=self.loads.min_load_tokens,
+            enable_prefix_caching=self.kv.enable_caching,
+            max_model_len=self.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        )

@@ -24,6 +24,11 @@ class StepTrace:
         self._step = -1
         self._now = 0.0
 
+    @property
+    def number(self) -> int:
+        """Of the last step, counted from 0; -1 before the first."""
+        return self._step
+
     def snapshot(
         self,
         running: Sequence[Request],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from continuum.jobs import Frontier
 from continuum.order import waiting_key
-from engine.policy import PolicyContext, WaitingKey
+from engine.policy import PolicyContext, PolicyDescription, WaitingKey
 from engine.request import Request
 from eval.baselines.holding import HoldingPolicy
 
@@ -12,11 +12,15 @@ from eval.baselines.holding import HoldingPolicy
 class FixedTtlPolicy(HoldingPolicy):
     """Preempted turns, then warm ones, then by the age of the program; a pin holds until its end."""
 
+    name = "fixed-ttl"
     wants_signals = False
 
     def __init__(self, context: PolicyContext, ttl_s: float = 2.0) -> None:
         super().__init__(context)
         self._ttl_s = ttl_s
+
+    def describe(self) -> PolicyDescription:
+        return PolicyDescription(self.name, {"ttl_s": self._ttl_s})
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return waiting_key(request, self._turns.get(request.request_id))

@@ -27,6 +27,8 @@ class ForkPolicy(HoldingPolicy):
     preempted before any pin while two or more run; with fewer, the pin that ends last is dropped.
     """
 
+    name = "fork"
+
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self._gaps = MeanGaps()

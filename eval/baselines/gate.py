@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from continuum.jobs import Job
-from engine.policy import Pin, PolicyContext, WaitingKey
+from engine.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
 from engine.request import Request
 from eval.baselines.program import ProgramPolicy
 
@@ -21,15 +21,21 @@ class GatePolicy(ProgramPolicy):
     runs. A job ends when its client says so, when a turn calls no tool, or when it is idle for an hour.
     """
 
+    name = "gate"
+
     def __init__(
         self, context: PolicyContext, share: float = 0.9, forced_after_s: float = FORCED_AFTER_S
     ) -> None:
         super().__init__(context)
+        self._share = share
         self._room_tokens = share * context.num_blocks * context.block_size
         self._forced_after_s = forced_after_s
         self._contexts: dict[str, int] = {}
         """Tokens of every job inside, by job id, or request id for lack of one."""
         self._num_tokens = 0
+
+    def describe(self) -> PolicyDescription:
+        return PolicyDescription(self.name, {"share": self._share, "forced_after_s": self._forced_after_s})
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return ()

@@ -24,6 +24,8 @@ class InferceptPolicy(HoldingPolicy):
     let go where a host tier keeps a copy. A request keeps its program's arrival time.
     """
 
+    name = "infercept"
+
     def __init__(self, context: PolicyContext, knowledge: Knowledge) -> None:
         super().__init__(context)
         self._knowledge = knowledge

@@ -12,6 +12,8 @@ from eval.baselines.knowledge import Knowledge
 class KnownWorkPolicy(ContinuumPolicy):
     """Asks the simulator instead of a forecast."""
 
+    name = "known-work"
+
     def __init__(self, context: PolicyContext, knowledge: Knowledge, config: ContinuumConfig) -> None:
         super().__init__(context, config)
         self._knowledge = knowledge

@@ -30,6 +30,7 @@ class OraclePolicy(ContinuumPolicy):
     ``PRICE`` times the second is worth its memory whoever waits, and stays.
     """
 
+    name = "oracle"
     grace_s = 0.0
 
     def __init__(

@@ -30,6 +30,8 @@ class PaperPolicy(HoldingPolicy):
     Whoever cannot be given its blocks breaks pins, the latest program's first, until it fits.
     """
 
+    name = "paper"
+
     def __init__(self, context: PolicyContext, knowledge: Knowledge) -> None:
         super().__init__(context)
         self._knowledge = knowledge

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from continuum.jobs import Job
-from engine.policy import Pin, PinEnd, PolicyContext, WaitingKey
+from engine.policy import Pin, PinEnd, PolicyContext, PolicyDescription, WaitingKey
 from engine.request import Request
 from eval.baselines.program import ProgramPolicy
 
@@ -31,6 +31,7 @@ class PlasPolicy(ProgramPolicy):
     programs, not of levels of a multi-level queue: a running turn gives way only where blocks run out.
     """
 
+    name = "plas"
     wants_signals = False
 
     def __init__(self, context: PolicyContext, promote_at: float = PROMOTE_AT) -> None:
@@ -41,6 +42,9 @@ class PlasPolicy(ProgramPolicy):
         self._promoted: set[str] = set()
         self._waiting: dict[str, Request] = {}
         self._changed: list[Request] = []
+
+    def describe(self) -> PolicyDescription:
+        return PolicyDescription(self.name, {"promote_at": self._promote_at})
 
     def on_arrival(self, request: Request, now: float) -> None:
         super().on_arrival(request, now)

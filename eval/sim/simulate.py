@@ -129,7 +129,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
     sample = _workload(plan.workload).sample(plan.num_jobs, run.seed, plan.limits)
     arrivals = plan.arrivals_at(run.rate_per_s)
     policy = policy or parse_policy(run.policy)
-    with closing(open_trace(plan.trace, config, policy.name)) as trace:
+    with closing(open_trace(plan.trace, config)) as trace:
         simulator = Simulator(config, policy, sample.jobs, tracer=trace.tracer)
         played = simulator.run(arrivals.times_s(sample.jobs, run.seed), plan.concurrency)
     setting = RunSetting(

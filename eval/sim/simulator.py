@@ -125,6 +125,8 @@ class Simulator:
             Replica(replica, policy.make(context, self._foresight), self._events, self._on_outputs)
             for _ in range(config.num_replicas)
         ]
+        if tracer is not None:
+            tracer.emit(self._replicas[0].scheduler.begin_trace(0.0, self._events.now, from_start=True))
         self._sampler = OccupancySampler([replica.scheduler for replica in self._replicas])
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from eval.errors import EvalError
 from eval.sim.simulator import SimConfig
-from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
@@ -36,8 +35,9 @@ class SimTrace:
         return [f"the trace is NOT WHOLE: {self.writer.dropped:,} events could not be written"]
 
 
-def open_trace(path: Path | None, config: SimConfig, policy: str) -> SimTrace:
-    """Begin a trace at ``path``; of nothing if there is none. EvalError if it cannot be written."""
+def open_trace(path: Path | None, config: SimConfig) -> SimTrace:
+    """A trace at ``path``, which the simulator begins; of nothing if there is none. EvalError if it cannot be
+    written."""
     if path is None:
         return SimTrace(None)
     if config.num_replicas > 1:
@@ -48,15 +48,4 @@ def open_trace(path: Path | None, config: SimConfig, policy: str) -> SimTrace:
         writer = TraceWriter.open(str(path), capacity=sys.maxsize)
     except OSError as error:
         raise EvalError(f"Cannot write the trace {path}: {error.strerror}.") from error
-    writer.emit(
-        TraceHeader(
-            wall_time_s=0.0,
-            monotonic_s=0.0,
-            policy=policy,
-            block_size=config.block_size,
-            num_blocks=config.num_blocks,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        )
-    )
     return SimTrace(writer)

@@ -169,7 +169,7 @@ def test_what_was_loaded_is_found_by_others_at_once() -> None:
     room = evicted(ends((0, True)))
     room.add("again", tokens(0, 32), max_tokens=1)
     room.step()
-    room.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    room.scheduler.set_pause_state(PauseState.PAUSED_NEW, room.clock.now())
     twin = room.add("twin", tokens(0, 30), max_tokens=1)
     _, num_hit_tokens = room.scheduler.kv.get_computed_blocks(twin)
     assert num_hit_tokens == 28
@@ -213,10 +213,10 @@ def test_without_chunked_prefill_a_loaded_request_gets_the_next_whole_budget() -
     room = evicted(ends((0, True)), enable_chunked_prefill=False, max_num_batched_tokens=46)
     room.add("again", tokens(0, 28) + tokens(700, 10), max_tokens=1)
     room.step()
-    room.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    room.scheduler.set_pause_state(PauseState.PAUSED_NEW, room.clock.now())
     room.add("other", tokens(800, 4), max_tokens=1)
     assert not room.step().num_scheduled_tokens
-    room.scheduler.set_pause_state(PauseState.UNPAUSED)
+    room.scheduler.set_pause_state(PauseState.UNPAUSED, room.clock.now())
     assert list(room.step().num_scheduled_tokens) == ["again", "other"]
 
 
@@ -249,7 +249,7 @@ class BusyDay:
             )[0]
             event()
             self.room.check_invariants()
-        self.room.scheduler.set_pause_state(PauseState.UNPAUSED)
+        self.room.scheduler.set_pause_state(PauseState.UNPAUSED, self.room.clock.now())
         self.room.run()
         assert len(self.room.finished) == next(self.ids), "a request is lost"
         self.room.check_invariants()
@@ -278,9 +278,9 @@ class BusyDay:
             )
 
     def pause(self) -> None:
-        self.room.scheduler.set_pause_state(self.random.choice(list(PauseState)))
+        self.room.scheduler.set_pause_state(self.random.choice(list(PauseState)), self.room.clock.now())
         self.step()
-        self.room.scheduler.set_pause_state(PauseState.UNPAUSED)
+        self.room.scheduler.set_pause_state(PauseState.UNPAUSED, self.room.clock.now())
 
     def reset(self) -> None:
         self.seen[f"reset {self.room.scheduler.reset_prefix_cache(self.room.clock.now())}"] += 1

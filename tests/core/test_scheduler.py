@@ -176,11 +176,11 @@ def test_pause_states() -> None:
     room.add("a", tokens(0, 4))
     room.step()
     room.add("b", tokens(100, 4))
-    room.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    room.scheduler.set_pause_state(PauseState.PAUSED_NEW, room.clock.now())
     assert set(room.step().num_scheduled_tokens) == {"a"}
-    room.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    room.scheduler.set_pause_state(PauseState.PAUSED_ALL, room.clock.now())
     assert not room.step().num_scheduled_tokens
-    room.scheduler.set_pause_state(PauseState.UNPAUSED)
+    room.scheduler.set_pause_state(PauseState.UNPAUSED, room.clock.now())
     assert set(room.step().num_scheduled_tokens) == {"a", "b"}
     room.run()
 

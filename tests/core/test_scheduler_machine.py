@@ -278,12 +278,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.room.scheduler.pause_state is PauseState.UNPAUSED)
     @rule(state=st.sampled_from([PauseState.PAUSED_NEW, PauseState.PAUSED_ALL]))
     def pause(self, state: PauseState) -> None:
-        self.room.scheduler.set_pause_state(state)
+        self.room.scheduler.set_pause_state(state, self.room.clock.now())
 
     @precondition(lambda self: self.room.scheduler.pause_state is not PauseState.UNPAUSED)
     @rule()
     def resume(self) -> None:
-        self.room.scheduler.set_pause_state(PauseState.UNPAUSED)
+        self.room.scheduler.set_pause_state(PauseState.UNPAUSED, self.room.clock.now())
 
     @precondition(lambda self: self.room.finished)
     @rule()
@@ -306,7 +306,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "room"):
             return
         room = self.room
-        room.scheduler.set_pause_state(PauseState.UNPAUSED)
+        room.scheduler.set_pause_state(PauseState.UNPAUSED, room.clock.now())
         for request in list(room.scheduler.compiling.values()):
             room.scheduler.grammar_compiled(request, CountingGrammar(2), room.clock.now())
         room.run()

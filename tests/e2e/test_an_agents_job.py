@@ -114,7 +114,7 @@ def check_every_pin_ended(path: Path) -> None:
 def check_trace(path: Path) -> None:
     header, *events, end = list(read_trace(str(path)))
     assert isinstance(header, TraceHeader)
-    assert header.policy == "ContinuumPolicy"
+    assert header.policy == "continuum"
     assert isinstance(end, TraceEnd)
     assert end.dropped == 0
 

@@ -1,0 +1,277 @@
+"""Turns what a scheduler is told into trace events; asked only while somebody wants them.
+
+Each is emitted when its effects have been, so that it ends their group. Of tokens and hashes only what a
+replay needs is kept: names of blocks, each once, and the tokens that a policy looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast, overload
+
+import msgspec
+
+from engine.core.block_hash import BlockHash
+from engine.core.step_trace import StepTrace
+from engine.messages import (
+    EngineCoreOutput,
+    JobFinished,
+    Signal,
+    ToolGapStarted,
+    ToolSignal,
+    TurnReceipt,
+)
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.request import Request, RequestStatus
+from tracing.events import (
+    BLOCK_NAME_BYTES,
+    EngineClosed,
+    GrammarReady,
+    IdleEvent,
+    PauseEvent,
+    PrefixCacheReset,
+    Receipt,
+    RequestArrived,
+    RequestsEnded,
+    SignalEvent,
+    StepOutput,
+    ToolCallSaid,
+)
+from tracing.tracer import Tracer
+
+MAX_NAMED = 1 << 18
+"""Blocks whose names are known to be in the trace already: some 25 MB. Beyond, names are written again."""
+ENDINGS = {
+    RequestStatus.FINISHED_STOPPED: "stopped",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "aborted",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+class InputTrace:
+    """One method per input."""
+
+    def __init__(self, tracer: Tracer, steps: StepTrace, block_size: int) -> None:
+        self._tracer = tracer
+        self._steps = steps
+        self._block_size = block_size
+        self._named: set[BlockHash] = set()
+        """Hashes of blocks whose names, and those of all blocks before them, are in the trace."""
+
+    def begin(self) -> None:
+        """A trace begins: nothing is in it yet."""
+        self._named.clear()
+
+    # ---- requests ----
+
+    def watch(self, request: Request) -> TokenReads:
+        """Note which of its tokens the policy reads, until ``request_arrived``."""
+        reads = TokenReads(request.all_token_ids)
+        request.all_token_ids = cast(list[int], reads)
+        return reads
+
+    def request_arrived(self, request: Request, reads: TokenReads, now: float) -> None:
+        request.all_token_ids = reads.tokens
+        job = request.job
+        num_named, new = self._name(request.block_hashes)
+        event = RequestArrived(
+            now=now,
+            req_id=request.request_id,
+            external_id=request.external_id if request.external_id != request.request_id else None,
+            arrival_s=request.arrival_time,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            in_job=job is not None,
+            awaits_grammar=request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+            prefix_blocks=num_named,
+            prefix_end=_name_of(request.block_hashes[num_named - 1]) if num_named else b"",
+            blocks=_names(new),
+        )
+        if job is not None:
+            event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
+            event.num_replies, event.num_results = job.num_replies, job.num_results
+            event.tokens = reads.runs(max(0, request.num_prompt_tokens - 2 * self._block_size))
+        self._tracer.emit(event)
+
+    def _name(self, block_hashes: list[BlockHash]) -> tuple[int, list[BlockHash]]:
+        """How many of a prompt's blocks are named already, and the others, which now are."""
+        if len(self._named) > MAX_NAMED:
+            self._named.clear()
+        # Where one is named all before it are: a prompt of thousands of blocks takes a dozen looks.
+        low, high = 0, len(block_hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if block_hashes[middle] in self._named:
+                low = middle + 1
+            else:
+                high = middle
+        new = block_hashes[low:]
+        self._named.update(new)
+        return low, new
+
+    def grammar_ready(self, request: Request, now: float) -> None:
+        self._tracer.emit(GrammarReady(now=now, req_id=request.request_id))
+
+    def requests_ended(self, outputs: Sequence[EngineCoreOutput], status: RequestStatus, now: float) -> None:
+        """From outside; ``outputs`` are those of all that had not ended before."""
+        if outputs:
+            req_ids = [output.request_id for output in outputs]
+            self._tracer.emit(
+                RequestsEnded(now=now, req_ids=req_ids, how=ENDINGS[status], receipts=_receipts(outputs))
+            )
+
+    # ---- results ----
+
+    def begin_output(self, result: ModelRunnerOutput, requests: dict[str, Request]) -> OpenOutput:
+        """Before a result is applied."""
+        got = [i for i, tokens in zip(result.req_ids, result.sampled_token_ids, strict=True) if tokens]
+        known = [(requests[i], requests[i].num_tokens) for i in got if i in requests]
+        return OpenOutput(got, known)
+
+    def step_output(
+        self,
+        before: OpenOutput,
+        plan: SchedulerOutput,
+        result: ModelRunnerOutput,
+        outputs: Sequence[EngineCoreOutput],
+        now: float,
+    ) -> None:
+        """After it was applied."""
+        event = StepOutput(
+            step=self._steps.number,
+            now=now,
+            finished_loads=list(result.finished_loads),
+            failed_loads=list(result.failed_loads),
+            receipts=_receipts(outputs),
+        )
+        if not before.sampled or before.sampled != list(plan.num_scheduled_tokens):
+            event.sampled = before.sampled
+        blocks: dict[str, bytes] = {}
+        counts: dict[str, int] = {}
+        ended: dict[str, str] = {}
+        size = self._block_size
+        for request, num_before in before.requests:
+            num_tokens = request.num_tokens
+            if num_tokens != num_before + 1:
+                counts[request.request_id] = num_tokens - num_before
+            if num_tokens // size != num_before // size and request.block_hashes:
+                blocks[request.request_id] = self._name_filled(request, num_before // size)
+            if request.status.finished:
+                ended[request.request_id] = str(request.status.finish_reason)
+        event.blocks, event.num_tokens, event.ended = blocks, counts, ended
+        self._tracer.emit(event)
+
+    def _name_filled(self, request: Request, num_before: int) -> bytes:
+        """Of the blocks that its tokens have filled since there were ``num_before``."""
+        new = request.block_hashes[num_before:]
+        if not num_before or request.block_hashes[num_before - 1] in self._named:
+            self._named.update(new)
+        return _names(new)
+
+    # ---- signals, and what is set ----
+
+    def signal(self, signal: Signal, receipt: TurnReceipt | None, now: float) -> None:
+        told = None if receipt is None else _receipt(receipt)
+        match signal:
+            case ToolGapStarted():
+                calls = [ToolCallSaid(name=call.name, arguments=call.arguments) for call in signal.calls]
+                event = SignalEvent(
+                    now=now, kind="tool_gap_started", req_id=signal.request_id, calls=calls, receipt=told
+                )
+            case JobFinished():
+                event = SignalEvent(now=now, kind="job_finished", job_id=signal.job_id, receipt=told)
+            case ToolSignal():
+                event = SignalEvent(
+                    now=now,
+                    kind="tool_signal",
+                    req_id=signal.request_id,
+                    job_id=signal.job_id,
+                    state=signal.state.value,
+                    call_id=signal.call_id,
+                    tool=signal.tool,
+                    expected_s=signal.expected_s,
+                    remaining_s=signal.remaining_s,
+                    fraction=signal.fraction,
+                    receipt=told,
+                )
+        self._tracer.emit(event)
+
+    def paused(self, state: str, now: float) -> None:
+        self._tracer.emit(PauseEvent(now=now, state=state))
+
+    def prefix_cache_reset(self, done: bool, now: float) -> None:
+        self._tracer.emit(PrefixCacheReset(now=now, done=done))
+
+    def idle(self, now: float) -> None:
+        self._tracer.emit(IdleEvent(now=now))
+
+    def closed(self, now: float) -> None:
+        self._tracer.emit(EngineClosed(now=now))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOutput:
+    """A result that is about to be applied."""
+
+    sampled: list[str]
+    """Requests that got tokens."""
+    requests: list[tuple[Request, int]]
+    """Those that have not ended, with their tokens so far."""
+
+
+class TokenReads(Sequence[int]):
+    """A prompt's tokens that remember which of them were looked at."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self._reads: list[tuple[int, int]] = []
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        whole = range(len(self.tokens))
+        read = whole[place] if isinstance(place, slice) else whole[place : place + 1]
+        if len(read):
+            self._reads.append((min(read), max(read) + 1))
+        return self.tokens[place]
+
+    def __iter__(self) -> Iterator[int]:
+        self._reads.append((0, len(self.tokens)))
+        return iter(self.tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def runs(self, tail: int) -> list[tuple[int, list[int]]]:
+        """All that was read, and what follows ``tail``, in order and each token once."""
+        runs: list[tuple[int, int]] = []
+        for start, end in sorted([*self._reads, (tail, len(self.tokens))]):
+            if runs and start <= runs[-1][1]:
+                runs[-1] = (runs[-1][0], max(end, runs[-1][1]))
+            else:
+                runs.append((start, end))
+        return [(start, list(self.tokens[start:end])) for start, end in runs]
+
+
+def _name_of(block_hash: BlockHash) -> bytes:
+    return block_hash[:BLOCK_NAME_BYTES]
+
+
+def _names(block_hashes: Iterable[BlockHash]) -> bytes:
+    return b"".join([block_hash[:BLOCK_NAME_BYTES] for block_hash in block_hashes])
+
+
+def _receipts(outputs: Iterable[EngineCoreOutput]) -> list[Receipt]:
+    return [_receipt(output.receipt) for output in outputs if output.receipt is not None]
+
+
+def _receipt(receipt: TurnReceipt) -> Receipt:
+    """As it is now: a later decision may change it."""
+    told = msgspec.structs.asdict(receipt)
+    told["req_id"] = told.pop("request_id")
+    return Receipt(**{name: told[name] for name in Receipt.__struct_fields__})
