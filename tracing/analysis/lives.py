@@ -1,0 +1,515 @@
+"""Reads a trace's events, one after another, as lives of turns, gaps, pins and steps.
+
+Each is handed on as soon as it is over, so that what is in memory is what is under way. The same code reads a
+file of any length and a live engine's events. What happened before the trace began is not known, and not
+made up: a turn that was under way then begins where it is first seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tracing.analysis.jobs import GapLife, JobLife, PinLife, Told, TurnEnd, TurnLife, job_life
+from tracing.analysis.open_pin import PinReader
+from tracing.analysis.open_turn import OpenTurn, WaitClock
+from tracing.analysis.phases import Phase
+from tracing.analysis.pool import StepLife
+from tracing.events import (
+    JobEvent,
+    PinEvent,
+    PrefixCacheEvent,
+    RequestArrived,
+    RequestsEnded,
+    SignalEvent,
+    StepDecision,
+    StepOutput,
+    StepSnapshot,
+    TraceEvent,
+    TraceGap,
+    TraceHeader,
+)
+from tracing.reader import TraceReport, read_trace
+
+SAME_MOMENT_S = 1e-6
+"""Two times so near that one was computed from the other."""
+MAX_BRANCHES = 64
+"""Ends of turns remembered per job, of which one may be continued."""
+
+OfJob = TypeVar("OfJob", GapLife, PinLife)
+
+
+class LifeSink(Protocol):
+    """Takes what has been read."""
+
+    def turn(self, turn: TurnLife) -> None: ...
+
+    def gap(self, gap: GapLife) -> None: ...
+
+    def pin(self, pin: PinLife) -> None: ...
+
+    def step(self, step: StepLife) -> None: ...
+
+    def finished(self, job_id: str, now: float) -> None:
+        """It was said, or taken, that no turn of this job will come."""
+
+
+@dataclass(slots=True, eq=False)
+class _OpenGap:
+    """A turn that has ended, and may be continued."""
+
+    turn: TurnLife
+    job_id: str
+    tools: tuple[str, ...] | None = None
+    told: list[Told] = field(default_factory=list)
+
+    def close(self, ended_s: float | None, next_req_id: str | None) -> GapLife:
+        return GapLife(
+            job_id=self.job_id,
+            req_id=self.turn.req_id,
+            number=self.turn.number,
+            started_s=self.turn.ended_s,
+            ended_s=ended_s,
+            next_req_id=next_req_id,
+            tools=self.tools,
+            told=tuple(self.told),
+        )
+
+
+class LifeReader:
+    """Takes every event of one trace in order; ``close`` at the end."""
+
+    def __init__(self, sink: LifeSink) -> None:
+        self.header: TraceHeader | None = None
+        self.now = 0.0
+        """Latest time that any event named."""
+        self.began_s: float | None = None
+        """Time of the first event."""
+        self.num_lost = 0
+        """Events of which the trace says that they are missing."""
+        self._sink = sink
+        self._pins = PinReader(sink.pin)
+        self._open: dict[str, OpenTurn] = {}
+        self._gaps: dict[str, dict[str, _OpenGap]] = {}
+        """By job, then by the request that ended; the latest last."""
+        self._num_turns: dict[str, int] = {}
+        self._unseen: list[OpenTurn] = []
+        """Arrived since the last step began."""
+        self._first_tokens: list[OpenTurn] = []
+        """All that their next token needs will be computed when the step under way is done."""
+        self._clock = WaitClock()
+        self._snapshot: StepSnapshot | None = None
+        self._step: StepDecision | None = None
+        self._short_of_memory = False
+        self._lost = False
+        """Events were lost since the last step began."""
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            TraceHeader: self._take_header,
+            RequestArrived: self._take_request,
+            RequestsEnded: self._take_ended,
+            SignalEvent: self._take_signal,
+            StepSnapshot: self._take_snapshot,
+            StepDecision: self._take_decision,
+            StepOutput: self._take_output,
+            PrefixCacheEvent: self._take_start,
+            JobEvent: self._take_job,
+            PinEvent: self._take_pin,
+            TraceGap: self._take_loss,
+        }
+
+    def take(self, event: TraceEvent) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def close(self) -> None:
+        """The trace ends here: what is under way is handed on as it is."""
+        self._end_step(self.now)
+        self._clock_to(self.now)
+        for turn in list(self._open.values()):
+            self._close_turn(turn, TurnEnd.OPEN, self.now)
+        for gaps in self._gaps.values():
+            for gap in gaps.values():
+                self._sink.gap(gap.close(None, None))
+        self._gaps.clear()
+        self._pins.close(self.now)
+
+    def _at(self, now: float) -> None:
+        if self.began_s is None:
+            self.began_s = self._clock.now = now
+        self.now = max(self.now, now)
+
+    def _clock_to(self, now: float) -> None:
+        """What the last step left behind has lasted until now."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        self._clock.advance(
+            now,
+            short_of_memory=self._short_of_memory,
+            num_waiting=snapshot.num_waiting,
+            pinned_blocks=snapshot.pinned_blocks,
+        )
+
+    def _take_header(self, header: TraceHeader) -> None:
+        if self.header is None:
+            self.header = header
+            self._at(header.monotonic_s)
+
+    def _take_loss(self, loss: TraceGap) -> None:
+        self.num_lost += loss.dropped
+        self._lost = True
+
+    # ---- turns arrive and end ----
+
+    def _take_request(self, event: RequestArrived) -> None:
+        self._at(event.now)
+        turn = self._open.get(event.req_id)
+        if turn is None:
+            turn = self._arrive(event.req_id, event.job_id, event.arrival_s)
+            if event.job_id is not None:
+                self._continue_latest(turn, event.job_id, event.prefix_blocks * self._block_size)
+        if abs(event.arrival_s - turn.arrived_s) > SAME_MOMENT_S and not turn.spans:
+            turn.arrived_s = turn.since_s = event.arrival_s
+        turn.arrival_told = True
+        turn.num_prompt_tokens = event.num_prompt_tokens
+
+    @property
+    def _block_size(self) -> int:
+        return self.header.block_size if self.header is not None else 0
+
+    def _arrive(
+        self, req_id: str, job_id: str | None, arrived_s: float, *, told: bool = True, number: int = 0
+    ) -> OpenTurn:
+        if job_id is not None:
+            self._num_turns[job_id] = number = number or self._num_turns.get(job_id, 0) + 1
+        turn = OpenTurn(job_id, req_id, number, arrived_s, arrived_s, arrival_told=told)
+        self._open[req_id] = turn
+        self._unseen.append(turn)
+        return turn
+
+    def _continue_latest(self, turn: OpenTurn, job_id: str, num_shared_tokens: int) -> None:
+        """The policy knows no jobs: a turn is taken to continue the one of its job that ended last."""
+        gaps = self._gaps.get(job_id)
+        if not gaps:
+            return
+        _, gap = gaps.popitem()
+        before = gap.turn
+        num_tokens_before = before.num_prompt_tokens + before.num_output_tokens
+        turn.num_known_tokens = min(num_shared_tokens, num_tokens_before)
+        self._close_gap(gap, turn, max(0.0, turn.arrived_s - before.ended_s))
+
+    def _close_gap(self, gap: _OpenGap, turn: OpenTurn, gap_s: float) -> None:
+        turn.gap_s = gap_s
+        turn.arrived_s = turn.since_s = gap.turn.ended_s + gap_s
+        self._sink.gap(gap.close(turn.arrived_s, turn.req_id))
+
+    def _take_ended(self, event: RequestsEnded) -> None:
+        self._at(event.now)
+        end = TurnEnd.ENDED if event.how == "stopped" else TurnEnd.ABORTED
+        for req_id in event.req_ids:
+            turn = self._open.get(req_id)
+            if turn is not None:
+                self._close_turn(turn, end, event.now)
+
+    def _close_turn(self, turn: OpenTurn, end: TurnEnd, now: float) -> None:
+        self._clock_to(now)
+        del self._open[turn.req_id]
+        if turn in self._first_tokens:
+            self._first_tokens.remove(turn)
+            if end is TurnEnd.ENDED:
+                self._first_token(turn, now)
+        life = turn.close(end, now, self._clock)
+        self._sink.turn(life)
+        if end is TurnEnd.ENDED and life.job_id is not None:
+            gaps = self._gaps.setdefault(life.job_id, {})
+            gaps[life.req_id] = _OpenGap(life, life.job_id)
+            if len(gaps) > MAX_BRANCHES:
+                self._sink.gap(gaps.pop(next(iter(gaps))).close(None, None))
+
+    # ---- steps ----
+
+    def _take_snapshot(self, snapshot: StepSnapshot) -> None:
+        self._at(snapshot.now)
+        self._end_step(snapshot.now)
+        self._clock_to(snapshot.now)
+        self._clock.now = snapshot.now
+        self._tokens_came(snapshot.now)
+        self._snapshot, self._step = snapshot, None
+        for req_id in snapshot.waiting_head:
+            if req_id not in self._open:
+                self._arrive(req_id, None, snapshot.now, told=False)
+        for turn in self._unseen:
+            turn.began_to_wait = self._clock.copy()
+        self._unseen.clear()
+        if self._lost:
+            self._lost = False
+            self._miss(set(snapshot.running), snapshot.now)
+
+    def _miss(self, running: set[str], now: float) -> None:
+        """Some events were lost: a turn that ran and runs no more has ended meanwhile."""
+        for turn in list(self._open.values()):
+            if turn.running and turn.req_id not in running:
+                self._close_turn(turn, TurnEnd.LOST, now)
+
+    def _take_decision(self, step: StepDecision) -> None:
+        self._at(step.now)
+        self._step = step
+        opened = self._open
+        for req_id in step.preempted:
+            turn = opened.get(req_id)
+            if turn is not None:
+                turn.enter(Phase.PREEMPTED, step.now, self._clock)
+                turn.give_back()
+        for req_id in step.loads:
+            turn = opened.get(req_id)
+            if turn is not None:
+                turn.enter(Phase.LOAD, step.now, self._clock)
+        for req_id, num_tokens in step.tokens.items():
+            turn = opened.get(req_id)
+            if turn is None:
+                turn = self._meet(req_id, step.now)
+            turn.num_computed += num_tokens
+            if turn.phase is not Phase.DECODE and turn.num_computed >= turn.num_to_compute:
+                self._first_tokens.append(turn)
+        self._short_of_memory = self._is_short_of_memory(step)
+
+    def _meet(self, req_id: str, now: float) -> OpenTurn:
+        """It was running before the trace began: of its first token nothing is known."""
+        turn = self._arrive(req_id, None, now, told=False)
+        turn.enter(Phase.DECODE, now, self._clock)
+        return turn
+
+    def _is_short_of_memory(self, step: StepDecision) -> bool:
+        """Whether those who still wait do so for memory, by the first of them. What it can be given back of
+        its job's KV is not known: where the step had room for more it counts as nothing, else as all."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return False
+        had_room = self._had_room(snapshot, step)
+        started = {*step.new, *step.resumed, *step.loads}
+        first = next((req_id for req_id in snapshot.waiting_head if req_id not in started), None)
+        head = self._open.get(first) if first is not None else None
+        if head is None or not head.num_prompt_tokens or not self._block_size:
+            return had_room
+        num_tokens = max(head.num_prompt_tokens, head.num_to_compute)
+        num_tokens -= 0 if had_room else head.num_known_tokens
+        return num_tokens > step.free_blocks * self._block_size
+
+    def _had_room(self, snapshot: StepSnapshot, step: StepDecision) -> bool:
+        """Whether tokens of the budget and a seat were left over."""
+        num_seats = len(snapshot.running) - len(step.preempted) + len(step.new) + len(step.resumed)
+        num_seats += snapshot.num_loading + len(step.loads)
+        max_num_seqs = self.header.max_num_seqs if self.header is not None else 0
+        return step.total_tokens < snapshot.token_budget and not 0 < max_num_seqs <= num_seats
+
+    def _take_output(self, output: StepOutput) -> None:
+        self._at(output.now)
+        self._tokens_came(output.now)
+        for req_id, how in output.ended.items():
+            turn = self._open.get(req_id)
+            if turn is not None:
+                end = TurnEnd.ABORTED if how == "error" else TurnEnd.ENDED
+                self._close_turn(turn, end, output.now)
+
+    def _tokens_came(self, now: float) -> None:
+        for turn in self._first_tokens:
+            self._first_token(turn, now)
+        self._first_tokens.clear()
+
+    def _first_token(self, turn: OpenTurn, now: float) -> None:
+        if turn.first_token_s is None:
+            turn.first_token_s = now
+        turn.enter(Phase.DECODE, now, self._clock)
+
+    def _take_start(self, event: PrefixCacheEvent) -> None:
+        """A request joined the batch."""
+        turn = self._open.get(event.req_id)
+        if turn is None:
+            turn = self._arrive(event.req_id, event.job_id, event.now, told=False)
+        again = turn.num_preemptions > 0
+        turn.enter(Phase.RECOMPUTE if again else Phase.PREFILL, event.now, self._clock)
+        turn.num_computed, turn.num_to_compute = event.hit_tokens, event.num_tokens
+        turn.num_prompt_tokens = event.num_prompt_tokens
+        if turn.started_s is None:
+            turn.started_s = event.now
+            turn.cached_tokens, turn.loaded_tokens = event.hit_tokens, event.loaded_tokens
+
+    def _end_step(self, until_s: float) -> None:
+        snapshot, step = self._snapshot, self._step
+        if snapshot is None or step is None:
+            return
+        self._step = None
+        self._sink.step(
+            StepLife(
+                step=step.step,
+                now=snapshot.now,
+                until_s=until_s,
+                num_running=len(snapshot.running),
+                num_waiting=snapshot.num_waiting,
+                num_loading=snapshot.num_loading,
+                free_blocks=snapshot.free_blocks,
+                empty_blocks=snapshot.empty_blocks,
+                pinned_blocks=snapshot.pinned_blocks,
+                num_pins=snapshot.num_pins,
+                total_blocks=snapshot.total_blocks,
+                host_blocks=snapshot.host_blocks,
+                token_budget=snapshot.token_budget,
+                tokens=step.total_tokens,
+                num_scheduled=len(step.tokens),
+                num_admitted=len(step.new),
+                num_resumed=len(step.resumed),
+                num_preempted=len(step.preempted),
+                loaded_blocks=sum(step.loads.values()),
+                stored_blocks=step.stored_blocks,
+            )
+        )
+
+    # ---- what the policy says of jobs ----
+
+    def _take_pin(self, event: PinEvent) -> None:
+        self._at(event.now)
+        self._pins.take(event)
+
+    def _take_job(self, event: JobEvent) -> None:
+        self._at(event.now)
+        match event.kind:
+            case "turn_arrived" if event.req_id is not None:
+                self._take_arrival(event, event.req_id)
+            case "turn_admitted" | "turn_ended" if event.req_id in self._open:
+                turn = self._open[event.req_id]
+                turn.cached_tokens, turn.recomputed_tokens = event.cached_tokens, event.recomputed_tokens
+                turn.num_known_tokens = event.num_known_tokens
+                if event.kind == "turn_ended":
+                    turn.num_output_tokens = event.num_output_tokens
+            case "turn_aborted" if event.req_id in self._open:
+                self._open[event.req_id].num_output_tokens = event.num_output_tokens
+            case "finished" | "forgotten":
+                self._forget(event.job_id)
+                if event.kind == "finished":
+                    self._sink.finished(event.job_id, event.now)
+            case "tools_started":
+                self._tools_known(event.job_id, event.req_id, tuple(event.tools))
+            case "told_started" | "told_progress" | "told_finished" | "told_cancelled":
+                gap = self._gaps.get(event.job_id, {}).get(event.req_id or "")
+                if gap is not None:
+                    state = event.kind.removeprefix("told_")
+                    gap.told.append(Told(event.now, state, event.told_remaining_s))
+            case _:
+                pass
+
+    def _take_arrival(self, event: JobEvent, req_id: str) -> None:
+        turn = self._arrive(req_id, event.job_id, event.now, number=event.turn)
+        turn.num_prompt_tokens, turn.num_known_tokens = event.num_prompt_tokens, event.num_known_tokens
+        turn.recomputed_tokens = 0
+        turn.diverged_at_token = event.diverged_at_token
+        turn.gap_s = event.gap_s
+        gap = self._gaps.get(event.job_id, {}).pop(event.continues or "", None)
+        if gap is None:
+            return
+        if event.gap_s is None:  # it repeats that turn
+            self._sink.gap(gap.close(None, None))
+        else:
+            self._close_gap(gap, turn, event.gap_s)
+
+    def _tools_known(self, job_id: str, req_id: str | None, tools: tuple[str, ...]) -> None:
+        gap = self._gaps.get(job_id, {}).get(req_id or "")
+        if gap is not None and gap.tools is None:
+            gap.tools = tools
+
+    def _take_signal(self, event: SignalEvent) -> None:
+        """What a policy that names no tools was told all the same."""
+        self._at(event.now)
+        turn_of = event.req_id
+        if event.kind == "tool_gap_started" and event.job_id is not None:
+            self._tools_known(event.job_id, turn_of, tuple(call.name for call in event.calls))
+
+    def _forget(self, job_id: str) -> None:
+        """Nothing will continue its turns."""
+        for gap in self._gaps.pop(job_id, {}).values():
+            self._sink.gap(gap.close(None, None))
+
+
+@dataclass(slots=True)
+class Lives:
+    """All that a trace tells, in memory; a ``LifeSink``."""
+
+    with_steps: bool = True
+    turns: list[TurnLife] = field(default_factory=list)
+    """In the order in which they ended."""
+    gaps: list[GapLife] = field(default_factory=list)
+    pins: list[PinLife] = field(default_factory=list)
+    steps: list[StepLife] = field(default_factory=list)
+    finished_s: dict[str, float] = field(default_factory=dict)
+    """By job."""
+    only_job: str | None = None
+    """Of other jobs nothing is kept."""
+
+    def turn(self, turn: TurnLife) -> None:
+        if self.only_job in (None, turn.job_id):
+            self.turns.append(turn)
+
+    def gap(self, gap: GapLife) -> None:
+        if self.only_job in (None, gap.job_id):
+            self.gaps.append(gap)
+
+    def pin(self, pin: PinLife) -> None:
+        if self.only_job in (None, pin.job_id):
+            self.pins.append(pin)
+
+    def step(self, step: StepLife) -> None:
+        if self.with_steps:
+            self.steps.append(step)
+
+    def finished(self, job_id: str, now: float) -> None:
+        self.finished_s[job_id] = now
+
+    def jobs(self) -> list[JobLife]:
+        """In the order of their arrival; requests of no job are in none."""
+        turns: dict[str, list[TurnLife]] = {}
+        for turn in self.turns:
+            if turn.job_id is not None:
+                turns.setdefault(turn.job_id, []).append(turn)
+        gaps, pins = _by_job(self.gaps), _by_job(self.pins)
+        jobs = [
+            job_life(job_id, of_job, gaps.get(job_id, ()), pins.get(job_id, ()), self.finished_s.get(job_id))
+            for job_id, of_job in turns.items()
+        ]
+        return sorted(jobs, key=lambda job: job.began_s)
+
+
+def _by_job(records: Iterable[OfJob]) -> dict[str, list[OfJob]]:
+    by_job: dict[str, list[OfJob]] = {}
+    for record in records:
+        by_job.setdefault(record.job_id, []).append(record)
+    return by_job
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """What a trace is, known when all of it has been read."""
+
+    header: TraceHeader
+    report: TraceReport
+    began_s: float
+    ended_s: float
+    """Latest time that any event named."""
+    num_lost: int
+    """Events of which the trace says that they are missing."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+def read_lives(path: str | Path, sink: LifeSink) -> TraceFacts:
+    """Read a trace into a sink. TraceError names a line that is bad."""
+    report = TraceReport()
+    reader = LifeReader(sink)
+    for event in read_trace(path, report):
+        reader.take(event)
+    reader.close()
+    assert reader.header is not None, "a trace starts with one"
+    return TraceFacts(reader.header, report, reader.began_s or 0.0, reader.now, reader.num_lost)
