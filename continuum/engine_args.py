@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
 from engine.api.openai_responses.config import ResponsesConfig
-from engine.config import DEVICES, DTYPES, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import (
+    DEVICES,
+    DTYPES,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TelemetryConfig,
+    TraceConfig,
+)
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 
@@ -55,6 +64,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The record that the HTTP server starts from."""
+        telemetry=TelemetryConfig(
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
+            model_name=args.served_model_name[0] if args.served_model_name else args.model,
+        ),
     template = None if args.chat_template is None else _template_text(args.chat_template)
     names = tuple(args.served_model_name or (args.model,))
     tls = TlsConfig(
@@ -304,7 +317,13 @@ def _add_continuum_flags(group: _Group) -> None:
 
 
 def _add_observation_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--trace", metavar="PATH", help="write the scheduler trace there (JSON lines)")
+    _add_trace_flags(group)
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send spans of jobs, turns and tool gaps to this OpenTelemetry collector, by OTLP over HTTP; "
+        "needs continuum-engine[otel]",
+    )
     group.add_argument("--disable-log-stats", action="store_true", help="collect no statistics for /metrics")
 
 

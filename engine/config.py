@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
 
@@ -17,6 +18,14 @@ DEVICES = ("auto", "cpu", "cuda")
 def _at_least(name: str, value: float, limit: float) -> None:
     if value < limit:
         raise ConfigError(f"{name} must be at least {limit}, got {value}.")
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # half a bracket, a port that is no number
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,47 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryConfig:
+    """Spans of jobs, turns and tool gaps for an OpenTelemetry collector."""
+
+    otlp_traces_endpoint: str | None = None
+    """URL that takes OTLP over HTTP; None: no spans are made."""
+    model_name: str = ""
+    """The model as its clients name it."""
+
+    def __post_init__(self) -> None:
+        if self.otlp_traces_endpoint is not None and not _is_http_url(self.otlp_traces_endpoint):
+            raise ConfigError(
+                "otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got "
+                f"{self.otlp_traces_endpoint!r}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """Where the scheduler's trace may be written, and in how many files."""
+
+    trace_path: str | None = None
+    """Write it there from the start, compressed if the name ends in ``.zst``."""
+    trace_dir: str | None = None
+    """Folder in which a client may have traces begun while the engine runs."""
+    trace_max_bytes: int | None = None
+    """A file of about so many bytes is followed by a next one; None: all goes into one file."""
+    trace_max_files: int | None = None
+    """Only the last so many files of a trace are kept; None: all are."""
+
+    def __post_init__(self) -> None:
+        if self.trace_max_bytes is not None:
+            _at_least("trace_max_bytes", self.trace_max_bytes, 1024)
+        if self.trace_max_files is not None:
+            _at_least("trace_max_files", self.trace_max_files, 2)
+            if self.trace_max_bytes is None:
+                raise ConfigError("trace_max_files needs trace_max_bytes: without it there is but one file.")
+        if self.trace_max_bytes is not None and self.trace_path is None and self.trace_dir is None:
+            raise ConfigError("trace_max_bytes needs trace_path or trace_dir: no trace could be written.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All an engine core process needs to start."""
 
@@ -140,4 +190,5 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     trace_path: str | None = None
     """Write the scheduler trace there (JSON lines); off by default."""
+    telemetry: TelemetryConfig = TelemetryConfig()
     log_stats: bool = True

@@ -28,6 +28,7 @@ from engine.messages import (
     EngineReady,
     FinishReason,
     JobStatus,
+    SchedulerStats,
     Signal,
     TurnReceipt,
 )
@@ -37,6 +38,7 @@ from engine.request import Request, RequestStatus
 from engine.structured_output.backend import CompiledGrammar, TokenTable
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.mask_filler import MaskFiller
+from engine.telemetry import open_telemetry, request_listener
 from engine.tokenizer import Tokenizer
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
@@ -50,6 +52,10 @@ LOAD_POLL_S = 0.001
 SHORTEST_WAIT_S = 0.001
 
 
+TELEMETRY_TIMEOUT_S = 2.0
+"""When the engine stops, the last spans may take so long to reach their collector."""
+PERSIST_TIMEOUT_S = 4.0
+"""Who finds another thread at it waits so long for it at most."""
 class EngineCore:
     """Runs requests; see ``EngineCoreProc`` for the process around it."""
 
@@ -75,13 +81,16 @@ class EngineCore:
         self._trace_file = _open_trace(config.trace_path)
         self._tracer = Tracer()
         self._executor: Executor = executor_factory(config)
+        self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
+        self._telemetry = open_telemetry(config.telemetry, clock.now())
+        self._persisted = threading.Event()
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(
             PolicyContext(
                 config.cache.block_size,
                 info.num_gpu_blocks - 1,
-                self._tracer,
+                self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
                 has_host_tier=info.num_host_blocks > 0,
             )
         )
@@ -129,6 +138,7 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
         """Queue a request; returns its error if it cannot be taken, which costs no other request anything."""
         try:
+            on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
             self._check(message)
             # Hashing a long prompt takes milliseconds: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
@@ -247,7 +257,7 @@ class EngineCore:
             if not outputs and not plan.total_num_scheduled_tokens and num_pins == self._num_pins_told:
                 return None
             self._num_pins_told = num_pins
-            stats = self.scheduler.make_stats() if self._log_stats else None
+            stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -257,6 +267,12 @@ class EngineCore:
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
         ):
+    def _make_stats(self) -> SchedulerStats:
+        stats = self.scheduler.make_stats()
+        if self._telemetry is not None:
+            stats.telemetry_dropped = self._telemetry.take_dropped()
+        return stats
+
             result = self._executor.execute_model(plan)
             if plan.masks is not None:
                 plan.masks.result()  # whoever runs the model may have had no use for them
@@ -328,14 +344,19 @@ class EngineCore:
     def persist(self) -> None:
         """Save the policy's state and complete the trace: also possible while a step is still running."""
         with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self.scheduler.close(self._clock.now())
+            first, self._closed = not self._closed, True
+        if not first:
+            self._persisted.wait(PERSIST_TIMEOUT_S)
+            return
+        with self._changed:
+            now = self._clock.now()
+            self.scheduler.close(now)
             self._grammars.close()
             self._masks.close()
-        if self._trace_file is not None:
-            self._trace_file.close()
+        self._trace.close()
+        if self._telemetry is not None:
+            self._telemetry.close(now, TELEMETRY_TIMEOUT_S)
+        self._persisted.set()
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:

@@ -56,6 +56,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The model's replies in the prompt; None: not counted, as in a plain text."""
     num_results: int | None = None
     """Results of tools in the prompt."""
+    traceparent: str | None = None
+    """The client's own span, of which the turn is a part, in W3C's form."""
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -324,6 +326,10 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     vocab_size: int
     dtype: str
     wants_signals: bool = False
+    trace_dropped: int = 0
+    """Events of the trace that were lost."""
+    telemetry_dropped: int = 0
+    """Spans that the collector did not get."""
     """Whether the policy makes use of signals; if not, none are sent."""
 
 

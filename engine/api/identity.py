@@ -39,6 +39,8 @@ CLIENT_HEADERS = (
 )
 """Codex (which says session and thread), OpenCode, load generators; the first that is there counts."""
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C's, of version 00; later ones may go on with a dash and more, which nobody can know yet."""
 _SESSION_IN_USER_ID = re.compile(r"_session_([^\s_][^\s]*)$")
 _TRUE = frozenset(("1", "true", "yes", "on"))
 
@@ -72,7 +74,9 @@ def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
     """
     xargs = _mapping(said.xargs, "vllm_xargs")
     job_id = next(_ids(headers, said, xargs), None)
-    return JobRef(job_id, _is_last_step(headers, said, xargs), _tenant(headers, said))
+    return JobRef(
+        job_id, _is_last_step(headers, said, xargs), _tenant(headers, said), traceparent=_traceparent(headers)
+    )
 
 
 def _ids(headers: Mapping[str, str], said: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
@@ -222,6 +226,12 @@ def _from_headers(headers: Mapping[str, str], names: tuple[str, ...]) -> str | N
         if value:
             return _bounded(value)
     return None
+
+
+def _traceparent(headers: Mapping[str, str]) -> str | None:
+    """The client's span, where it says one; anything else is left to be ignored, as W3C wants it."""
+    found = _TRACEPARENT.match(headers.get("traceparent", "").strip())
+    return None if found is None else found[0]
 
 
 def _decoded(value: str) -> str:

@@ -7,7 +7,7 @@ choice. Pure: it is told the time and never looks at a clock, a socket or a tens
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -111,9 +111,10 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         tracer: Tracer | None = None,
         kv_connector: KVConnector | None = None,
+        on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
         """``num_blocks`` counts the null block. ``kv_connector``: a second tier of KV; needs prefix
-        caching."""
+        caching. ``on_request_ended``: is told of each request once, and when; it must not raise."""
         assert kv_connector is None or enable_prefix_caching, "copies are found by the hashes of blocks"
         self.config = config
         self.policy = policy
@@ -132,6 +133,7 @@ class Scheduler:
         """Requests with a grammar."""
         self._finished_req_ids: set[str] = set()
         self._counts = _Counts()
+        self._on_request_ended = on_request_ended
         self._tracer = tracer or Tracer()
         self._trace = StepTrace(self._tracer)
         self._inputs = InputTrace(self._tracer, self._trace, block_size)
@@ -546,6 +548,8 @@ class Scheduler:
             stop_reason=request.stop_reason,
             receipt=self.policy.take_receipt(request),
         )
+        if self._on_request_ended is not None:
+            self._on_request_ended(request, now)
         self._describe_start(request, output)
         self.pins.expire(now)
         return output

@@ -1,0 +1,35 @@
+"""A request of the core as its telemetry needs it once it has ended. Times are monotonic seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """Whatever the policy: also a request that belongs to no job has one."""
+
+    request_id: str
+    """As the trace has it."""
+    external_id: str
+    """As its client knows it."""
+    traceparent: str | None
+    """Its client's span, in W3C's form, as it was sent."""
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    ended_s: float
+    finish_reason: str
+    error: str | None
+    """What went wrong, if its end was an error."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_loaded_tokens: int
+    """Of the cached ones: loaded from the host tier."""
+    num_preemptions: int
+    is_chat: bool
+    """Its prompt was a conversation."""
+    max_tokens: int
+    temperature: float
+    top_p: float

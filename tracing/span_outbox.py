@@ -1,0 +1,109 @@
+"""Carries ended spans to a collector in batches, on a thread of its own. What does not fit, or does not get
+through, is counted and forgotten.
+
+OpenTelemetry's own batch processor drops too, but says so only to a log, and may take half a minute to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxLimits:
+    """How much waits, and how long."""
+
+    capacity: int = 8192
+    """Spans that wait."""
+    batch: int = 512
+    """Spans sent at once."""
+    delay_s: float = 5.0
+    """A span waits so long at most before a batch is sent that is not full."""
+
+    @classmethod
+    def from_environment(cls) -> OutboxLimits:
+        """By the variables that OpenTelemetry has for it; one that is no positive number is not read."""
+        capacity = _positive("OTEL_BSP_MAX_QUEUE_SIZE", cls().capacity)
+        return cls(
+            capacity=capacity,
+            batch=min(capacity, _positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", cls().batch)),
+            delay_s=_positive("OTEL_BSP_SCHEDULE_DELAY", round(cls().delay_s * 1000)) / 1000,
+        )
+
+
+def _positive(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip()
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default
+
+
+class SpanOutbox(SpanProcessor):
+    """One thread ends spans, another sends them."""
+
+    def __init__(self, exporter: SpanExporter, limits: OutboxLimits) -> None:
+        self._exporter = exporter
+        self._limits = limits
+        self._pending: deque[ReadableSpan] = deque()
+        self._wake = threading.Event()
+        self._closing = self._closed = False
+        # One counter per thread that counts, so that neither needs a lock.
+        self._num_refused = 0
+        self._num_lost = 0
+        self._thread = threading.Thread(target=self._run, name="telemetry-outbox", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Spans that found no room, or that the collector did not take."""
+        return self._num_refused + self._num_lost
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Hand a span over; never waits."""
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        if len(self._pending) >= self._limits.capacity or self._closing:
+            self._num_refused += 1
+            return
+        self._pending.append(span)
+        if len(self._pending) >= self._limits.batch:
+            self._wake.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is pending, for as long as that may take; the rest is counted and given up."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        self._closed = True
+        self._exporter.shutdown()  # ends a retry that waits
+        self._num_refused += len(self._pending)
+        self._pending.clear()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(self._limits.delay_s)
+            # Cleared before the queue is read: a span handed over later sets it again.
+            self._wake.clear()
+            while self._pending and not self._closed:
+                self._send(self._take())
+
+    def _take(self) -> list[ReadableSpan]:
+        batch: list[ReadableSpan] = []
+        with suppress(IndexError):
+            while len(batch) < self._limits.batch:
+                batch.append(self._pending.popleft())
+        return batch
+
+    def _send(self, batch: list[ReadableSpan]) -> None:
+        """Returns when the collector has it, or when the exporter has given it up."""
+        try:
+            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # whatever it is: only telemetry is lost
+            sent = False
+        if not sent:
+            self._num_lost += len(batch)

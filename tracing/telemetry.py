@@ -1,0 +1,133 @@
+"""The trace of a running core as OpenTelemetry spans, sent to a collector over OTLP/HTTP.
+
+It takes events as any sink of a trace does. A thread makes spans of them, another sends these; a collector
+that is slow or down costs spans, which are counted, and never time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Self
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from tracing.ended_request import EndedRequest
+from tracing.events import JobEvent, PinEvent, TraceEvent
+from tracing.job_spans import JobSpans
+from tracing.span_outbox import OutboxLimits, SpanOutbox
+
+logger = logging.getLogger(__name__)
+
+CAPACITY = 65536
+"""Events that wait to be made spans of."""
+SERVICE = "continuum"
+"""Unless OTEL_SERVICE_NAME says otherwise."""
+TRACES_PATH = "/v1/traces"
+
+_Item = JobEvent | PinEvent | EndedRequest | float
+"""The time at which nothing more comes is the last one."""
+
+
+class Telemetry:
+    """One core emits; ``close`` ends what is open."""
+
+    def __init__(
+        self, exporter: SpanExporter, *, model_name: str, epoch_ns: int, limits: OutboxLimits | None = None
+    ) -> None:
+        """``epoch_ns``: what the wall clock showed when the events' clock was at 0."""
+        self._outbox = SpanOutbox(exporter, limits or OutboxLimits.from_environment())
+        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        provider.add_span_processor(self._outbox)
+        self._spans = JobSpans(provider.get_tracer(SERVICE), model_name=model_name, epoch_ns=epoch_ns)
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        # One counter per thread that counts, so that neither needs a lock.
+        self._num_refused = 0
+        self._num_lost = 0
+        self._num_told = 0
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, endpoint: str, *, model_name: str, epoch_ns: int) -> Self:
+        """Spans go to this URL; to its ``/v1/traces`` if it names no path."""
+        return cls(_QuietExporter(traces_url(endpoint)), model_name=model_name, epoch_ns=epoch_ns)
+
+    def emit(self, event: TraceEvent) -> None:
+        """Hand an event over; never waits, never raises. Steps are of no interest here."""
+        if isinstance(event, JobEvent | PinEvent):
+            self._put(event)
+
+    def request_ended(self, request: EndedRequest) -> None:
+        """A request has left the engine, a job's or not; never waits, never raises."""
+        self._put(request)
+
+    def take_dropped(self) -> int:
+        """Spans, or events that they are made of, that came to nothing since the last call."""
+        dropped = self._num_refused + self._num_lost + self._outbox.dropped
+        newly, self._num_told = dropped - self._num_told, dropped
+        return newly
+
+    def close(self, now_s: float, timeout_s: float) -> None:
+        """End what is open and send it, for as long as that may take."""
+        deadline = time.monotonic() + timeout_s
+        self._items.put(now_s)
+        self._thread.join(timeout_s)
+        self._outbox.close(max(0.0, deadline - time.monotonic()))
+
+    def _put(self, item: _Item) -> None:
+        if self._items.qsize() >= CAPACITY:
+            self._num_refused += 1
+        else:
+            self._items.put(item)
+
+    def _run(self) -> None:
+        while not isinstance(item := self._items.get(), float):
+            try:
+                self._spans.take(item)
+            except Exception:  # one bad event must not end the telemetry
+                self._num_lost += 1
+                logger.exception("An event could not be made a span of.")
+        self._spans.close(item)
+
+
+class _QuietExporter(OTLPSpanExporter):
+    """Says once why the collector takes nothing, and again only after it has taken something."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(endpoint=url)
+        self._has_complained = False
+        exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
+        exporter_log.setLevel(logging.ERROR)  # below that it tells of retries
+        exporter_log.addFilter(self._is_news)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._has_complained = False
+        return result
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        is_news, self._has_complained = not self._has_complained, True
+        return is_news
+
+
+def traces_url(endpoint: str) -> str:
+    """Where spans are posted, given what V1's flag takes (all of it) or a collector's address."""
+    parts = urlsplit(endpoint)
+    return endpoint if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
+
+
+def _resource() -> Resource:
+    """Who sends: by OpenTelemetry's variables, else our name."""
+    told = Resource.create()
+    if str(told.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        return told.merge(Resource({SERVICE_NAME: SERVICE}))
+    return told
