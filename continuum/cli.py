@@ -61,9 +61,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
-    serve.usage = "continuum serve MODEL [--flag VALUE ...]"
+    serve.usage = "continuum serve [MODEL] [--flag VALUE ...]"
     add_serve_arguments(serve)
-    serve.set_defaults(run=lambda args: _serve(serve, args))
+    serve.set_defaults(run=_serve)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, told in (
         ("bench", "replay the jobs of a workload against a running server and report"),
@@ -74,6 +74,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         ("estimate", "score the estimator of tool times on a workload, against simpler ways"),
         ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
         ("trace", "ask a scheduler's trace why: its jobs, its pins, and what another policy would have done"),
+        ("chat", "talk in the terminal to an agent that calls tools, and see what of each prompt was warm"),
         ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
     ):
         command = _add_command(commands, name, told)
@@ -129,14 +130,18 @@ def _sub_command(name: str) -> tuple[AddArguments, Run]:
         from eval.trace import command as trace
 
         return trace.add_arguments, trace.run
+    if name == "chat":
+        from eval.agents import chat
+
+        return chat.add_arguments, chat.run
     from eval import demo
 
     return demo.add_arguments, demo.run
 
 
-def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> int:
     if args.model is None:
-        parser.error("which model? Give a Hugging Face model folder or a hub name: continuum serve MODEL")
+        _take_model_in_the_box(args)
     config = engine_config(args)
     policy = _policy_factory(args.scheduling_policy, continuum_config(args))
     server = server_config(args)
@@ -146,6 +151,15 @@ def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from engine.llm import uniproc_executor
 
     return serve(server, CoreSpec(config, uniproc_executor, policy))
+
+
+def _take_model_in_the_box(args: argparse.Namespace) -> None:
+    from eval.agent_model import NAME, folder
+
+    args.model = str(folder())
+    args.served_model_name = args.served_model_name or [NAME]
+    name = args.served_model_name[0]
+    print(f"No MODEL given: serving the small agent model that comes along, as {name!r}.", flush=True)
 
 
 def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:

@@ -16,27 +16,46 @@ from typing import Self
 from eval.errors import ServerError
 
 _SERVING = re.compile(rb"^Serving .* at (http://\S+)", re.MULTILINE)
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
 
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM leaves ``with`` blocks in order, as Ctrl-C does, so that no server stays behind."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Inside, SIGTERM leaves ``with`` blocks in order, as Ctrl-C does, so that no server stays behind.
+
+    So does SIGHUP, of a terminal that is closed, unless it is ignored as under ``nohup``.
+    """
+    taken = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _exit) for number in taken}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 class ServerProcess:
     """A server with the given ``serve`` arguments; it is ready inside the ``with`` block."""
 
-    def __init__(self, arguments: list[str], log_path: Path, start_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        log_path: Path,
+        start_timeout_s: float = 120.0,
+        *,
+        hears_ctrl_c: bool = True,
+    ) -> None:
+        """``hears_ctrl_c``: whether Ctrl-C in the terminal ends it, as it would without us."""
         self._command = [sys.executable, "-m", "continuum.cli", "serve", *arguments]
         self._log_path = log_path
         self._start_timeout_s = start_timeout_s
+        self._hears_ctrl_c = hears_ctrl_c
         self._process: subprocess.Popen[bytes] | None = None
         self.base_url = ""
 
@@ -44,7 +63,11 @@ class ServerProcess:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=not self._hears_ctrl_c,
             )
         try:
             self.base_url = self._wait_until_serving(self._process)

@@ -14,7 +14,7 @@ from continuum.cli import main
 from continuum.config import ContinuumConfig
 from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
 from engine.api.config import ServerConfig
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
 from engine.errors import ConfigError
 
 
@@ -54,13 +54,14 @@ def test_flags_reach_their_records() -> None:
             "--seed",
             "7",
         ),
-        *("--trace", "t.jsonl", "--disable-log-stats", "--served-model-name", "a", "b"),
+        *("--trace", "t.jsonl", "--trace-max-bytes", "256M", "--trace-max-files", "4"),
+        *("--disable-log-stats", "--served-model-name", "a", "b"),
     )
     assert engine_config(args) == EngineConfig(
         model=ModelConfig(model="m", dtype="float32", max_model_len=32_000, seed=7),
         cache=CacheConfig(block_size=32, enable_prefix_caching=False, kv_cache_memory_bytes=2 * 2**30),
         scheduler=SchedulerConfig(max_num_seqs=4, enable_chunked_prefill=False),
-        trace_path="t.jsonl",
+        trace=TraceConfig(trace_path="t.jsonl", trace_max_bytes=2**28, trace_max_files=4),
         log_stats=False,
     )
     assert server_config(args).served_model_names == ("a", "b")
@@ -87,7 +88,6 @@ def test_a_chat_template_is_a_file_or_a_text(tmp_path: Path) -> None:
     "arguments",
     [
         [],
-        ["serve"],
         ["fly"],
         ["serve", "m", "--no-such-flag"],
         ["serve", "m", "--dtype", "int3"],
@@ -123,7 +123,7 @@ def test_a_value_out_of_range_exits_with_1(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "bench", "simulate", "reproduce", "profile", "workload", "compare", "demo"],
+    ["", "serve", "bench", "simulate", "reproduce", "profile", "workload", "compare", "chat", "demo"],
 )
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command explains itself."""

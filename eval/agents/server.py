@@ -16,7 +16,10 @@ START_TIMEOUT_S = 180.0
 
 @contextmanager
 def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server on a free port of this machine. Raises ServerError if it cannot start."""
+    """The address of a server on a free port of this machine. Raises ServerError if it cannot start.
+
+    It does not hear Ctrl-C, which stops a reply and not the server; it ends with the ``with`` block.
+    """
     arguments = [
         model,
         *("--host", "127.0.0.1"),
@@ -26,5 +29,5 @@ def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     ]
     with tempfile.TemporaryDirectory(prefix="agent-server-") as folder, unwound_by_sigterm():
         log = Path(folder, "server.log")
-        with ServerProcess(arguments, log, START_TIMEOUT_S) as server:
+        with ServerProcess(arguments, log, START_TIMEOUT_S, hears_ctrl_c=False) as server:
             yield server.base_url

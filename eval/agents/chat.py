@@ -1,0 +1,250 @@
+"""``continuum chat``: a conversation with an agent in the terminal: what it says, calls and finds warm."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.agent_model import folder as model_in_the_box
+from eval.agents.agent import Agent, AgentRun, Ending, Event, ReplyCame, ResultCame, TextCame
+from eval.agents.example import FILES, QUESTIONS
+from eval.agents.http_model import HttpModel
+from eval.agents.model import Message, Sampling
+from eval.agents.notes import call_line, result_lines, warmth_line
+from eval.agents.sandbox import Refused, copy_of, folder_of
+from eval.agents.screen import Screen, Style
+from eval.agents.server import MODEL_NAME, served
+from eval.agents.tools import Toolbox
+from eval.arguments import amount, count
+from eval.client import ServerClient
+from eval.errors import EvalError
+
+PROMPT = "> "
+MAX_TURNS = 20
+SHOWN_FROM_S = 0.1
+"""A call that took less is shown without its time."""
+SERVER_FLAGS = ("--kv-cache-memory-bytes", "256M")
+HELP = """\
+/help  this
+/new   forget what was said and start over; the folder stays as it is
+/quit  leave (Ctrl-D too); Ctrl-C stops the reply
+Anything else is said to the model."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """Asks the agent what a person types, and shows what it does."""
+
+    agent: Agent
+    screen: Screen
+    runner: asyncio.Runner
+    opening: tuple[Message, ...] = ()
+    """What every conversation begins with."""
+
+    def talk(self) -> None:
+        """Until /quit or the end of what is typed. Raises ServerGoneError."""
+        while (line := self._line()) is not None:
+            match line.strip():
+                case "":
+                    pass
+                case "/quit" | "/exit":
+                    return
+                case "/help":
+                    self.screen.note(HELP, Style.PLAIN)
+                case "/new":
+                    self._start_over()
+                case command if command.startswith("/"):
+                    self.screen.note(f"There is no {command.split()[0]}; /help lists what there is.")
+                case question:
+                    self.ask(question)
+
+    def ask(self, question: str) -> bool:
+        """Whether there was an answer. Ctrl-C stops the work on it."""
+        try:
+            run = self.runner.run(self.agent.ask(question))
+        except KeyboardInterrupt:
+            self.screen.note("Stopped; the question is forgotten.")
+            return False
+        self.screen.end_line()
+        if trouble := _trouble(run):
+            self.screen.note(trouble, Style.ERROR)
+        return run.ending is Ending.ANSWERED
+
+    def _line(self) -> str | None:
+        """What is typed next; None at the end."""
+        while True:
+            try:
+                return input(PROMPT)
+            except EOFError:
+                self.screen.say("\n")
+                return None
+            except KeyboardInterrupt:
+                self.screen.note("\n/quit leaves.")
+
+    def _start_over(self) -> None:
+        self.agent.messages[:] = self.opening
+        self.screen.note("A new conversation.")
+
+
+def _trouble(run: AgentRun) -> str | None:
+    """Why there is no answer, and what one can do about it."""
+    if run.ending is Ending.OVER_LIMIT:
+        return f"No answer after {len(run.turns)} turns; the question is forgotten."
+    if run.ending is Ending.FAILED:
+        return f"{run.error} The question is forgotten; /new starts over."
+    if not run.answer.strip():
+        return "(an empty answer)"
+    return None
+
+
+def _show(screen: Screen, event: Event) -> None:
+    match event:
+        case TextCame(text):
+            screen.say(text)
+        case ReplyCame(reply):
+            screen.note(warmth_line(reply))
+        case ResultCame(result):
+            took = f"  {result.seconds:.2f} s" if result.seconds >= SHOWN_FROM_S else ""
+            screen.note(f"-> {call_line(result.call)}{took}", Style.CALL)
+            screen.note(result_lines(result.result), Style.PLAIN)
+
+
+# ---- the command ----
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum chat``."""
+    add = parser.add_argument
+    add("question", nargs="?", metavar="QUESTION", help="ask this, print the answer and leave")
+    add("--base-url", metavar="URL", help="a running server; without it, one is started")
+    add(
+        "--model",
+        metavar="NAME",
+        help="its name there; without --base-url, a folder to serve (default: the model that comes along)",
+    )
+    add("--folder", type=Path, metavar="PATH", help="the tools work in a copy of this (default: an example)")
+    add("--system", metavar="TEXT", help="a system message, said first")
+    add(
+        "--temperature",
+        type=amount,
+        metavar="X",
+        help="of the replies (default: 0, with --base-url the server's)",
+    )
+    add("--max-tokens", type=count, metavar="N", help="of a reply (default: what the context holds)")
+    add("--max-turns", type=count, default=MAX_TURNS, metavar="N", help="replies to one question")
+    add("--api-key", metavar="KEY", help="for a server that wants one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum chat``. Exit code 1 if the one question that was asked was not answered."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a model says need not fit the terminal's encoding
+    screen = Screen(sys.stdout, sys.stderr)
+    question = _question(arguments)
+    with (
+        _folder(arguments.folder, screen) as root,
+        _server(arguments, screen) as base_url,
+        asyncio.Runner() as runner,
+        _connected(runner, arguments, base_url) as client,
+    ):
+        chat = _chat(arguments, client, root, screen, runner)
+        if question is not None:
+            return 0 if chat.ask(question) else 1
+        _greet(screen, arguments)
+        chat.talk()
+    return 0
+
+
+def _question(arguments: argparse.Namespace) -> str | None:
+    """The one thing to ask; None if a person sits at the terminal. Raises EvalError of nothing."""
+    question: str | None = arguments.question
+    if question is None:
+        if sys.stdin.isatty():
+            return None
+        question = sys.stdin.buffer.read().decode(errors="replace")
+    if not question.strip():
+        raise EvalError("There is no question: standard input is empty.")
+    return question.strip()
+
+
+@contextmanager
+def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
+    """Where the tools work, always a copy. Raises EvalError if the folder given cannot be copied."""
+    if given is None:
+        with folder_of(FILES) as root:
+            screen.note("The tools work in an example folder that is made for this conversation.")
+            yield root
+        return
+    if not given.is_dir():
+        raise EvalError(f"--folder: {given} is not a folder.")
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(copy_of(given))
+        except Refused as refused:
+            raise EvalError(f"--folder: {refused}.") from refused
+        except OSError as error:  # shutil's own is one too, of all files that it could not copy
+            reason = error.strerror or f"{len(error.args[0])} of its files cannot be read"
+            raise EvalError(f"--folder: {given} cannot be copied: {reason}.") from error
+        screen.note(f"The tools work in a copy of {given}, gone afterwards: nothing in {given} changes.")
+        yield root
+
+
+@contextmanager
+def _server(arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
+    """The server named, else one of our own for as long as this lasts."""
+    if arguments.base_url is not None:
+        yield arguments.base_url
+        return
+    model = arguments.model
+    screen.note(f"Starting a server for {model or 'the model that comes along'} ...")
+    started = time.monotonic()
+    with served(model or str(model_in_the_box()), SERVER_FLAGS) as base_url:
+        screen.note(f"It is there after {time.monotonic() - started:.1f} s, at {base_url}.")
+        yield base_url
+
+
+@contextmanager
+def _connected(
+    runner: asyncio.Runner, arguments: argparse.Namespace, base_url: str
+) -> Iterator[ServerClient]:
+    model = MODEL_NAME if arguments.base_url is None else arguments.model
+    client = ServerClient(base_url, model=model, api_key=arguments.api_key)
+    runner.run(client.__aenter__())
+    try:
+        runner.run(client.connect())
+        yield client
+    finally:
+        runner.run(client.__aexit__())
+
+
+def _chat(
+    arguments: argparse.Namespace, client: ServerClient, root: Path, screen: Screen, runner: asyncio.Runner
+) -> Chat:
+    temperature = arguments.temperature
+    if temperature is None and arguments.base_url is None:
+        temperature = 0.0
+    opening = () if arguments.system is None else ({"role": "system", "content": arguments.system},)
+    agent = Agent(
+        model=HttpModel(client, Sampling(temperature=temperature, max_tokens=arguments.max_tokens)),
+        tools=Toolbox(root),
+        max_turns=arguments.max_turns,
+        watch=lambda event: _show(screen, event),
+        messages=list(opening),
+    )
+    return Chat(agent, screen, runner, opening)
+
+
+def _greet(screen: Screen, arguments: argparse.Namespace) -> None:
+    with suppress(ImportError):  # not everywhere; with it a line can be edited and called back
+        import readline  # noqa: F401
+    if arguments.folder is None:
+        screen.note("\n".join(["You may ask:", *(f"  {question}" for question in QUESTIONS)]))
+    screen.note("/help lists the commands.")

@@ -1,0 +1,22 @@
+"""A folder to try an agent on, and what one may ask about it."""
+
+from __future__ import annotations
+
+FILES = {
+    "readme.md": "Garden of the old school.\nowner: marten\nnext: plan/spring.md\n",
+    "plan/spring.md": "Beans first, then peas.\nnext: plan/summer.md\n",
+    "plan/summer.md": "crop: tomato\nWater in the evening.\n",
+    "plan/winter.md": "Nothing grows.\ncrop: kale\n",
+    "stock/tools.csv": "spade\nrake\nhoe\nfork\n",
+    "stock/seeds.csv": "bean\npea\nradish\n",
+    "stock/north.txt": "beds: 12\n",
+    "stock/south.txt": "beds: 31\n",
+    "pump.toml": '[pump]\nhost = "well-7"\nrate = "40"\n[log]\nlevel = "info"\n',
+}
+QUESTIONS = (
+    "How many lines do the files in stock have together?",
+    "Start with readme.md. Each file names the next one. What is the crop in the last one?",
+    "Add the beds of stock/north.txt and stock/south.txt.",
+    "What is pump.rate in pump.toml?",
+    "Write the value of pump.host in pump.toml to host.txt.",
+)

@@ -1,0 +1,71 @@
+"""Says in a line what a turn took, what was called and what came of it. Pure text."""
+
+from __future__ import annotations
+
+import json
+
+from engine.messages import TurnReceipt
+from eval.agents.model import Call, ModelReply
+
+MAX_LINES = 4
+MAX_LINE = 100
+"""Characters."""
+
+_PIN_WORDS = {
+    "handed_over": "its pin was taken over",
+    "expired": "its pin had expired",
+    "broken": "its pin had been broken",
+    "released": "its pin had been released",
+}
+
+
+def call_line(call: Call) -> str:
+    """``read_file(path="notes.txt")``, or what the model wrote where that is no call."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return _cut(f"{call.name} {call.arguments}")
+    told = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return _cut(f"{call.name}({told})")
+
+
+def result_lines(result: str) -> str:
+    """The beginning of a result, set in."""
+    lines = result.rstrip("\n").split("\n")
+    shown = [f"  {_cut(line)}" for line in lines[:MAX_LINES]]
+    if left_out := len(lines) - len(shown):
+        shown.append(f"  ... {left_out} more {'line' if left_out == 1 else 'lines'}")
+    return "\n".join(shown)
+
+
+def warmth_line(reply: ModelReply) -> str:
+    """How much of the prompt was warm, and what was done about the job's KV."""
+    told = [_warmth(reply)]
+    if reply.receipt is not None:
+        told += _kept(reply.receipt)
+    told.append(f"first word after {reply.ttft_s:.2f} s")
+    return f"  [{'; '.join(told)}]"
+
+
+def _warmth(reply: ModelReply) -> str:
+    if reply.cached_tokens is None:
+        return f"{reply.prompt_tokens:,} prompt tokens"
+    share = reply.cached_tokens / reply.prompt_tokens if reply.prompt_tokens else 0.0
+    return f"{reply.cached_tokens:,} of {reply.prompt_tokens:,} prompt tokens warm ({share:.0%})"
+
+
+def _kept(receipt: TurnReceipt) -> list[str]:
+    told = []
+    if receipt.previous_pin is not None:
+        told.append(_PIN_WORDS.get(receipt.previous_pin, receipt.previous_pin))
+    if receipt.recomputed_tokens:
+        told.append(f"{receipt.recomputed_tokens:,} computed again")
+    if receipt.pinned_tokens:
+        told.append(f"{receipt.pinned_tokens:,} held for {receipt.ttl_s:.1f} s")
+    return told
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ..."

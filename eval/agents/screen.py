@@ -1,0 +1,56 @@
+"""Where a chat is shown: what the model says on one stream, notes about it on another. Knows no agent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+from typing import TextIO
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+class Style(Enum):
+    """SGR codes: eight colours that every terminal has."""
+
+    PLAIN = ""
+    DIM = "2"
+    CALL = "36"
+    ERROR = "31"
+
+
+class Screen:
+    """Writes pieces as they come; a note always starts a line of its own."""
+
+    def __init__(self, out: TextIO, notes: TextIO, environment: Mapping[str, str] = os.environ) -> None:
+        self._out = out
+        self._notes = notes
+        self._in_line = False
+        self._coloured = (
+            notes.isatty() and not environment.get("NO_COLOR") and environment.get("TERM", "") != "dumb"
+        )
+
+    def say(self, piece: str) -> None:
+        """A piece of what the model says."""
+        if piece:
+            self._out.write(harmless(piece))
+            self._out.flush()
+            self._in_line = not piece.endswith("\n")
+
+    def end_line(self) -> None:
+        if self._in_line:
+            self.say("\n")
+
+    def note(self, text: str, style: Style = Style.DIM) -> None:
+        """A line about what happens."""
+        self.end_line()
+        text = harmless(text)
+        if self._coloured and style.value:
+            text = f"\x1b[{style.value}m{text}\x1b[0m"
+        self._notes.write(f"{text}\n")
+        self._notes.flush()
+
+
+def harmless(text: str) -> str:
+    """Without control characters, which would let a model or a file steer the terminal."""
+    return text.translate(_CONTROLS)

@@ -1,0 +1,85 @@
+"""A person at a terminal: a command runs under a pseudo-terminal, is typed to and read from."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_LAUNCH = (
+    "import fcntl, sys, termios\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
+    "from continuum.cli import main\n"
+    "sys.exit(main(sys.argv[1:]))"
+)
+TIMEOUT_S = 90.0
+
+
+class Person:
+    """Types, and waits for what is shown."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._terminal = terminal
+        self._read = 0
+
+    def types(self, line: str) -> None:
+        os.write(self._terminal, line.encode() + b"\r")
+
+    def presses(self, key: bytes) -> None:
+        os.write(self._terminal, key)
+
+    def sees(self, text: str, timeout_s: float = TIMEOUT_S) -> str:
+        """Wait until ``text`` is shown, after what was seen before; what was shown up to its end."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self.shown.find(text, self._read)) < 0:
+            assert time.monotonic() < deadline, f"never shown: {text!r}; but:\n{self.shown[self._read :]}"
+            assert self._wait(), f"it ended without showing {text!r}:\n{self.shown[self._read :]}"
+        start, self._read = self._read, found + len(text)
+        return self.shown[start : self._read]
+
+    def ends(self, timeout_s: float = TIMEOUT_S) -> int:
+        """The exit code."""
+        deadline = time.monotonic() + timeout_s
+        while self._wait():
+            assert time.monotonic() < deadline, f"it does not end:\n{self.shown[self._read :]}"
+        return self.process.wait(timeout_s)
+
+    def _wait(self) -> bool:
+        """Take in what is shown within a second; False once nothing can come any more."""
+        if not select.select([self._terminal], [], [], 1.0)[0]:
+            return True
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
+
+
+@contextmanager
+def at_a_terminal(*arguments: str, **environment: str) -> Iterator[Person]:
+    """``continuum`` with these arguments; killed at the end whatever happened."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCH, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environment},
+    )
+    os.close(theirs)
+    try:
+        yield Person(process, ours)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        os.close(ours)
