@@ -70,6 +70,8 @@ class TurnLife:
     diverged_at_token: int | None
     spans: tuple[Span, ...]
     """What it did, without a hole from its arrival to its end."""
+    seconds: Seconds
+    """The same, added up."""
     mean_waiting: float | None
     """Requests in the queue while it waited, itself included; None: no step began meanwhile."""
     mean_pinned_blocks: float | None
@@ -83,10 +85,6 @@ class TurnLife:
     def ttft_s(self) -> float | None:
         """From arrival to first token, as the engine sees them."""
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
-
-    @property
-    def seconds(self) -> Seconds:
-        return seconds_of(self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +116,15 @@ class GapLife:
     @property
     def duration_s(self) -> float | None:
         return None if self.ended_s is None else self.ended_s - self.started_s
+
+    @property
+    def num_told(self) -> int:
+        return len(self.told)
+
+    @property
+    def called(self) -> str | None:
+        """The keys in one text, which names the kind of gap; empty if nothing was called."""
+        return None if self.tools is None else " ".join(self.tools)
 
     @property
     def span(self) -> Span | None:
@@ -179,14 +186,44 @@ class PinLife:
         return self.ended_s - self.began_s
 
     @property
+    def last_decision(self) -> PinDecision | None:
+        """None: it was held for a grace only."""
+        return self.decisions[-1] if self.decisions else None
+
+    @property
+    def rule(self) -> str | None:
+        return self.last_decision.rule if self.last_decision is not None else None
+
+    @property
+    def reason(self) -> str | None:
+        return self.last_decision.reason if self.last_decision is not None else None
+
+    @property
     def granted_s(self) -> float:
         """For how long the last decision would hold it, counted from the turn's end."""
-        return self.decisions[-1].ttl_s if self.decisions else 0.0
+        return self.last_decision.ttl_s if self.last_decision is not None else 0.0
 
     @property
     def recompute_s(self) -> float | None:
         """What the policy thought it would cost to have all of it again, by computing."""
-        return _number(self.decisions[-1].inputs.get("prefill_s")) if self.decisions else None
+        return self._input("prefill_s")
+
+    @property
+    def expected_s(self) -> float | None:
+        """Median of the time to the return, as the last decision saw it."""
+        return self._input("tool_median_s")
+
+    def _input(self, name: str) -> float | None:
+        value = self.last_decision.inputs.get(name) if self.last_decision is not None else None
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def num_decisions(self) -> int:
+        return len(self.decisions)
+
+    @property
+    def num_shrinks(self) -> int:
+        return len(self.shrinks)
 
     @property
     def saved_s(self) -> float:
@@ -267,7 +304,3 @@ def job_life(
         pins=tuple(sorted(pins, key=lambda pin: pin.began_s)),
         finished_s=finished_s,
     )
-
-
-def _number(value: float | str | None) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tracing.analysis.jobs import TurnEnd, TurnLife
-from tracing.analysis.phases import Phase, Span
+from tracing.analysis.phases import Phase, Span, seconds_of
 
 
 @dataclass(slots=True)
@@ -90,8 +90,7 @@ class OpenTurn:
 
     def close(self, end: TurnEnd, now: float, clock: WaitClock) -> TurnLife:
         """The whole of it; the last phase ends now."""
-        leaves = Phase.CLIENT
-        self.enter(leaves, now, clock)
+        self.enter(Phase.CLIENT, now, clock)
         waiting, pinned = self._means()
         num_output_tokens = self.num_output_tokens
         if num_output_tokens is None:
@@ -117,6 +116,7 @@ class OpenTurn:
             gap_s=self.gap_s,
             diverged_at_token=self.diverged_at_token,
             spans=tuple(self.spans),
+            seconds=seconds_of(self.spans),
             mean_waiting=waiting,
             mean_pinned_blocks=pinned,
         )
