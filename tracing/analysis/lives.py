@@ -102,6 +102,7 @@ class LifeReader:
         self._clock = WaitClock()
         self._snapshot: StepSnapshot | None = None
         self._step: StepDecision | None = None
+        self._step_ended_s: float | None = None
         self._short_of_memory = False
         self._lost = False
         """Events were lost since the last step began."""
@@ -237,7 +238,7 @@ class LifeReader:
         self._clock_to(snapshot.now)
         self._clock.now = snapshot.now
         self._tokens_came(snapshot.now)
-        self._snapshot, self._step = snapshot, None
+        self._snapshot, self._step, self._step_ended_s = snapshot, None, None
         for req_id in snapshot.waiting_head:
             if req_id not in self._open:
                 self._arrive(req_id, None, snapshot.now, told=False)
@@ -307,6 +308,7 @@ class LifeReader:
 
     def _take_output(self, output: StepOutput) -> None:
         self._at(output.now)
+        self._step_ended_s = output.now
         self._tokens_came(output.now)
         for req_id, how in output.ended.items():
             turn = self._open.get(req_id)
@@ -347,6 +349,7 @@ class LifeReader:
                 step=step.step,
                 now=snapshot.now,
                 until_s=until_s,
+                ended_s=self._step_ended_s,
                 num_running=len(snapshot.running),
                 num_waiting=snapshot.num_waiting,
                 num_loading=snapshot.num_loading,

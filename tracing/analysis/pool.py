@@ -13,6 +13,8 @@ class StepLife:
     now: float
     until_s: float
     """When the next step began, or the trace ends."""
+    ended_s: float | None
+    """When its result came back; None: the trace does not say."""
     num_running: int
     """Requests, before the decision; likewise below."""
     num_waiting: int
