@@ -35,6 +35,11 @@ class JobRegistry:
         return len(self._jobs) + len(self._questions)
 
     @property
+    def num_established(self) -> int:
+        """Jobs that are more than a single question that nobody named."""
+        return len(self._jobs)
+
+    @property
     def num_recognisable(self) -> int:
         """Frontiers by which a turn without a name would be recognised."""
         return len(self._index)

@@ -143,6 +143,8 @@ class Job:
     is_established: bool = True
     """It is known to be more than a single question and its answer."""
     num_turns: int = 0
+    queued_s: float = 0.0
+    """All that its turns waited until they were admitted."""
     turns: dict[str, Turn] = field(default_factory=dict)
     """Open turns by request id."""
     frontiers: list[Frontier] = field(default_factory=list)

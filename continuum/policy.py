@@ -16,6 +16,7 @@ from continuum.continuation import Continuation, continuation_of, continuation_o
 from continuum.forecast import WorkForecast
 from continuum.job_registry import JobRegistry
 from continuum.job_status import frontier_status, job_status
+from continuum.job_tally import FINISHED, FORGOTTEN, JobTally
 from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, Turn
 from continuum.kv_cost import KvCost
 from continuum.order import age_weight, job_rank, waiting_key
@@ -30,6 +31,7 @@ from continuum.ttl import TtlDecision, TtlInputs, make_rule
 from engine.core.block_hash import BlockHash
 from engine.messages import (
     JobFinished,
+    JobStats,
     JobStatus,
     Signal,
     ToolCall,
@@ -111,6 +113,7 @@ class ContinuumPolicy:
         )
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare()
+        self._tally = JobTally()
         self._trace = PolicyTrace(context.tracer)
         self._pin_ids = itertools.count(1)
         self._changed: list[Request] = []
@@ -176,6 +179,7 @@ class ContinuumPolicy:
         self._frontiers.pop(frontier.request_id, None)
         if not is_retry:
             turn.gap_s = max(0.0, turn.request.arrival_time - frontier.ended_s)
+            self._tally.gap_closed(frontier, turn.gap_s)
             self._close_gap(turn, frontier, turn.gap_s, now)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
@@ -229,6 +233,7 @@ class ContinuumPolicy:
             return ()
         turn.num_cached_tokens = request.num_cached_tokens
         turn.admitted_s = now
+        turn.job.queued_s += now - request.arrival_time
         pin = turn.frontier.pin if turn.frontier is not None else None
         if turn.frontier is not None and pin is None:
             self._queue_delay.observe(now - request.arrival_time)
@@ -473,6 +478,7 @@ class ContinuumPolicy:
             self._drop_frontier(frontier)
         if not job.turns:
             self._jobs.remove(job)
+            self._tally.job_ended(job, FINISHED)
         self._trace.job_finished(job, now)
 
     def _drop_frontier(self, frontier: Frontier) -> None:
@@ -489,6 +495,7 @@ class ContinuumPolicy:
             elif frontier.tools is not None and job.is_established:
                 self.tools.observe_last_turn(frontier.tools)
             self._drop_frontier(frontier)
+        self._tally.job_ended(job, FORGOTTEN)
         self._trace.job_forgotten(job, now)
 
     def _learn_cut_off(self, frontier: Frontier, now: float) -> None:
@@ -543,6 +550,13 @@ class ContinuumPolicy:
         return self._pins
 
     # ---- who asks ----
+
+    def job_of(self, request: Request) -> str | None:
+        turn = self._turns.get(request.request_id)
+        return None if turn is None else turn.job.job_id
+
+    def take_job_stats(self) -> JobStats:
+        return self._tally.take(self._jobs.num_established)
 
     def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
         return [self._status(job, now) for job in self._jobs.newest(limit)]

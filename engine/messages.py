@@ -301,6 +301,28 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     pin_block_s: dict[str, float] = {}
     """Cause to blocks times seconds held."""
     num_host_blocks: int = 0
+class JobEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A job of which no more turns are expected."""
+
+    outcome: str
+    """finished | forgotten"""
+    duration_s: float
+    """From its first turn's arrival to the end of its last."""
+    queued_s: float
+    """Of that, its turns together waited so long to be admitted."""
+    num_turns: int
+
+
+class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What became of jobs since the last report."""
+
+    num_jobs: int = 0
+    """That are known now."""
+    ended: list[JobEnd] = []
+    gap_errors_s: list[float] = []
+    """Of turns that came back: how far the median that was expected was from what it took."""
+
+
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
@@ -320,6 +342,10 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 class EngineReady(msgspec.Struct, omit_defaults=True):
     """READY of the start-up handshake: what the front end has to know of the core."""
 
+    pin_held_s: dict[str, list[float]] = {}
+    """Cause to how long each of these pins had been held."""
+    jobs: JobStats | None = None
+    """None: the policy knows no jobs."""
     num_gpu_blocks: int
     max_model_len: int
     block_size: int

@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from engine.messages import SchedulerStats, TurnReceipt
+from engine.messages import JobStats, SchedulerStats, TurnReceipt
 from engine.stats import FinishedRequestStats, IterationStats
 
 TTFT_BUCKETS_S = (
@@ -45,6 +45,12 @@ GAP_BUCKETS_S = (
     600.0,
     1800.0,
 )
+
+JOB_BUCKETS_S = (
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+    *(1200.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0),
+)
+TURN_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 _LABELS = ("model_name", "engine")
 
@@ -152,6 +158,8 @@ class Metrics:
         self._cache_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
         if stats.step_tokens:
+        self._telemetry_dropped.inc(stats.telemetry_dropped)
+        self._trace_dropped.inc(stats.trace_dropped)
             self._iteration_tokens.observe(stats.step_tokens)
         for cause, count in stats.pins_ended.items():
             self._pins_ended.labels(*self._values, cause).inc(count)
@@ -161,6 +169,20 @@ class Metrics:
     def _set_gauges(self, stats: SchedulerStats, timestamp: float) -> None:
         self._running.set(stats.num_running_reqs, timestamp)
         self._waiting.set(stats.num_waiting_reqs, timestamp)
+        for cause, pins_held_s in stats.pin_held_s.items():
+            for held_s in pins_held_s:
+                self._pin_held.labels(*self._values, cause).observe(held_s)
+        if stats.jobs is not None:
+            self._record_jobs(stats.jobs)
+
+    def _record_jobs(self, stats: JobStats) -> None:
+        for error_s in stats.gap_errors_s:
+            self._gap_error.observe(error_s)
+        for job in stats.ended:
+            self._jobs_ended.labels(*self._values, job.outcome).inc()
+            self._job_duration.observe(job.duration_s)
+            self._job_queue.observe(job.queued_s)
+            self._job_turns.observe(job.num_turns)
         if stats.num_total_blocks:
             self._kv_usage.set(1 - stats.num_free_blocks / stats.num_total_blocks, timestamp)
         self._pins.set(stats.num_pins, timestamp)
@@ -169,6 +191,8 @@ class Metrics:
             self._host_usage.set(stats.num_used_host_blocks / stats.num_host_blocks, timestamp)
 
     def _record_finished(self, stats: FinishedRequestStats) -> None:
+        if stats.jobs is not None:
+            self._jobs.set(stats.jobs.num_jobs, timestamp)
         self._success.labels(*self._values, stats.finish_reason).inc()
         self._cached_prompt_tokens.inc(stats.num_cached_tokens)
         self._e2e.observe(stats.e2e_s)
@@ -194,6 +218,8 @@ class Metrics:
             "continuum:host_kv_usage_perc", "Slots of the host tier in use; 1 is all of them."
         )
 
+        self._jobs = self._gauge("continuum:jobs", "Jobs that are known: neither finished nor forgotten.")
+        self._viewers = self._gauge("continuum:dashboard_viewers", "Pages that look on by /dashboard.")
     def _make_counters(self) -> None:
         self._cache_queries = self._counter(
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
@@ -222,6 +248,19 @@ class Metrics:
             "vllm:request_success",
             "Requests that ended, by reason.",
             (*_LABELS, "finished_reason"),
+        self._trace_dropped = self._counter(
+            "continuum:trace_events_dropped",
+            "Events of the trace that were lost: they came faster than they could be written.",
+        )
+        self._telemetry_dropped = self._counter(
+            "continuum:telemetry_dropped", "Spans that the OpenTelemetry collector did not get."
+        )
+        self._jobs_ended = Counter(
+            "continuum:jobs_ended",
+            "Jobs that ended, by how: their client said so, or they were idle for too long.",
+            (*_LABELS, "outcome"),
+            registry=self.registry,
+        )
             registry=self.registry,
         )
         self._rejections = Counter(
@@ -269,8 +308,32 @@ class Metrics:
     def _make_sizes(self, token_buckets: tuple[float, ...]) -> None:
         self._iteration_tokens = self._histogram(
             "vllm:iteration_tokens_total", "Tokens per engine step.", ITERATION_BUCKETS
+        self._gap_error = self._histogram(
+            "continuum:gap_prediction_error_seconds",
+            "How far the median that was expected of a gap was from what it took.",
+            GAP_BUCKETS_S,
+        )
+        self._pin_held = Histogram(
+            "continuum:pin_held_seconds",
+            "How long a pin was held, by how it ended.",
+            (*_LABELS, "cause"),
+            buckets=GAP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._make_job_times()
+
+    def _make_job_times(self) -> None:
+        self._job_duration = self._histogram(
+            "continuum:job_duration_seconds",
+            "From the arrival of a job's first turn to the end of its last.",
+            JOB_BUCKETS_S,
+        )
+        self._job_queue = self._histogram(
+            "continuum:job_queue_seconds", "What the turns of a job waited, together.", LATENCY_BUCKETS_S
+        )
         )
         self._request_prompt_tokens = self._histogram(
+        self._job_turns = self._histogram("continuum:job_turns", "Turns of a job.", TURN_BUCKETS)
             "vllm:request_prompt_tokens", "Prompt tokens per request.", token_buckets
         )
         self._request_generation_tokens = self._histogram(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from engine.core.block_hash import BlockHash
-from engine.messages import JobStatus, Signal, TurnReceipt
+from engine.messages import JobStats, JobStatus, Signal, TurnReceipt
 from engine.request import Request
 
 if TYPE_CHECKING:
@@ -136,6 +136,12 @@ class SchedulingPolicy(Protocol):
     def pins(self) -> Iterable[Pin]:
         """All pins alive, for a reset of the prefix cache and for checks."""
 
+    def job_of(self, request: Request) -> str | None:
+        """Whose turn an open request is; None if the policy knows of no job."""
+
+    def take_job_stats(self) -> JobStats | None:
+        """What became of jobs since the last call, for metrics; None: it knows no jobs."""
+
     def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
         """At most so many of the jobs it knows, those active last first."""
 
@@ -210,6 +216,12 @@ class FcfsPolicy:
 
     def pins(self) -> Iterable[Pin]:
         return ()
+
+    def job_of(self, request: Request) -> str | None:
+        return None if request.job is None else request.job.job_id
+
+    def take_job_stats(self) -> JobStats | None:
+        return None
 
     def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
         return ()

@@ -5,12 +5,16 @@ Which pins may be broken by whom, and in what order, is the policy's; what that 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.policy import Pin, PinEnd, SchedulingPolicy
 from engine.request import Request
+
+MAX_KEPT = 4096
+"""Ended pins of each cause whose times are kept, for whoever never asks."""
 
 
 class PinHolder:
@@ -22,6 +26,7 @@ class PinHolder:
         self._held_since_s: dict[int, float] = {}
         self._num_ended: dict[str, int] = {}
         self._block_s: dict[str, float] = {}
+        self._held_s: dict[str, deque[float]] = {}
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
         """The request ends and its pin begins."""
@@ -45,6 +50,11 @@ class PinHolder:
         """Blocks times seconds of pins that ended since the last call, in part or whole, by cause."""
         block_s, self._block_s = self._block_s, {}
         return block_s
+
+    def take_held_s(self) -> dict[str, list[float]]:
+        """How long each pin had been held that ended since the last call, by cause."""
+        held_s, self._held_s = self._held_s, {}
+        return {cause: list(seconds) for cause, seconds in held_s.items()}
 
     def make_room(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, last_resort: bool
@@ -101,7 +111,8 @@ class PinHolder:
         self._policy.on_pin_ended(pin, cause, now)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
         self._count(pin, pin.num_blocks, cause, now)
-        del self._held_since_s[pin.pin_id]
+        held_s = now - self._held_since_s.pop(pin.pin_id)
+        self._held_s.setdefault(cause, deque(maxlen=MAX_KEPT)).append(held_s)
 
     def _count(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float) -> None:
         held_s = now - self._held_since_s[pin.pin_id]

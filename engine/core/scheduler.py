@@ -624,6 +624,8 @@ class Scheduler:
             num_preemptions=counts.num_preemptions,
             pins_ended=self.pins.take_ended(),
             pin_block_s=self.pins.take_block_s(),
+            pin_held_s=self.pins.take_held_s(),
+            jobs=self.policy.take_job_stats(),
             num_host_blocks=tier.num_blocks,
             num_used_host_blocks=tier.num_used_blocks,
             loaded_tokens=num_loaded_tokens,

@@ -1,0 +1,41 @@
+"""What metrics tell of jobs: which ended since the last look, and how far off the expected gaps were."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from continuum.jobs import Frontier, Job
+from engine.messages import JobEnd, JobStats
+
+MAX_KEPT = 4096
+"""Of each kind, for whoever never looks."""
+FINISHED = "finished"
+"""Its client said so, or its last turn did."""
+FORGOTTEN = "forgotten"
+"""It was idle for too long, or one of too many."""
+
+
+class JobTally:
+    """A job is counted once, when it is no longer known; single questions that nobody named are no jobs."""
+
+    def __init__(self) -> None:
+        self._ended: deque[JobEnd] = deque(maxlen=MAX_KEPT)
+        self._gap_errors_s: deque[float] = deque(maxlen=MAX_KEPT)
+
+    def job_ended(self, job: Job, outcome: str) -> None:
+        if job.is_established:
+            duration_s = max(0.0, job.last_active_s - job.first_arrival_s)
+            self._ended.append(JobEnd(outcome, duration_s, job.queued_s, job.num_turns))
+
+    def gap_closed(self, frontier: Frontier, gap_s: float) -> None:
+        """The turn came back: what had last been told of when it would?"""
+        receipt = frontier.receipt
+        if receipt is not None and receipt.expected_tool_s is not None:
+            self._gap_errors_s.append(abs(gap_s - receipt.expected_tool_s))
+
+    def take(self, num_jobs: int) -> JobStats:
+        """All since the last call; ``num_jobs`` are known now."""
+        stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s))
+        self._ended.clear()
+        self._gap_errors_s.clear()
+        return stats
