@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from continuum.jobs import Frontier
 from engine.errors import ConfigError
 from engine.messages import ToolCall
-from estimator.state import EstimatorStateError, Learned, load_learned, snapshot, write_state
+from estimator.state import EstimatorStateError, Learned, load_learned, restore, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey, tool_key
 
@@ -112,6 +112,11 @@ class ToolMemory:
         if not getattr(learned.durations, "histograms_", None) and not learned.turns.tallies:
             return None
         return snapshot(learned).decode()
+
+    def recall(self, state: str) -> None:
+        """Know what another one knew when it told its ``state``; EstimatorStateError if it is not that."""
+        self._learned = restore(state.encode())
+        self._tools, self._turns = self._learned.durations, self._learned.turns
 
     def wait_until_written(self) -> None:
         if self._writing is not None:

@@ -93,7 +93,8 @@ class InputTrace:
         if job is not None:
             event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
             event.num_replies, event.num_results = job.num_replies, job.num_results
-            event.tokens = reads.runs(max(0, request.num_prompt_tokens - 2 * self._block_size))
+            num_tokens = request.num_prompt_tokens
+            event.tokens = reads.runs((max(0, num_tokens - 2 * self._block_size), num_tokens))
         self._tracer.emit(event)
 
     def _name(self, block_hashes: list[BlockHash]) -> tuple[int, list[BlockHash]]:
@@ -247,10 +248,10 @@ class TokenReads(Sequence[int]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def runs(self, tail: int) -> list[tuple[int, list[int]]]:
-        """All that was read, and what follows ``tail``, in order and each token once."""
+    def runs(self, tail: tuple[int, int]) -> list[tuple[int, list[int]]]:
+        """All that was read, and a tail, given by its ends, in order and each token once."""
         runs: list[tuple[int, int]] = []
-        for start, end in sorted([*self._reads, (tail, len(self.tokens))]):
+        for start, end in sorted([*self._reads, tail]):
             if runs and start <= runs[-1][1]:
                 runs[-1] = (runs[-1][0], max(end, runs[-1][1]))
             else:

@@ -20,7 +20,9 @@ class SubCommand:
     module: str
 
 
-SUB_COMMANDS: tuple[SubCommand, ...] = ()
+SUB_COMMANDS: tuple[SubCommand, ...] = (
+    SubCommand("replay", "decide it all again and show what differs", "eval.trace.replay.command"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""``continuum trace replay``: the same decisions once more, or what another policy would have decided."""

@@ -1,0 +1,87 @@
+"""What differs between a recorded event and the same one of a replay, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import msgspec
+
+from tracing.events import InputEvent, TraceEvent
+
+MAX_CHARS = 400
+"""Of a value that is shown."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(TraceEvent).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first event that is not as it was recorded."""
+
+    step: int
+    """Number of the step that was being made, or had been made last; -1 before the first."""
+    number: int
+    """Of the event in the trace, the header being number 1."""
+    cause: InputEvent
+    """The input that brought it about."""
+    recorded: TraceEvent | None
+    """None: the replay has an event more than there was."""
+    now: TraceEvent | None
+    """None: it has one less."""
+
+    def __str__(self) -> str:
+        head = (
+            f"step {self.step} is not as it was: event {self.number} of the trace, after {_shown(self.cause)}"
+        )
+        return "\n".join([head, *(f"  {line}" for line in self._lines())])
+
+    def _lines(self) -> Iterator[str]:
+        recorded, now = self.recorded, self.now
+        if recorded is not None and now is not None and type(recorded) is type(now):
+            yield _tag(recorded)
+            for name in recorded.__struct_fields__:
+                before, after = getattr(recorded, name), getattr(now, name)
+                if before != after:
+                    yield f"  {name}: {_parted(before, after)}"
+            return
+        yield f"recorded: {'nothing' if recorded is None else _shown(recorded)}"
+        yield f"now:      {'nothing' if now is None else _shown(now)}"
+
+
+def first_difference(
+    recorded: list[TraceEvent], now: list[TraceEvent]
+) -> tuple[int, TraceEvent | None, TraceEvent | None] | None:
+    """Place and events of the first pair that differs; None if all are equal."""
+    if recorded == now:
+        return None
+    for place, (before, after) in enumerate(zip_longest(recorded, now)):
+        if after is not None:
+            after = _decode(_encode(after))  # as a file has it: an infinite number is null there
+        if before != after:
+            return place, before, after
+    return None
+
+
+def _parted(before: object, after: object) -> str:
+    """Of two mappings only the entries that differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        if names:
+            before = {name: before[name] for name in names if name in before}
+            after = {name: after[name] for name in names if name in after}
+    return f"recorded {_cut(_encode(before).decode())}, now {_cut(_encode(after).decode())}"
+
+
+def _shown(event: TraceEvent) -> str:
+    return _cut(_encode(event).decode())
+
+
+def _tag(event: TraceEvent) -> str:
+    return str(event.__struct_config__.tag)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}... ({len(text):,} characters)"

@@ -1,0 +1,164 @@
+"""The scheduler and the policy of a trace, made anew: takes its inputs, gives the events they cause."""
+
+from __future__ import annotations
+
+from engine.config import SchedulerConfig
+from engine.core.input_trace import ENDINGS
+from engine.core.offloading_connector import OffloadingConnector
+from engine.core.scheduler import PauseState, Scheduler
+from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
+from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
+from engine.policy import PolicyContext
+from eval.trace.replay.block_names import BlockNames
+from eval.trace.replay.errors import NotReplayableError
+from eval.trace.replay.recorded_policy import recorded_policy
+from eval.trace.replay.recorded_request import (
+    GOING_ON,
+    REFUSED,
+    STOPPING,
+    RecordedGrammar,
+    RecordedRequest,
+)
+from tracing.events import (
+    EngineClosed,
+    GrammarReady,
+    IdleEvent,
+    InputEvent,
+    PauseEvent,
+    PrefixCacheReset,
+    RequestArrived,
+    RequestsEnded,
+    SignalEvent,
+    StepDecision,
+    StepOutput,
+    TraceEvent,
+    TraceHeader,
+)
+from tracing.tracer import Tracer
+
+STATUS_OF = {how: status for status, how in ENDINGS.items()}
+LAST_TOKEN = {"stop": STOPPING, "length": GOING_ON, "error": REFUSED}
+
+
+class RecordedEngine:
+    """What the engine was, as its trace's header says; a sink of its own events."""
+
+    def __init__(self, header: TraceHeader) -> None:
+        """NotReplayableError if the header says of no policy that can be made again."""
+        self._block_size = header.block_size
+        self._names = BlockNames()
+        self._plan = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
+        self._events: list[TraceEvent] = []
+        tracer = Tracer(self)
+        context = PolicyContext(
+            header.block_size, header.num_blocks, tracer, has_host_tier=header.num_host_blocks > 0
+        )
+        self.scheduler = Scheduler(
+            _scheduler_config(header),
+            block_size=header.block_size,
+            num_blocks=header.num_blocks + 1,
+            max_model_len=header.max_model_len,
+            policy=recorded_policy(header)(context),
+            enable_prefix_caching=header.enable_prefix_caching,
+            tracer=tracer,
+            kv_connector=_second_tier(header),
+        )
+        self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
+
+    def emit(self, event: TraceEvent) -> None:
+        self._events.append(event)
+
+    def take(self, event: InputEvent) -> list[TraceEvent]:
+        """Give it an input as it was recorded; the events that it causes, its own record last.
+
+        NotReplayableError if it cannot be: the trace then tells of something that did not happen.
+        """
+        self._events = []
+        try:
+            self._apply(event)
+        except (AssertionError, KeyError, ValueError, IndexError) as error:
+            raise NotReplayableError(f"the scheduler does not take this input: {error!r}") from error
+        return self._events
+
+    def _apply(self, event: InputEvent) -> None:
+        scheduler = self.scheduler
+        match event:
+            case StepDecision():
+                self._plan = scheduler.schedule(event.now)
+            case StepOutput():
+                self._step_output(event)
+            case RequestArrived():
+                segment, chain = self._names.open(event)
+                request = RecordedRequest(event, segment, chain, self._block_size)
+                scheduler.add_request(request, event.now)
+            case GrammarReady():
+                awaited = scheduler.compiling[event.req_id]
+                scheduler.grammar_compiled(awaited, RecordedGrammar(), event.now)
+            case RequestsEnded():
+                scheduler.finish_requests(event.req_ids, STATUS_OF[event.how], event.now)
+            case SignalEvent():
+                scheduler.signal(_signal(event), event.now)
+            case PauseEvent():
+                scheduler.set_pause_state(PauseState(event.state), event.now)
+            case PrefixCacheReset():
+                scheduler.reset_prefix_cache(event.now)
+            case IdleEvent():
+                scheduler.expire(event.now)
+            case EngineClosed():
+                scheduler.close(event.now)
+
+    def _step_output(self, event: StepOutput) -> None:
+        for req_id, names in event.blocks.items():
+            request = self.scheduler.requests[req_id]
+            assert isinstance(request, RecordedRequest)
+            request.expect(self._names.extend(request.segment, names))
+        sampled = list(self._plan.num_scheduled_tokens) if event.sampled is None else event.sampled
+        tokens = [self._tokens_of(req_id, event) for req_id in sampled]
+        result = ModelRunnerOutput(
+            sampled, tokens, finished_loads=event.finished_loads, failed_loads=event.failed_loads
+        )
+        self.scheduler.update_from_output(self._plan, result, event.now)
+
+    @staticmethod
+    def _tokens_of(req_id: str, event: StepOutput) -> list[int]:
+        tokens = [GOING_ON] * event.num_tokens.get(req_id, 1)
+        ending = event.ended.get(req_id)
+        if ending is not None:
+            tokens[-1] = LAST_TOKEN[ending]
+        return tokens
+
+
+def _scheduler_config(header: TraceHeader) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=header.max_num_seqs,
+        max_num_batched_tokens=header.max_num_batched_tokens,
+        enable_chunked_prefill=header.enable_chunked_prefill,
+        long_prefill_token_threshold=header.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=header.scheduler_reserve_full_isl,
+    )
+
+
+def _second_tier(header: TraceHeader) -> OffloadingConnector | None:
+    if not header.num_host_blocks:
+        return None
+    return OffloadingConnector(header.num_host_blocks, header.block_size, header.min_load_tokens)
+
+
+def _signal(event: SignalEvent) -> Signal:
+    if event.kind == "tool_gap_started":
+        assert event.req_id is not None
+        calls = [ToolCall(call.name, call.arguments) for call in event.calls]
+        return ToolGapStarted(event.req_id, calls)
+    assert event.job_id is not None
+    if event.kind == "job_finished":
+        return JobFinished(event.job_id)
+    return ToolSignal(
+        event.job_id,
+        ToolState(event.state or ""),
+        request_id=event.req_id,
+        call_id=event.call_id,
+        tool=event.tool,
+        expected_s=event.expected_s,
+        remaining_s=event.remaining_s,
+        fraction=event.fraction,
+    )

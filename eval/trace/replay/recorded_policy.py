@@ -1,0 +1,87 @@
+"""The policy that a trace was written under, as its header describes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+
+from continuum.config import ContinuumConfig
+from continuum.policy import ContinuumPolicy
+from engine.errors import ConfigError
+from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
+from estimator.state import EstimatorStateError
+from eval.baselines.fixed_ttl import FixedTtlPolicy
+from eval.baselines.fork import ForkPolicy
+from eval.baselines.gate import GatePolicy
+from eval.baselines.plas import PlasPolicy
+from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.trace.replay.errors import NotReplayableError
+from tracing.events import TraceHeader
+
+Options = dict[str, float | int | str | bool | None]
+
+TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
+"""Policies that ask what only a simulation can answer."""
+_PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
+    "fcfs": fcfs,
+    "priority": priority,
+    "program-fcfs": ProgramFcfsPolicy,
+    "fixed-ttl": FixedTtlPolicy,
+    "fork": ForkPolicy,
+    "plas": PlasPolicy,
+    "gate": GatePolicy,
+}
+
+
+def recorded_policy(header: TraceHeader) -> PolicyFactory:
+    """NotReplayableError, a sentence, if it cannot be made again."""
+    name = header.policy
+    if name in TOLD_THE_FUTURE:
+        raise NotReplayableError(
+            f"the policy {name} was told what only its simulation knew: it can be analysed, but not replayed"
+        )
+    if name == "continuum":
+        return _RecordedContinuum(_continuum_config(header.policy_options), header.estimator_state)
+    if name not in _PLAIN:
+        raise NotReplayableError(f"the header names a policy that this program does not have: {name!r}")
+    options = {option: _value(value) for option, value in header.policy_options.items()}
+    return partial(_PLAIN[name], **options)
+
+
+def _continuum_config(options: Options) -> ContinuumConfig:
+    expected = {field.name for field in fields(ContinuumConfig)} - {"estimator_state"}
+    differing = ", ".join(sorted(expected ^ options.keys()))
+    if differing:
+        raise NotReplayableError(
+            f"the policy continuum of this program has other options than the header's: {differing}"
+        )
+    try:
+        return ContinuumConfig(**{name: _value(value) for name, value in options.items()})  # type: ignore[arg-type]
+    except (ConfigError, TypeError) as error:
+        raise NotReplayableError(f"the header's options of the policy continuum: {error}") from error
+
+
+def _value(value: float | int | str | bool | None) -> float | int | str | bool | None:
+    """JSON has no infinity, so the header has it as text."""
+    return math.inf if value == "inf" else value
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedContinuum:
+    """With what its estimator had learned when it started, and no file to learn more into."""
+
+    config: ContinuumConfig
+    state: str | None
+
+    def __call__(self, context: PolicyContext) -> SchedulingPolicy:
+        policy = ContinuumPolicy(context, self.config)
+        if self.state is not None:
+            try:
+                policy.tools.recall(self.state)
+            except EstimatorStateError as error:
+                raise NotReplayableError(
+                    f"the estimator state in the header cannot be used: {error}"
+                ) from error
+        return policy

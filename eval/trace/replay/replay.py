@@ -1,0 +1,142 @@
+"""Feeds the inputs of a trace to the scheduler and the policy it is of, and compares every event."""
+
+from __future__ import annotations
+
+import sys
+import time
+import typing
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from eval.trace.replay.difference import Difference, first_difference
+from eval.trace.replay.errors import NotReplayableError
+from eval.trace.replay.recorded_engine import RecordedEngine
+from tracing.events import (
+    InputEvent,
+    JobEvent,
+    PinEvent,
+    StepDecision,
+    TraceEnd,
+    TraceEvent,
+    TraceGap,
+    TraceHeader,
+)
+from tracing.reader import TraceError, TraceReport, read_trace
+
+INPUTS = typing.get_args(InputEvent)
+NOT_OF_THE_ENGINE = {"wall_time_s", "monotonic_s", "from_start", "program", "part", "num_events_before"}
+"""Of a header: what says nothing of what the engine was made from."""
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """How far it went, and what it found."""
+
+    num_events: int = 1
+    """Compared, and the header."""
+    counts: Counter[type[TraceEvent]] = field(default_factory=Counter)
+    difference: Difference | None = None
+    missing: int = 0
+    """Events that the trace lacks where the replay had to stop; 0: it went to the end."""
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_steps(self) -> int:
+        return self.counts[StepDecision]
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything in the trace was decided again as it had been."""
+        return self.difference is None and not self.missing
+
+    def __str__(self) -> str:
+        done = (
+            f"{self.num_steps:,} steps, {self.counts[PinEvent]:,} pin events, "
+            f"{self.counts[JobEvent]:,} job events"
+        )
+        lines = [f"{done}: no difference ({self.num_events:,} events in {self.seconds:.1f} s)"]
+        if self.difference is not None:
+            lines = [f"{done}, and then a difference:", str(self.difference)]
+        elif self.missing:
+            lines.append(
+                f"STOPPED there: {self.missing:,} events are missing, they came faster than they could be "
+                "written; what follows cannot be replayed"
+            )
+        return "\n".join([*lines, *self.notes])
+
+
+def replay(path: Path) -> ReplayResult:
+    """Of a whole trace, with progress on stderr. TraceError, a sentence, if it cannot be replayed."""
+    report = TraceReport()
+    events = read_trace(path, report)
+    header = next(events)
+    assert isinstance(header, TraceHeader), "the reader has checked it"
+    result = ReplayResult()
+    started = time.monotonic()
+    try:
+        _check_begins(header, report)
+        _compare(_engine(header), events, result)
+    except NotReplayableError as error:
+        raise TraceError(f"{path}, event {result.num_events + 1:,}: {error}") from error
+    result.seconds = time.monotonic() - started
+    if result.whole and report.cut_line is not None:
+        result.notes.append(f"the trace was CUT OFF in line {report.cut_line:,} and replayed up to there")
+    elif result.whole and report.end is None:
+        result.notes.append("the trace was not closed in order: its end may be missing")
+    return result
+
+
+def _check_begins(header: TraceHeader, report: TraceReport) -> None:
+    if report.num_events_before:
+        raise NotReplayableError(
+            "the first parts of the trace are gone: it can be analysed, but not replayed"
+        )
+    if not header.from_start:
+        raise NotReplayableError(
+            "the trace was switched on while the engine ran, so what came before is not known: it can be "
+            "analysed, but not replayed"
+        )
+
+
+def _engine(header: TraceHeader) -> RecordedEngine:
+    engine = RecordedEngine(header)
+    for name in set(header.__struct_fields__) - NOT_OF_THE_ENGINE:
+        before, now = getattr(header, name), getattr(engine.header, name)
+        if before != now:
+            raise NotReplayableError(f"of the header's {name}, {before!r}, this program makes {now!r}")
+    return engine
+
+
+def _compare(engine: RecordedEngine, events: Iterable[TraceEvent], result: ReplayResult) -> None:
+    """Up to the end, the first difference, or the first gap."""
+    group: list[TraceEvent] = []
+    step = -1
+    with tqdm(unit=" steps", file=sys.stderr, disable=None, leave=False) as bar:
+        for event in events:
+            if isinstance(event, TraceGap):
+                result.missing = event.dropped
+                return
+            if isinstance(event, TraceEnd):
+                break
+            group.append(event)
+            if not isinstance(event, INPUTS):
+                continue
+            if isinstance(event, StepDecision):
+                step = event.step
+                bar.update()
+            found = first_difference(group, engine.take(event))
+            if found is not None:
+                place, recorded, now = found
+                number = result.num_events + 1 + place
+                result.difference = Difference(step, number, event, recorded, now)
+                return
+            result.num_events += len(group)
+            result.counts.update(map(type, group))
+            group.clear()
+    if group:
+        result.notes.append(f"the last {len(group)} events are of an input that did not get into the trace")
