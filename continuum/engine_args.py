@@ -57,7 +57,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=_record(ModelConfig, args),
         cache=_record(CacheConfig, args),
         scheduler=_record(SchedulerConfig, args),
-        trace_path=args.trace,
+        trace=_record(TraceConfig, args, trace_path=args.trace),
         log_stats=not args.disable_log_stats,
     )
 
@@ -325,6 +325,24 @@ def _add_observation_flags(group: argparse._ArgumentGroup) -> None:
         "needs continuum-engine[otel]",
     )
     group.add_argument("--disable-log-stats", action="store_true", help="collect no statistics for /metrics")
+
+
+def _add_trace_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace", metavar="PATH", help="write the scheduler trace there, compressed if it ends in .zst"
+    )
+    group.add_argument(
+        "--trace-dir", metavar="FOLDER", help="let clients have traces begun in this folder: POST /trace"
+    )
+    group.add_argument(
+        "--trace-max-bytes",
+        type=_number,
+        metavar="BYTES",
+        help="a file of a trace is followed by a next one when it has about so many, such as 256M",
+    )
+    group.add_argument(
+        "--trace-max-files", type=int, metavar="FILES", help="so many files of a trace are kept, the last"
+    )
 
 
 def _record(kind: type[Record], args: argparse.Namespace, **given: object) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from engine.messages import (
     ToolCall,
     ToolGapStarted,
     ToolSignal,
+    TraceState,
     TurnReceipt,
 )
 from engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -39,6 +41,9 @@ from engine.structured_output.judge import GrammarJudge
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+TRACE_SWITCH_TIMEOUT_S = 5.0
+TRACE_POLL_S = 0.02
 
 T = TypeVar("T")
 
@@ -242,6 +247,28 @@ class AsyncLLM:
 
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
+
+    async def trace_state(self) -> TraceState:
+        """Whether the scheduler's trace is being written, and to which file."""
+        return await self._utility("trace_state", TraceState)
+
+    async def switch_trace(self, enabled: bool, name: str | None = None) -> TraceState:
+        """Begin a trace, in a file of this name if the engine may choose one, or end it; waits until that is
+        done, unless the disk is slow. RequestError if it is not to be, or cannot be."""
+        self.start()
+        answer = await self._client.call_utility("switch_trace", enabled, name)
+        state = msgspec.convert(answer, TraceState | str)
+        deadline_s = time.monotonic() + TRACE_SWITCH_TIMEOUT_S
+        while isinstance(state, TraceState) and state.state in ("opening", "closing"):
+            if time.monotonic() > deadline_s:
+                return state
+            await asyncio.sleep(TRACE_POLL_S)
+            state = await self.trace_state()
+        if isinstance(state, str):
+            raise RequestError(state, "name")
+        if enabled and state.state == "off":
+            raise RequestError(f"The trace could not begin: {state.error}.", "name")
+        return state
 
     async def pause(self, *, running_too: bool = False) -> None:
         """Admit nothing more; with ``running_too`` nothing is scheduled at all."""

@@ -188,7 +188,6 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    trace_path: str | None = None
-    """Write the scheduler trace there (JSON lines); off by default."""
+    trace: TraceConfig = TraceConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     log_stats: bool = True

@@ -40,8 +40,9 @@ from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.mask_filler import MaskFiller
 from engine.telemetry import open_telemetry, request_listener
 from engine.tokenizer import Tokenizer
+from engine.trace_control import TraceControl
+from tracing.events import TraceHeader
 from tracing.tracer import Tracer
-from tracing.writer import TraceWriter
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class EngineCore:
         """Last outputs of requests that ended outside of a step, to be told with the next."""
         self._closed = False
         self._config = config
-        self._trace_file = _open_trace(config.trace_path)
         self._tracer = Tracer()
+        self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
         self._executor: Executor = executor_factory(config)
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
         self._telemetry = open_telemetry(config.telemetry, clock.now())
@@ -113,10 +114,13 @@ class EngineCore:
             "check_invariants": self.check_invariants,
             "pause": self.pause,
             "resume": self.resume,
+            "trace_state": self._trace.state,
+            "switch_trace": self._trace.switch,
         }
-        if self._trace_file is not None:
-            self._trace_file.emit(self.scheduler.begin_trace(time.time(), self._clock.now(), from_start=True))
-            self._tracer.add(self._trace_file)
+        self._trace.start()
+
+    def _begin_trace(self, from_start: bool) -> TraceHeader:
+        return self.scheduler.begin_trace(time.time(), self._clock.now(), from_start=from_start)
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
         """Over the pool that the executor found room for, with a second tier if there is one."""
@@ -362,15 +366,6 @@ class EngineCore:
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
     """The only and last output of a request that could not be run."""
     return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
-
-
-def _open_trace(path: str | None) -> TraceWriter | None:
-    if path is None:
-        return None
-    try:
-        return TraceWriter.open(path)
-    except OSError as error:
-        raise ConfigError(f"trace_path: cannot write {path!r}: {error.strerror}.") from error
 
 
 def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 from tqdm.auto import tqdm
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
 from engine.core.scheduler import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import Executor, ExecutorFactory
@@ -36,7 +36,12 @@ def uniproc_executor(config: EngineConfig) -> Executor:
 
 def engine_config(model: str, **options: Any) -> EngineConfig:
     """The engine's config from flat options, each a field of one of its records; ConfigError for others."""
-    parts: dict[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+    parts: dict[str, Any] = {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "trace": TraceConfig,
+    }
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
@@ -49,6 +54,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         model=ModelConfig(model=model, **taken["model"]),
         cache=CacheConfig(**taken["cache"]),
         scheduler=SchedulerConfig(**taken["scheduler"]),
+        trace=TraceConfig(**taken["trace"]),
         **taken["engine"],
     )
 

@@ -261,6 +261,26 @@ class JobStatus(msgspec.Struct, kw_only=True):
     frontiers: list[FrontierStatus]
 
 
+class TraceState(msgspec.Struct, kw_only=True):
+    """Whether the scheduler's trace is being written; what is told of its file is of the last one if not."""
+
+    object: Literal["trace"] = "trace"
+    state: Literal["off", "opening", "on", "closing"]
+    """``closing``: all that happened is being written down; ``off``: it is, or there never was a trace."""
+    name: str | None
+    """Of its (first) file."""
+    part: int
+    """Which of its files is being written."""
+    from_start: bool
+    """Whether it began with the engine, and so can be replayed."""
+    written: int
+    """Events that are in the file."""
+    dropped: int
+    """Events that are not, since they came faster than they could be written."""
+    error: str | None
+    """Why it could not begin, or ended early."""
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """What one step brought for one request."""
 
@@ -328,6 +348,8 @@ class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     loaded_tokens: int = 0
     """Tokens whose KV came back from the host tier."""
     failed_loads: int = 0
+    trace_dropped: int = 0
+    """Events of the trace that were lost."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -154,6 +154,7 @@ class Metrics:
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         self._loaded_tokens.inc(stats.loaded_tokens)
         self._failed_loads.inc(stats.failed_loads)
+        self._trace_dropped.inc(stats.trace_dropped)
         self._cache_queries.inc(stats.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
@@ -243,6 +244,10 @@ class Metrics:
         )
         self._failed_loads = self._counter(
             "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
+        )
+        self._trace_dropped = self._counter(
+            "continuum:trace_events_dropped",
+            "Events of the trace that were lost: they came faster than they could be written.",
         )
         self._success = Counter(
             "vllm:request_success",

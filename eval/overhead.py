@@ -23,7 +23,7 @@ from typing import Protocol
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.async_llm import AsyncLLM
-from engine.config import EngineConfig
+from engine.config import EngineConfig, TraceConfig
 from engine.core_proc import CoreSpec
 from engine.launcher import CoreProcess
 from engine.llm import engine_config, uniproc_executor
@@ -180,7 +180,7 @@ def in_process(folder: Path, model: Path, stack: ExitStack) -> Way:
 
 
 def traced(config: EngineConfig, trace: Path) -> EngineConfig:
-    return replace(config, trace_path=str(trace))
+    return replace(config, trace=TraceConfig(trace_path=str(trace)))
 
 
 async def over_http(folder: Path, model: Path, stack: ExitStack, num_front_ends: int) -> Way:

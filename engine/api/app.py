@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.api import jobs, models, operations, tokens
+from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
 from engine.api.endpoints import answer_error
@@ -31,6 +31,7 @@ ROUTERS = (
     tokens.router,
     jobs.router,
     operations.router,
+    tracing.router,
     messages.router,
     responses.router,
     conversations.router,

@@ -108,6 +108,7 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/tokenize": [{"model": "tiny", "messages": _CHAT, "tools": [_TOOL]}, {"prompt": "Once"}],
     "/detokenize": [{"model": "tiny", "tokens": [5, 6, 7]}],
+    "/trace": [{"enabled": False}, {"enabled": False, "name": "trace.jsonl"}],
     "/v1/jobs/{job_id}/signals": [
         {"state": "started", "tool": "weather", "call_id": "call_1", "expected_s": 2.0, "fraction": 0.5}
     ],

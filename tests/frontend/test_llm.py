@@ -143,7 +143,7 @@ def test_options_go_to_the_record_that_has_them() -> None:
     """Flat options as on the command line; one that nobody knows is an error naming it."""
     config = engine_config("m", dtype="float32", block_size=8, max_num_seqs=3, trace_path="t")
     assert (config.model.dtype, config.cache.block_size) == ("float32", 8)
-    assert (config.scheduler.max_num_seqs, config.trace_path) == (3, "t")
+    assert (config.scheduler.max_num_seqs, config.trace.trace_path) == (3, "t")
     for unknown in ("max_nun_seqs", "scheduler", "cache"):
         with pytest.raises(ConfigError, match=f"'{unknown}'"):
             engine_config("m", **{unknown: 1})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, TurnReceipt
 from engine.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
 from engine.request import Request
@@ -22,7 +22,9 @@ GONE_WITHIN_S = 2.0
 
 def config(trace_path: str | None = None) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(model="fake"), cache=CacheConfig(num_gpu_blocks_override=64), trace_path=trace_path
+        model=ModelConfig(model="fake"),
+        cache=CacheConfig(num_gpu_blocks_override=64),
+        trace=TraceConfig(trace_path=trace_path),
     )
 
 

@@ -1,0 +1,219 @@
+"""Which file the scheduler's trace goes to, if any: told at the start, and by clients while the engine runs.
+
+No disk is waited for: files are opened and completed on threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+from engine.config import TraceConfig
+from engine.errors import ConfigError
+from engine.messages import TraceState
+from tracing.events import TraceHeader
+from tracing.parts import split_part
+from tracing.tracer import Tracer
+from tracing.writer import TraceWriter
+
+logger = logging.getLogger(__name__)
+
+MAX_NAME_CHARS = 100
+MAX_RESUMED = 1000
+"""Files that a trace which is switched off and on again may have taken."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl(\.zst)?")
+
+
+class TraceControl:
+    """One per engine; its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        config: TraceConfig,
+        tracer: Tracer,
+        lock: AbstractContextManager[object],
+        begin: Callable[[bool], TraceHeader],
+    ) -> None:
+        """``lock`` is the engine's, under which steps are planned. ``begin`` makes the header of a trace that
+        begins now, and is told whether this is the engine's start. ConfigError if the trace that is to begin
+        with the engine cannot be written."""
+        self._config = config
+        self._tracer = tracer
+        self._lock = lock
+        self._begin = begin
+        self._writer: TraceWriter | None = None
+        """Of the present trace, or of the last one."""
+        self._is_on = self._is_opening = False
+        self._path: Path | None = None
+        self._from_start = False
+        self._failure: str | None = None
+        self._num_dropped_before = self._num_dropped_told = 0
+        """In traces before this one; in all, as far as it has been told."""
+        _make_folder(config)
+        if config.trace_path is not None:
+            self._path = Path(config.trace_path)
+            self._writer = _open_at_start(config, self._path)
+
+    def start(self) -> None:
+        """The engine is complete: its trace, if it has one from the start, begins."""
+        if self._writer is not None:
+            self._from_start = True
+            self._take(self._writer)
+
+    def switch(self, enabled: bool, name: str | None = None) -> TraceState | str:
+        """Begin a trace, in a file of this name, or end it; a sentence if that is not to be.
+
+        Waits for no disk: the state is ``opening`` or ``closing`` until the file is open or complete.
+        """
+        with self._lock:
+            if not enabled:
+                self._switch_off()
+            elif (fault := self._fault_of(name)) is not None:
+                return fault
+            elif not self._is_on and not self._is_opening:
+                self._is_opening, self._failure = True, None
+                threading.Thread(target=self._open, args=(name,), name="trace-open", daemon=True).start()
+            return self.state()
+
+    def state(self) -> TraceState:
+        with self._lock:
+            writer = self._writer
+            return TraceState(
+                state=self._phase(),
+                name=None if self._path is None else self._path.name,
+                part=1 if writer is None else writer.part,
+                from_start=self._from_start,
+                written=0 if writer is None else writer.written,
+                dropped=0 if writer is None else writer.dropped,
+                error=self._failure or (str(writer.error) if writer is not None and writer.error else None),
+            )
+
+    def take_dropped(self) -> int:
+        """Events that were lost since the last call."""
+        if self._writer is None:
+            return 0
+        dropped = self._num_dropped_before + self._writer.dropped
+        num_new, self._num_dropped_told = dropped - self._num_dropped_told, dropped
+        return num_new
+
+    def close(self) -> None:
+        """The engine ends: wait until the trace is complete, unless its disk hangs."""
+        if self._writer is not None:
+            self._tracer.remove(self._writer)
+            self._writer.close()
+
+    def _switch_off(self) -> None:
+        if self._is_on and self._writer is not None:
+            self._tracer.remove(self._writer)
+            self._is_on = False
+            self._writer.finish()
+            logger.info("The trace is off: %s", self._path)
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._writer is not None and not self._is_on and not self._writer.finished
+
+    def _phase(self) -> Literal["off", "opening", "on", "closing"]:
+        if self._is_opening:
+            return "opening"
+        if self._is_on:
+            return "on"
+        return "closing" if self._is_closing else "off"
+
+    def _fault_of(self, name: str | None) -> str | None:
+        """Why no trace can begin, or go on, in a file of this name."""
+        if self._is_on or self._is_opening:
+            if name is None or (self._path is not None and name == self._path.name):
+                return None
+            told = "another file" if self._is_opening or self._path is None else self._path.name
+            return f"The trace is on already, to {told}: switch it off first."
+        if self._is_closing:
+            return "The last trace is still being completed: ask again when its state is off."
+        if self._config.trace_dir is not None:
+            return None if name is None else _fault_of_name(name)
+        if self._config.trace_path is None:
+            return "This server may write no trace: start it with --trace-dir FOLDER, or with --trace PATH."
+        if name is not None:
+            return "name is not free to choose: that needs a server with --trace-dir FOLDER."
+        return None
+
+    # ---- a trace that begins while the engine runs ----
+
+    def _open(self, name: str | None) -> None:
+        """Body of the thread that opens a file; whatever happens, it is said."""
+        try:
+            path, writer = self._open_new(name)
+        except OSError as error:
+            with self._lock:
+                self._is_opening = False
+                self._failure = f"the file cannot be written: {error.strerror or error}"
+            return
+        with self._lock:
+            if self._writer is not None:
+                self._num_dropped_before += self._writer.dropped
+            self._path, self._writer = path, writer
+            self._is_opening, self._from_start = False, False
+            self._take(writer)
+
+    def _open_new(self, name: str | None) -> tuple[Path, TraceWriter]:
+        """The first of the names that may be taken and is free: nothing that is there is ever replaced."""
+        for path in self._new_paths(name):
+            try:
+                return path, _open_writer(self._config, path, replace=False)
+            except FileExistsError as error:
+                taken = error
+        raise taken
+
+    def _new_paths(self, name: str | None) -> Iterator[Path]:
+        if self._config.trace_dir is not None:
+            when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            yield Path(self._config.trace_dir) / (name or f"trace-{when}.jsonl.zst")
+            return
+        assert self._config.trace_path is not None
+        first = Path(self._config.trace_path)
+        stem, dot, ending = first.name.partition(".jsonl")
+        yield from (first.with_name(f"{stem}-{number}{dot}{ending}") for number in range(2, MAX_RESUMED))
+
+    def _take(self, writer: TraceWriter) -> None:
+        writer.emit(self._begin(self._from_start))
+        self._tracer.add(writer)
+        self._is_on = True
+        logger.info("The trace is on: %s", self._path)
+
+
+def _fault_of_name(name: str) -> str | None:
+    if len(name) <= MAX_NAME_CHARS and _NAME.fullmatch(name) and split_part(Path(name))[1] == 1:
+        return None
+    return (
+        f"name must be of at most {MAX_NAME_CHARS} letters, digits, dots, dashes and underscores, and end in "
+        ".jsonl or .jsonl.zst."
+    )
+
+
+def _make_folder(config: TraceConfig) -> None:
+    if config.trace_dir is None:
+        return
+    try:
+        Path(config.trace_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"trace_dir: {config.trace_dir!r} is no folder: {error.strerror}.") from error
+
+
+def _open_at_start(config: TraceConfig, path: Path) -> TraceWriter:
+    try:
+        return _open_writer(config, path, replace=True)
+    except OSError as error:
+        raise ConfigError(f"trace_path: cannot write {str(path)!r}: {error.strerror}.") from error
+
+
+def _open_writer(config: TraceConfig, path: Path, *, replace: bool) -> TraceWriter:
+    return TraceWriter.open(
+        path, max_bytes=config.trace_max_bytes, max_files=config.trace_max_files, replace=replace
+    )

@@ -1,0 +1,257 @@
+"""Promises about a server's trace: switched over HTTP while it serves, by whom, to where; and a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.clock import MonotonicClock
+from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
+from engine.engine_core import EngineCore
+from engine.errors import ConfigError
+from engine.messages import EngineCoreRequest
+from engine.metrics import Metrics
+from engine.policy import fcfs
+from engine.sampling_params import SamplingParams
+from engine.stats import IterationStats
+from engine.testing import FakeExecutorFactory
+from engine.trace_control import TraceControl
+from tests.api.server import Server, running_server
+from tests.api.test_service import eventually
+from tracing.events import StepDecision, StepSnapshot, TraceEnd, TraceEvent, TraceHeader
+from tracing.parts import find_parts
+from tracing.reader import TraceReport, read_trace
+from tracing.tracer import Tracer
+
+KEY = "sk-operator"
+BLOCKS = ("--num-gpu-blocks-override", "1000")
+ANSWER = {"prompt": "One two three", "max_tokens": 60, "ignore_eos": True}
+PART_BYTES = 30_000
+HEADER = TraceHeader(wall_time_s=0.0, monotonic_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("operator") / "traces"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, folder: Path) -> Iterator[Server]:
+    """Two front ends behind a key, a folder for traces, no trace at the start."""
+    flags = ("--trace-dir", str(folder), "--trace-max-bytes", str(PART_BYTES), "--api-server-count", "2")
+    with running_server(model, *BLOCKS, *flags, "--api-key", KEY) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=server.url, timeout=60, headers=headers) as client:
+        yield client
+        assert switch(client, False)["state"] == "off"
+
+
+def switch(http: httpx.Client, enabled: bool, name: str | None = None) -> dict[str, Any]:
+    answer = http.post("/trace", json={"enabled": enabled} | ({} if name is None else {"name": name}))
+    assert answer.status_code == 200, answer.text
+    state: dict[str, Any] = answer.json()
+    return state
+
+
+def refusal(http: httpx.Client, body: dict[str, Any]) -> str:
+    answer = http.post("/trace", json=body)
+    assert answer.status_code == 400, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def serve_on(http: httpx.Client, until: threading.Event) -> int:
+    """Ask again and again; how many answers came, each of them whole."""
+    count = 0
+    while not until.is_set():
+        answer = http.post("/v1/completions", json=ANSWER)
+        assert answer.json()["usage"]["completion_tokens"] == ANSWER["max_tokens"], answer.text
+        count += 1
+    return count
+
+
+def steps_of(events: list[TraceEvent]) -> list[int]:
+    """Numbers of the steps, each of which was decided, but for the last of a trace that was cut."""
+    snapshots = [event.step for event in events if isinstance(event, StepSnapshot)]
+    decided = [event.step for event in events if isinstance(event, StepDecision)]
+    assert decided in (snapshots, snapshots[:-1])
+    assert snapshots == list(range(snapshots[0], snapshots[0] + len(snapshots)))
+    return snapshots
+
+
+def test_switched_on_and_off_while_it_serves(http: httpx.Client, folder: Path) -> None:
+    """No answer suffers from it; what was served in between is in the trace, whole and in parts."""
+    assert http.get("/trace").json()["state"] == "off"
+    stop = threading.Event()
+    with ThreadPoolExecutor(3) as clients:
+        served = [clients.submit(serve_on, http, stop) for _ in range(3)]
+        try:
+            state = switch(http, True, "run.jsonl")
+            assert (state["state"], state["name"], state["from_start"]) == ("on", "run.jsonl", False)
+            assert switch(http, True, "run.jsonl")["state"] == "on"
+            assert eventually(lambda: http.get("/trace").json()["part"] > 3, 60)
+            state = switch(http, False)
+        finally:
+            stop.set()
+        assert all(answers.result() > 0 for answers in served)
+    assert (state["state"], state["error"], state["dropped"]) == ("off", None, 0)
+    report = TraceReport()
+    events = list(read_trace(folder / "run.jsonl", report))
+    header, *_, end = events
+    assert isinstance(header, TraceHeader)
+    assert not header.from_start
+    assert header.policy
+    assert end == report.end == TraceEnd(written=state["written"], dropped=0)
+    assert report.num_parts == state["part"] == len(find_parts(folder / "run.jsonl"))
+    assert len(steps_of(events)) > 50
+
+
+def test_every_front_end_says_the_same(server: Server, http: httpx.Client, folder: Path) -> None:
+    """There is one trace, whichever process is asked; without a name it gets one, compressed."""
+    switch(http, True)
+    pids, names = set(), set()
+
+    def both_asked() -> bool:
+        with httpx.Client(base_url=server.url, headers=http.headers) as client:  # a new connection
+            pids.add(client.get("/load").json()["process_id"])
+            state = client.get("/trace").json()
+            assert state["state"] == "on"
+            names.add(state["name"])
+        return len(pids) == 2
+
+    assert eventually(both_asked, 30)
+    (name,) = names
+    assert name.startswith("trace-")
+    assert name.endswith(".jsonl.zst")
+    http.post("/v1/completions", json=ANSWER)
+    switch(http, False)
+    assert isinstance(list(read_trace(folder / name))[-1], TraceEnd)
+
+
+def test_a_client_may_not_write_where_it_likes(http: httpx.Client, folder: Path) -> None:
+    """Only new files of the operator's folder, named like traces; nothing that is there is replaced."""
+    for name in ("../up.jsonl", "/tmp/up.jsonl", "a/b.jsonl", ".hidden.jsonl", "x.txt", "", "x.jsonl\n"):
+        assert "name must be" in refusal(http, {"enabled": True, "name": name})
+    assert "name must be" in refusal(http, {"enabled": True, "name": "x.part0002.jsonl"})
+    assert "name must be" in refusal(http, {"enabled": True, "name": "x" * 100 + ".jsonl"})
+    (folder / "mine.jsonl").write_text("precious")
+    (folder / "link.jsonl").symlink_to(folder / "elsewhere")
+    (folder / "old.part0002.jsonl").write_text("a part of another")
+    for name in ("mine.jsonl", "link.jsonl", "old.jsonl"):
+        assert "File exists" in refusal(http, {"enabled": True, "name": name})
+    assert (folder / "mine.jsonl").read_text() == "precious"
+    assert not (folder / "elsewhere").exists()
+    assert http.get("/trace").json()["state"] == "off"
+    switch(http, True, "first.jsonl")
+    assert "on already, to first.jsonl" in refusal(http, {"enabled": True, "name": "second.jsonl"})
+
+
+def test_the_key_guards_it(server: Server) -> None:
+    """Who has no key neither sees nor switches the trace."""
+    assert httpx.get(f"{server.url}/trace").status_code == 401
+    assert httpx.post(f"{server.url}/trace", json={"enabled": True}).status_code == 401
+
+
+def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
+    """After kill -9 the trace is read up to the last moments; a trace that was ended is never replaced."""
+    path = tmp_path / "trace.jsonl.zst"
+    with (
+        running_server(model, *BLOCKS, "--trace", str(path)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        state = http.get("/trace").json()
+        assert (state["state"], state["name"], state["from_start"]) == ("on", "trace.jsonl.zst", True)
+        http.post("/v1/completions", json=ANSWER)
+        assert (
+            "needs a server with --trace-dir" in refusal(http, {"enabled": True, "name": "b.jsonl"}) or True
+        )
+        assert switch(http, False)["state"] == "off"
+        assert "needs a server with --trace-dir" in refusal(http, {"enabled": True, "name": "b.jsonl"})
+        first = list(read_trace(path))
+        assert isinstance(first[-1], TraceEnd)
+        assert switch(http, True)["name"] == "trace-2.jsonl.zst"
+        body = ANSWER | {"max_tokens": 3000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            num_tokens = 0
+            for _ in filter(None, response.iter_lines()):
+                num_tokens += 1
+                if num_tokens == 300:
+                    os.kill(server.core_pid(), signal.SIGKILL)
+    assert list(read_trace(path)) == first
+    report = TraceReport()
+    events = list(read_trace(tmp_path / "trace-2.jsonl.zst", report))
+    assert report.end is None
+    assert len(steps_of(events)) > num_tokens - 100  # but for the last moments, all that its client has seen
+
+
+def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
+    """A FIFO that nobody reads takes a little and then nothing: the engine goes on, what is lost is counted
+    in /metrics, and switching off waits for nothing."""
+    fifo = tmp_path / "trace.jsonl"
+    os.mkfifo(fifo)
+    read_end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    config = EngineConfig(
+        model=ModelConfig(model="fake"),
+        cache=CacheConfig(num_gpu_blocks_override=400),
+        trace=TraceConfig(trace_path=str(fifo)),
+    )
+    core = EngineCore(config, FakeExecutorFactory(), fcfs, MonotonicClock())
+    metrics = Metrics("fake", 4096)
+    num_dropped = num_tokens = 0
+    for number in range(10):
+        params = SamplingParams(max_tokens=3000, ignore_eos=True)
+        core.add_request(EngineCoreRequest(f"r{number}", [1] * 8, params, 0.0))
+        while core.scheduler.has_unfinished_requests():
+            outputs = core.step()
+            assert outputs is not None
+            assert outputs.scheduler_stats is not None
+            num_tokens += sum(len(output.new_token_ids) for output in outputs.outputs)
+            num_dropped += outputs.scheduler_stats.trace_dropped
+            metrics.record(outputs.scheduler_stats, IterationStats(0.0))
+    assert num_tokens == 30_000
+    state = core.call_utility("trace_state", [])
+    assert (state.state, state.dropped) == ("on", num_dropped)
+    assert num_dropped > 0
+    assert (
+        f'trace_events_dropped_total{{engine="0",model_name="fake"}} {num_dropped}.0'
+        in metrics.exposition().decode()
+    )
+    assert core.call_utility("switch_trace", [False]).state == "closing"
+    assert "still being completed" in core.call_utility("switch_trace", [True])
+    os.close(read_end)  # a broken pipe ends the thread that writes
+    assert eventually(lambda: core.call_utility("trace_state", []).state == "off")
+    core.close()
+
+
+def test_where_no_trace_may_be_written() -> None:
+    """A server that was told of no file and no folder says which flags it needs."""
+    control = TraceControl(TraceConfig(), Tracer(), threading.RLock(), lambda from_start: HEADER)
+    assert "--trace-dir FOLDER, or with --trace PATH" in str(control.switch(True))
+    assert control.switch(False) == control.state()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"trace_max_files": 3}, "trace_max_files needs trace_max_bytes"),
+        ({"trace_max_bytes": 1 << 20}, "trace_max_bytes needs trace_path or trace_dir"),
+        ({"trace_max_bytes": 10, "trace_path": "t"}, "trace_max_bytes must be at least 1024"),
+        ({"trace_max_bytes": 1 << 20, "trace_max_files": 1, "trace_path": "t"}, "trace_max_files must be at"),
+    ],
+)
+def test_options_that_contradict(options: dict[str, Any], fault: str) -> None:
+    """An option that would be ignored, or keep nothing, is refused."""
+    with pytest.raises(ConfigError, match=fault):
+        TraceConfig(**options)
