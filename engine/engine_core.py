@@ -51,12 +51,12 @@ STALLED_RETRY_S = 0.05
 LOAD_POLL_S = 0.001
 """Nothing can run before a load has ended: ask the executor again after this."""
 SHORTEST_WAIT_S = 0.001
-
-
 TELEMETRY_TIMEOUT_S = 2.0
 """When the engine stops, the last spans may take so long to reach their collector."""
 PERSIST_TIMEOUT_S = 4.0
 """Who finds another thread at it waits so long for it at most."""
+
+
 class EngineCore:
     """Runs requests; see ``EngineCoreProc`` for the process around it."""
 
@@ -81,10 +81,9 @@ class EngineCore:
         self._config = config
         self._tracer = Tracer()
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
-        self._executor: Executor = executor_factory(config)
-        self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
         self._telemetry = open_telemetry(config.telemetry, clock.now())
         self._persisted = threading.Event()
+        self._executor: Executor = executor_factory(config)
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(
@@ -135,6 +134,7 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
             tracer=self._tracer,
             kv_connector=connector,
+            on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
 
     # ---- what comes in ----
@@ -142,7 +142,6 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
         """Queue a request; returns its error if it cannot be taken, which costs no other request anything."""
         try:
-            on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
             self._check(message)
             # Hashing a long prompt takes milliseconds: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
@@ -264,6 +263,13 @@ class EngineCore:
             stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
+    def _make_stats(self) -> SchedulerStats:
+        stats = self.scheduler.make_stats()
+        stats.trace_dropped = self._trace.take_dropped()
+        if self._telemetry is not None:
+            stats.telemetry_dropped = self._telemetry.take_dropped()
+        return stats
+
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         if (
             plan.total_num_scheduled_tokens
@@ -271,12 +277,6 @@ class EngineCore:
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
         ):
-    def _make_stats(self) -> SchedulerStats:
-        stats = self.scheduler.make_stats()
-        if self._telemetry is not None:
-            stats.telemetry_dropped = self._telemetry.take_dropped()
-        return stats
-
             result = self._executor.execute_model(plan)
             if plan.masks is not None:
                 plan.masks.result()  # whoever runs the model may have had no use for them
@@ -346,7 +346,10 @@ class EngineCore:
         self._executor.shutdown()
 
     def persist(self) -> None:
-        """Save the policy's state and complete the trace: also possible while a step is still running."""
+        """Save the policy's state and complete the trace: also possible while a step is still running.
+
+        Returns when that is done, whichever thread does it.
+        """
         with self._changed:
             first, self._closed = not self._closed, True
         if not first:
