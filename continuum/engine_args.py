@@ -38,7 +38,12 @@ Record = TypeVar("Record")
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags, in the groups that ``--help`` shows."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="Hugging Face model folder, or a hub name")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Hugging Face model folder, or a hub name; without it, the small agent model that comes along",
+    )
     _add_server_flags(_Group(parser, "server", ServerConfig))
     _add_responses_flags(_Group(parser, "Responses API", ResponsesConfig))
     _add_limits_flags(_Group(parser, "limits", LimitsConfig))
@@ -59,15 +64,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         scheduler=_record(SchedulerConfig, args),
         trace=_record(TraceConfig, args, trace_path=args.trace),
         log_stats=not args.disable_log_stats,
+        telemetry=TelemetryConfig(
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
+            model_name=args.served_model_name[0] if args.served_model_name else args.model,
+        ),
     )
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """The record that the HTTP server starts from."""
-        telemetry=TelemetryConfig(
-            otlp_traces_endpoint=args.otlp_traces_endpoint,
-            model_name=args.served_model_name[0] if args.served_model_name else args.model,
-        ),
     template = None if args.chat_template is None else _template_text(args.chat_template)
     names = tuple(args.served_model_name or (args.model,))
     tls = TlsConfig(

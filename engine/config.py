@@ -189,5 +189,5 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     trace: TraceConfig = TraceConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
     log_stats: bool = True
+    telemetry: TelemetryConfig = TelemetryConfig()

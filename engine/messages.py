@@ -301,26 +301,6 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
         return self.finish_reason is not None
 
 
-class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Gauges after a step, and counts since the last report."""
-
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_total_blocks: int = 0
-    num_free_blocks: int = 0
-    num_cached_blocks: int = 0
-    """Free blocks that still hold a reusable prefix."""
-    num_pinned_blocks: int = 0
-    num_pins: int = 0
-    step_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    pins_ended: dict[str, int] = {}
-    """Cause to count."""
-    pin_block_s: dict[str, float] = {}
-    """Cause to blocks times seconds held."""
-    num_host_blocks: int = 0
 class JobEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A job of which no more turns are expected."""
 
@@ -343,6 +323,30 @@ class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Of turns that came back: how far the median that was expected was from what it took."""
 
 
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Gauges after a step, and counts since the last report."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_total_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    """Free blocks that still hold a reusable prefix."""
+    num_pinned_blocks: int = 0
+    num_pins: int = 0
+    step_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    pins_ended: dict[str, int] = {}
+    """Cause to count."""
+    pin_block_s: dict[str, float] = {}
+    """Cause to blocks times seconds held."""
+    pin_held_s: dict[str, list[float]] = {}
+    """Cause to how long each of these pins had been held."""
+    jobs: JobStats | None = None
+    """None: the policy knows no jobs."""
+    num_host_blocks: int = 0
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
@@ -350,6 +354,8 @@ class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     failed_loads: int = 0
     trace_dropped: int = 0
     """Events of the trace that were lost."""
+    telemetry_dropped: int = 0
+    """Spans that the collector did not get."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -364,20 +370,12 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 class EngineReady(msgspec.Struct, omit_defaults=True):
     """READY of the start-up handshake: what the front end has to know of the core."""
 
-    pin_held_s: dict[str, list[float]] = {}
-    """Cause to how long each of these pins had been held."""
-    jobs: JobStats | None = None
-    """None: the policy knows no jobs."""
     num_gpu_blocks: int
     max_model_len: int
     block_size: int
     vocab_size: int
     dtype: str
     wants_signals: bool = False
-    trace_dropped: int = 0
-    """Events of the trace that were lost."""
-    telemetry_dropped: int = 0
-    """Spans that the collector did not get."""
     """Whether the policy makes use of signals; if not, none are sent."""
 
 

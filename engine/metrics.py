@@ -132,6 +132,10 @@ class Metrics:
         """A request was refused because of the limit of this name."""
         self._rejections.labels(self._values[0], limit).inc()
 
+    def record_viewers(self, number: int, timestamp: float) -> None:
+        """So many look at the dashboard, through all front ends."""
+        self._viewers.set(number, timestamp)
+
     def record_prefix_killer(self, kind: str) -> None:
         """A text was taken out of a prompt because it changes with every request."""
         self._prefix_killers_removed.labels(*self._values, kind).inc()
@@ -155,21 +159,16 @@ class Metrics:
         self._loaded_tokens.inc(stats.loaded_tokens)
         self._failed_loads.inc(stats.failed_loads)
         self._trace_dropped.inc(stats.trace_dropped)
+        self._telemetry_dropped.inc(stats.telemetry_dropped)
         self._cache_queries.inc(stats.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
         if stats.step_tokens:
-        self._telemetry_dropped.inc(stats.telemetry_dropped)
-        self._trace_dropped.inc(stats.trace_dropped)
             self._iteration_tokens.observe(stats.step_tokens)
         for cause, count in stats.pins_ended.items():
             self._pins_ended.labels(*self._values, cause).inc(count)
         for cause, block_s in stats.pin_block_s.items():
             self._pin_block_s.labels(*self._values, cause).inc(block_s)
-
-    def _set_gauges(self, stats: SchedulerStats, timestamp: float) -> None:
-        self._running.set(stats.num_running_reqs, timestamp)
-        self._waiting.set(stats.num_waiting_reqs, timestamp)
         for cause, pins_held_s in stats.pin_held_s.items():
             for held_s in pins_held_s:
                 self._pin_held.labels(*self._values, cause).observe(held_s)
@@ -184,16 +183,20 @@ class Metrics:
             self._job_duration.observe(job.duration_s)
             self._job_queue.observe(job.queued_s)
             self._job_turns.observe(job.num_turns)
+
+    def _set_gauges(self, stats: SchedulerStats, timestamp: float) -> None:
+        self._running.set(stats.num_running_reqs, timestamp)
+        self._waiting.set(stats.num_waiting_reqs, timestamp)
         if stats.num_total_blocks:
             self._kv_usage.set(1 - stats.num_free_blocks / stats.num_total_blocks, timestamp)
         self._pins.set(stats.num_pins, timestamp)
         self._pinned_blocks.set(stats.num_pinned_blocks, timestamp)
+        if stats.jobs is not None:
+            self._jobs.set(stats.jobs.num_jobs, timestamp)
         if stats.num_host_blocks:
             self._host_usage.set(stats.num_used_host_blocks / stats.num_host_blocks, timestamp)
 
     def _record_finished(self, stats: FinishedRequestStats) -> None:
-        if stats.jobs is not None:
-            self._jobs.set(stats.jobs.num_jobs, timestamp)
         self._success.labels(*self._values, stats.finish_reason).inc()
         self._cached_prompt_tokens.inc(stats.num_cached_tokens)
         self._e2e.observe(stats.e2e_s)
@@ -215,12 +218,12 @@ class Metrics:
         self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
         self._pins = self._gauge("continuum:pins", "Frontiers held across a tool call.")
         self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks held by pins.")
+        self._jobs = self._gauge("continuum:jobs", "Jobs that are known: neither finished nor forgotten.")
+        self._viewers = self._gauge("continuum:dashboard_viewers", "Pages that look on by /dashboard.")
         self._host_usage = self._gauge(
             "continuum:host_kv_usage_perc", "Slots of the host tier in use; 1 is all of them."
         )
 
-        self._jobs = self._gauge("continuum:jobs", "Jobs that are known: neither finished nor forgotten.")
-        self._viewers = self._gauge("continuum:dashboard_viewers", "Pages that look on by /dashboard.")
     def _make_counters(self) -> None:
         self._cache_queries = self._counter(
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
@@ -249,14 +252,6 @@ class Metrics:
             "continuum:trace_events_dropped",
             "Events of the trace that were lost: they came faster than they could be written.",
         )
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended, by reason.",
-            (*_LABELS, "finished_reason"),
-        self._trace_dropped = self._counter(
-            "continuum:trace_events_dropped",
-            "Events of the trace that were lost: they came faster than they could be written.",
-        )
         self._telemetry_dropped = self._counter(
             "continuum:telemetry_dropped", "Spans that the OpenTelemetry collector did not get."
         )
@@ -266,6 +261,10 @@ class Metrics:
             (*_LABELS, "outcome"),
             registry=self.registry,
         )
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
         self._rejections = Counter(
@@ -309,10 +308,6 @@ class Metrics:
         self._gap = self._histogram(
             "continuum:gap_seconds", "From the end of a job's turn to its next turn.", GAP_BUCKETS_S
         )
-
-    def _make_sizes(self, token_buckets: tuple[float, ...]) -> None:
-        self._iteration_tokens = self._histogram(
-            "vllm:iteration_tokens_total", "Tokens per engine step.", ITERATION_BUCKETS
         self._gap_error = self._histogram(
             "continuum:gap_prediction_error_seconds",
             "How far the median that was expected of a gap was from what it took.",
@@ -336,9 +331,13 @@ class Metrics:
         self._job_queue = self._histogram(
             "continuum:job_queue_seconds", "What the turns of a job waited, together.", LATENCY_BUCKETS_S
         )
+
+    def _make_sizes(self, token_buckets: tuple[float, ...]) -> None:
+        self._job_turns = self._histogram("continuum:job_turns", "Turns of a job.", TURN_BUCKETS)
+        self._iteration_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens per engine step.", ITERATION_BUCKETS
         )
         self._request_prompt_tokens = self._histogram(
-        self._job_turns = self._histogram("continuum:job_turns", "Turns of a job.", TURN_BUCKETS)
             "vllm:request_prompt_tokens", "Prompt tokens per request.", token_buckets
         )
         self._request_generation_tokens = self._histogram(
