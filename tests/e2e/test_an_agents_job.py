@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.errors import ServerError
 from eval.server_process import ServerProcess
@@ -101,6 +102,8 @@ def test_a_job_is_kept_learned_and_traced_across_a_restart(model: Path, tmp_path
         run_job(server.base_url, "left-open", 3, finish=False)
     check_every_pin_ended(tmp_path / "second.jsonl")
     assert first_turn["expected_tool_s"] == pytest.approx(receipts[1]["gap_s"], abs=0.5)
+    for trace in ("first.jsonl", "second.jsonl"):  # the second began with what the first had learned
+        assert main(["trace", "replay", str(tmp_path / trace)]) == 0
 
 
 def check_every_pin_ended(path: Path) -> None:

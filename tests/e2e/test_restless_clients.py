@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.server_process import ServerProcess
+from tracing.events import RequestsEnded, SignalEvent
+from tracing.reader import read_trace
 
 NUM_CLIENTS, NUM_TURNS = 24, 3
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -35,6 +39,7 @@ class RestlessClient:
             "messages": self._messages,
             "max_tokens": self._random.randint(1, 40),
             "n": self._random.choice([1, 1, 1, 2]),
+            "stop": self._random.choice([[], [], ["e"]]),
             "is_last_step": self._random.random() < 0.1,
         }
         return body | ({"job_id": self._job_id} if self._random.random() < 0.8 else {})
@@ -65,9 +70,14 @@ class RestlessClient:
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
-    """A pool much too small for all of them: every answered request is fine and every block comes back."""
+    """A pool much too small for all of them: every answered request is fine, every block comes back, and the
+    trace of it all replays without a difference."""
     model = make_model_folder(tmp_path / "model", max_position_embeddings=1024)
-    arguments = [str(model), "--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "120"]
+    trace = tmp_path / "trace.jsonl"
+    arguments = [
+        *(str(model), "--host", "127.0.0.1", "--port", "0"),
+        *("--num-gpu-blocks-override", "120", "--kv-offloading-size", "0.01", "--trace", str(trace)),
+    ]
     clients = [RestlessClient(number) for number in range(NUM_CLIENTS)]
 
     async def run(base_url: str) -> None:
@@ -84,6 +94,10 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
         assert server.stop() == 0
     assert {status for client in clients for status in client.statuses} == {200}
     assert "Traceback" not in (tmp_path / "server.log").read_text()
+    ends = Counter(type(event) for event in read_trace(trace))
+    assert ends[RequestsEnded] > 5, "nobody hung up"
+    assert ends[SignalEvent] > 20
+    assert main(["trace", "replay", str(trace)]) == 0
 
 
 async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
