@@ -1,0 +1,36 @@
+"""``continuum trace report FILE --out OUT.html``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tracing.reader import TraceError
+from tracing.report.builder import read_page
+from tracing.report.page import render
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The trace, and where the page goes."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="the trace, or any of its parts")
+    parser.add_argument(
+        "--out", metavar="OUT.html", type=Path, required=True, help="the page; its folder is made if need be"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page. TraceError if the file is no trace or cannot be read, or the page cannot be written."""
+    try:
+        page = read_page(arguments.file)
+    except OSError as error:
+        raise TraceError(f"Cannot read the trace {arguments.file}: {error.strerror}.") from error
+    html = render(page)
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"Cannot write the report {arguments.out}: {error.strerror}.") from error
+    for note in page.notes:
+        print(f"note: {note}")
+    print(f"{arguments.out}: {len(html) / 1e6:.1f} MB, {len(page.jobs):,} jobs")
+    return 0

@@ -1,0 +1,190 @@
+// Jobs as lanes over time: what each did at every moment, and below it when its KV was held over a tool call.
+"use strict";
+
+const LANE_PX = 20;
+const BAR_PX = 10;
+
+class Gantt {
+  constructor(host) {
+    this.host = host;
+    this.spacer = el("div", { className: "spacer" });
+    this.stuck = el("div", { className: "stuck" });
+    this.chosen = null;
+    this.hovered = null;
+    this.spacer.append(this.stuck);
+    host.append(this.spacer);
+    this.chart = timeChart(this.stuck, this.height(), [[0, 1], [null, null]], {
+      series: [{ paths: () => null, points: { show: false } }],
+      y: { range: () => [0, 1] },
+      axis: { values: () => [], grid: { show: false }, ticks: { show: false } },
+      hooks: { draw: [() => this.draw()], setSize: [() => this.lay()] },
+    });
+    this.lay();
+    host.addEventListener("scroll", () => this.chart.redraw(false, false));
+    this.connectMouse();
+    this.connectKeys();
+    keepWidth(host, () => this.chart.setSize({ width: host.clientWidth, height: this.height() }));
+  }
+
+  height() {
+    return Math.min(jobs.length * LANE_PX + 8 + AXIS_PX, Math.round(Math.min(540, innerHeight * 0.68)));
+  }
+
+  lay() {
+    this.spacer.style.height = jobs.length * LANE_PX + 8 + AXIS_PX + "px";
+  }
+
+  // ---- drawing: in CSS pixels, on uPlot's canvas ----
+
+  draw() {
+    const chart = this.chart;
+    if (!chart) return;
+    const { ctx } = chart;
+    const scale = uPlot.pxRatio;
+    ctx.save();
+    ctx.scale(scale, scale);
+    const box = { left: chart.bbox.left / scale, top: chart.bbox.top / scale, width: chart.bbox.width / scale, height: chart.bbox.height / scale };
+    ctx.beginPath();
+    ctx.rect(0, box.top, box.left + box.width, box.height);
+    ctx.clip();
+    const first = Math.max(0, Math.floor(this.host.scrollTop / LANE_PX));
+    const last = Math.min(jobs.length, Math.ceil((this.host.scrollTop + box.height) / LANE_PX));
+    for (let index = first; index < last; index++) this.drawLane(ctx, box, jobs[index], index);
+    ctx.restore();
+  }
+
+  drawLane(ctx, box, job, index) {
+    const top = box.top + index * LANE_PX - this.host.scrollTop;
+    if (index === this.chosen || index === this.hovered) {
+      ctx.fillStyle = colour(index === this.chosen ? "line" : "panel");
+      ctx.fillRect(0, top, box.left + box.width, LANE_PX);
+    }
+    this.drawName(ctx, box, job, top);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(box.left, top, box.width, LANE_PX);
+    ctx.clip();
+    const x = (time_s) => box.left + (box.width * (time_s - timeWindow.min)) / (timeWindow.max - timeWindow.min);
+    for (let number = job.firstTile(timeWindow.min); number < job.tiles.length; number++) {
+      const tile = job.tiles[number];
+      if (tile.start_s > timeWindow.max) break;
+      const between = tile.kind === "tool" || tile.kind === "client";
+      ctx.fillStyle = colour(KINDS[tile.kind].token);
+      const left = x(tile.start_s);
+      ctx.fillRect(left, top + (between ? 7 : 3), Math.max(x(tile.end_s) - left, 0.75), between ? 3 : BAR_PX);
+    }
+    for (const pin of job.pins) {
+      if (pin.outcome === "refused" || pin.ended_s < timeWindow.min || pin.began_s > timeWindow.max) continue;
+      ctx.fillStyle = colour("pinned");
+      const left = x(pin.began_s);
+      ctx.fillRect(left, top + 15, Math.max(x(pin.ended_s) - left, 0.75), 2.5);
+      if (pin.outcome === "broken" || pin.outcome === "expired") {
+        ctx.fillStyle = colour(OUTCOME_TOKENS[pin.outcome]);
+        ctx.fillRect(x(pin.ended_s) - 1, top + 13, 2, 6);
+      }
+    }
+    ctx.restore();
+  }
+
+  drawName(ctx, box, job, top) {
+    ctx.font = "11.5px ui-monospace, Menlo, Consolas, monospace";
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    ctx.fillStyle = colour("text");
+    const room = Math.floor((box.left - 18) / ctx.measureText("m").width);
+    ctx.fillText(shortened(job.job_id, room), 8, top + LANE_PX / 2);
+  }
+
+  // ---- mouse and keys ----
+
+  laneAt(event) {
+    const y = event.clientY - this.chart.over.getBoundingClientRect().top + this.host.scrollTop;
+    const index = Math.floor(y / LANE_PX);
+    return index >= 0 && index < jobs.length ? index : null;
+  }
+
+  connectMouse() {
+    const { over } = this.chart;
+    over.style.cursor = "pointer";
+    over.addEventListener("mousemove", (event) => this.hover(event));
+    over.addEventListener("mouseleave", () => this.highlight(null));
+    // Names are left of what uPlot listens to.
+    this.stuck.addEventListener("click", (event) => {
+      const index = this.laneAt(event);
+      if (index !== null && !event.shiftKey) openLife(jobs[index]);
+    });
+  }
+
+  highlight(index) {
+    if (index === this.hovered) return;
+    this.hovered = index;
+    this.chart.redraw(false, false);
+  }
+
+  hover(event) {
+    const index = this.laneAt(event);
+    this.highlight(index);
+    if (index === null || event.buttons) return tip.hide();
+    const job = jobs[index];
+    const time_s = this.chart.posToVal(event.clientX - this.chart.over.getBoundingClientRect().left, "x");
+    tip.show(event.clientX, event.clientY, ...laneTip(job, time_s, (timeWindow.max - timeWindow.min) / this.chart.over.clientWidth));
+  }
+
+  connectKeys() {
+    connectKeys(this.host, (how) => timeWindow.move(how));
+    this.host.addEventListener("keydown", (event) => {
+      const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+      if (event.key in moves) {
+        event.preventDefault();
+        const from = this.chosen ?? -1;
+        this.choose(Math.min(Math.max(from + moves[event.key], 0), jobs.length - 1));
+      } else if (event.key === "Enter" && this.chosen !== null) openLife(jobs[this.chosen]);
+    });
+    this.host.addEventListener("blur", () => { this.chosen = null; byId("gantt-choice").textContent = ""; this.chart.redraw(false, false); });
+  }
+
+  choose(index) {
+    if (!jobs.length) return;
+    this.chosen = index;
+    const top = index * LANE_PX;
+    const room = this.host.clientHeight - AXIS_PX - LANE_PX - 8;
+    if (top < this.host.scrollTop) this.host.scrollTop = top;
+    else if (top > this.host.scrollTop + room) this.host.scrollTop = top - room;
+    const job = jobs[index];
+    byId("gantt-choice").textContent = `${job.job_id}: ${counted(job.num_turns, "turn")}, ${duration(job.wall_s)}. Enter opens its life.`;
+    this.chart.redraw(false, false);
+  }
+}
+
+/** A long id keeps its end, which tells ids of one kind apart. */
+function shortened(text, room) {
+  const clean = text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "\u{fffd}");
+  const signs = [...clean];
+  return signs.length <= room ? clean : "…" + signs.slice(signs.length - Math.max(1, room - 1)).join("");
+}
+
+/** What the job was doing at a moment; short things within a few pixels of it count. */
+function laneTip(job, time_s, perPixel_s) {
+  const number = job.firstTile(time_s - 2 * perPixel_s);
+  const tile = job.tiles[number];
+  const title = el("strong", { className: "id" }, job.job_id);
+  if (!tile || tile.start_s > time_s + 2 * perPixel_s)
+    return [title, lines([["turns", count(job.num_turns)], ["job time", duration(job.wall_s)], ["began at", moment(job.began_s)]])];
+  const { token, label } = KINDS[tile.kind];
+  const entries = [[label, duration(tile.end_s - tile.start_s), token]];
+  if (tile.turn !== null && tile.turn !== undefined) entries.unshift(["turn", `${tile.turn} of ${job.num_turns}`]);
+  if (tile.gap?.tools) entries.push(["call", el("bdi", {}, tile.gap.tools)]);
+  const pin = tile.gap ? job.pinAfter.get(tile.gap.req_id) : job.pins.find((one) => one.began_s <= time_s && time_s <= one.ended_s);
+  if (pin && pin.outcome !== "refused") {
+    entries.push(["KV held", `${duration(pin.ended_s - pin.began_s)}, ${counted(pin.num_blocks, "block")}`, "pinned"]);
+    entries.push(["granted", duration(pin.decisions.at(-1)?.ttl_s ?? null)], ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]]);
+  } else if (tile.gap) entries.push(["KV", pin ? "refused: no room among the pins" : "not held"]);
+  return [title, lines(entries), el("p", {}, `at ${moment(tile.start_s, 0.001)}; click for the job's life`)];
+}
+
+function ganttLegend() {
+  const present = new Set(jobs.flatMap((job) => report.kinds.filter((kind, index) => job.seconds[index] > 0)));
+  return [...Object.entries(KINDS).filter(([kind]) => present.has(kind))
+    .map(([kind, { token, label }]) => [token, label, kind === "tool" || kind === "client" ? "thin" : ""]),
+    ["pinned", "KV held by a pin", "thin"], ["broken", "pin broken", "thin"], ["expired", "pin expired", "thin"]];
+}

@@ -1,0 +1,17 @@
+"""Texts that a page has once, however often they are said."""
+
+from __future__ import annotations
+
+
+class Strings:
+    """Numbers texts in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._numbers)
