@@ -84,6 +84,20 @@ class Seconds:
         )
 
 
+PHASE_NAMES = {
+    "queue_s": "waiting for its place",
+    "memory_s": "waiting for memory",
+    "load_s": "loading from host memory",
+    "prefill_s": "prefill",
+    "decode_s": "decode",
+    "preempted_s": "preempted",
+    "recompute_s": "computing again after it",
+    "tool_s": "tool calls",
+    "client_s": "between turns, no call known",
+}
+"""The fields of ``Seconds`` in words."""
+
+
 def seconds_of(spans: Iterable[Span]) -> Seconds:
     """The spans' durations by phase; a wait is told apart into memory and place."""
     by_phase = dict.fromkeys(Phase, 0.0)
