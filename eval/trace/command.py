@@ -24,6 +24,7 @@ SUB_COMMANDS: tuple[SubCommand, ...] = (
     SubCommand("summary", "what the file is, and how its jobs fared", "tracing.analysis.commands.summary"),
     SubCommand("jobs", "a line per job: how long it took, and what for", "tracing.analysis.commands.jobs"),
     SubCommand("explain", "one job's life: where each second went", "tracing.analysis.commands.explain"),
+    SubCommand("pins", "whether the pins paid: what they held and spared", "tracing.analysis.commands.pins"),
     SubCommand("report", "write one HTML page that shows all of it", "tracing.report.command"),
     SubCommand("validate", "look for what breaks the rules of docs/trace.md", "tracing.validate"),
     SubCommand("schema", "print the JSON Schema of a trace's lines", "tracing.schema"),
