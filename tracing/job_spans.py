@@ -309,7 +309,7 @@ class JobSpans:
             **gap.pin,
         }
         if len(gap.tools) == 1:
-            attributes["gen_ai.tool.name"] = gap.tools[0]
+            attributes["gen_ai.tool.name"] = gap.tools[0].partition("/")[0]
         job = set_span_in_context(gap.job.span, Context())
         name = "tool_gap" if gap.tools else "gap"
         span = self._begin(name, job, gap.began_s, SpanKind.INTERNAL, attributes)

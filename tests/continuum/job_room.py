@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.messages import JobRef, ToolCall, ToolGapStarted, TurnReceipt
@@ -22,6 +24,7 @@ class JobRoom(EngineRoom):
         num_blocks: int = 129,
         block_size: int = BLOCK,
         tracer: Tracer | None = None,
+        on_request_ended: Callable[[Request, float], None] | None = None,
         **options: object,
     ) -> None:
         """``options`` are ContinuumConfig's."""
@@ -34,6 +37,7 @@ class JobRoom(EngineRoom):
             max_model_len=1024,
             tracer=tracer,
             max_num_batched_tokens=512,
+            on_request_ended=on_request_ended,
         )
 
     def ask(

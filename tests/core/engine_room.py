@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from zlib import crc32
 
 from engine.clock import ManualClock
@@ -53,6 +54,7 @@ class EngineRoom:
         num_host_blocks: int = 0,
         min_load_tokens: int = 1,
         load_fate: LoadFate = at_once,
+        on_request_ended: Callable[[Request, float], None] | None = None,
         **limits: int | bool,
     ) -> None:
         config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
@@ -70,6 +72,7 @@ class EngineRoom:
             enable_prefix_caching=enable_prefix_caching,
             tracer=tracer,
             kv_connector=self.connector,
+            on_request_ended=on_request_ended,
         )
         self.tokens: dict[str, list[int]] = {}
         """All tokens of every request that was added, prompt and output."""
