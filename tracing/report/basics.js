@@ -54,10 +54,11 @@ function duration(seconds) {
   return count(Math.floor(whole / 3600)) + " h " + (Math.floor(whole / 60) % 60) + " min";
 }
 
-/** Seconds for a column whose head says the unit. */
+const hundredths = new Intl.NumberFormat("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+/** Seconds for a column whose head says the unit: 1,234.50 */
 function inSeconds(seconds) {
-  if (seconds === null || seconds === undefined) return NONE;
-  return seconds >= 10000 ? count(seconds) : seconds.toFixed(seconds >= 100 ? 1 : 2);
+  return seconds === null || seconds === undefined ? NONE : hundredths.format(seconds);
 }
 
 /** A number of a kind that is not known, with four digits that count. */
@@ -77,6 +78,15 @@ function moment(seconds, step_s = 1) {
   const minutes = Math.floor(value / 60);
   if (minutes < 60) return sign + minutes + ":" + rest;
   return sign + Math.floor(minutes / 60) + ":" + String(minutes % 60).padStart(2, "0") + ":" + rest;
+}
+
+/** A long text without its middle; what cannot be seen in it is made visible. */
+function shortened(text, room) {
+  const clean = text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "\u{fffd}");
+  const signs = [...clean];
+  if (signs.length <= room) return clean;
+  const head = Math.max(0, Math.floor((room - 1) * 0.4));
+  return signs.slice(0, head).join("") + "…" + signs.slice(signs.length - Math.max(1, room - 1 - head)).join("");
 }
 
 // ---- colours ----
@@ -128,9 +138,9 @@ function swatch(token, shape = "") {
   return el("i", { className: "swatch " + shape, style: { background: "var(--" + token + ")" } });
 }
 
-/** Entries are [token, label, shape]. */
+/** Entries are [token, label, shape, what it means]. */
 function fillLegend(list, entries) {
-  list.replaceChildren(...entries.map(([token, label, shape]) => el("li", {}, swatch(token, shape), label)));
+  list.replaceChildren(...entries.map(([token, label, shape, means]) => el("li", { title: means ?? "" }, swatch(token, shape), label)));
 }
 
 /** Label and value, a line each; a label may have a colour. Lines are [label, value, token]. */
@@ -151,8 +161,10 @@ function partsBar(parts, label, className = "bar") {
 }
 
 const tip = {
+  box: byId("tip"),
+
   show(x, y, ...content) {
-    const box = byId("tip");
+    const { box } = this;
     const host = document.querySelector("dialog[open]") || document.body;
     if (box.parentNode !== host) host.append(box); // a modal dialog covers whatever is not in it
     box.replaceChildren(...content);
@@ -164,6 +176,6 @@ const tip = {
     box.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
   },
   hide() {
-    byId("tip").hidden = true;
+    this.box.hidden = true;
   },
 };

@@ -107,7 +107,8 @@ class _PageBuilder:
         return PageData(
             trace=self._trace(name, duration_s),
             figures=everything.totals.figures(self._sketches, duration_s),
-            notes=[*self._wrong_with_trace(), *self._left_out(jobs)],
+            warnings=self._wrong_with_trace(),
+            notes=self._left_out(jobs),
             phases=[phase.value for phase in PHASES],
             kinds=list(KINDS),
             seconds=everything.totals.seconds,
@@ -140,7 +141,8 @@ class _PageBuilder:
     # ---- what a reader must know first ----
 
     def _wrong_with_trace(self) -> list[str]:
-        facts, notes = self._facts, []
+        facts = self._facts
+        notes: list[str] = []
         if facts.report.end is None:
             notes.append(
                 "The trace was cut off: it was not closed in order, so its last moments are missing."
@@ -160,7 +162,8 @@ class _PageBuilder:
         return notes
 
     def _left_out(self, jobs: list[JobLife]) -> list[str]:
-        notes, tools, totals = [], self._everything.tools, self._everything.totals
+        tools, totals = self._everything.tools, self._everything.totals
+        notes: list[str] = []
         num_jobs = len(self._sketches)
         if len(jobs) < num_jobs:
             notes.append(

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out.write_text(html, encoding="utf-8")
     except OSError as error:
         raise TraceError(f"Cannot write the report {arguments.out}: {error.strerror}.") from error
-    for note in page.notes:
+    for note in (*page.warnings, *page.notes):
         print(f"note: {note}")
     print(f"{arguments.out}: {len(html) / 1e6:.1f} MB, {len(page.jobs):,} jobs")
     return 0

@@ -92,7 +92,7 @@ class Gantt {
     ctx.textAlign = "left";
     ctx.fillStyle = colour("text");
     const room = Math.floor((box.left - 18) / ctx.measureText("m").width);
-    ctx.fillText(shortened(job.job_id, room), 8, top + LANE_PX / 2);
+    ctx.fillText(shortened(job.name, room), 8, top + LANE_PX / 2);
   }
 
   // ---- mouse and keys ----
@@ -156,13 +156,6 @@ class Gantt {
   }
 }
 
-/** A long id keeps its end, which tells ids of one kind apart. */
-function shortened(text, room) {
-  const clean = text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "\u{fffd}");
-  const signs = [...clean];
-  return signs.length <= room ? clean : "…" + signs.slice(signs.length - Math.max(1, room - 1)).join("");
-}
-
 /** What the job was doing at a moment; short things within a few pixels of it count. */
 function laneTip(job, time_s, perPixel_s) {
   const number = job.firstTile(time_s - 2 * perPixel_s);
@@ -185,6 +178,6 @@ function laneTip(job, time_s, perPixel_s) {
 function ganttLegend() {
   const present = new Set(jobs.flatMap((job) => report.kinds.filter((kind, index) => job.seconds[index] > 0)));
   return [...Object.entries(KINDS).filter(([kind]) => present.has(kind))
-    .map(([kind, { token, label }]) => [token, label, kind === "tool" || kind === "client" ? "thin" : ""]),
-    ["pinned", "KV held by a pin", "thin"], ["broken", "pin broken", "thin"], ["expired", "pin expired", "thin"]];
+    .map(([kind, { token, label, means }]) => [token, label, kind === "tool" || kind === "client" ? "thin" : "", means]),
+    ...(jobs.some((job) => job.pins.length) ? [["pinned", "KV held by a pin", "thin"], ["expired", "pin expired", "tick"], ["broken", "pin broken", "tick"]] : [])];
 }

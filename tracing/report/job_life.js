@@ -1,10 +1,10 @@
 // One job's life: each turn as a line of a waterfall, the gap after it, and the pin over that gap with its reasons.
 "use strict";
 
-const AXIS_STEPS = 6;
 
 function openLife(job) {
   tip.hide();
+  document.body.append(tip.box);
   const dialog = byId("life");
   dialog.replaceChildren(lifeHead(job, dialog), lifeBody(job));
   if (!dialog.open) dialog.showModal();
@@ -15,8 +15,8 @@ function openLife(job) {
 function connectLife() {
   const dialog = byId("life");
   dialog.addEventListener("close", () => {
-    document.body.append(byId("tip"));
     tip.hide();
+    document.body.append(tip.box);
     history.replaceState(null, "", location.pathname + location.search);
   });
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
@@ -64,7 +64,7 @@ function lifeBody(job) {
   return el("div", { className: "life-body" },
     el("div", { className: "where" }, ...secondsTold(job.seconds)),
     el("ul", { className: "legend" },
-      ...[["tool", "gap until the next turn", "thin"], ["pinned", "KV held", "thin"], ["edge", "until when it would have been held", "thin"]]
+      ...[["tool", "gap until the next turn", "thin"], ["pinned", "KV held", "thin"], ["edge", "until when it would have been held", "tick"]]
         .map(([token, label, shape]) => el("li", {}, swatch(token, shape), label))),
     el("div", { className: "scroll" }, turnTable(job)),
     left > 0 ? el("p", { className: "quiet" }, `${counted(left, "later turn")} not on this page.`) : null);
@@ -79,9 +79,10 @@ function turnTable(job) {
 
 function fallAxis(job) {
   const marks = [];
-  for (let step = 0; step <= AXIS_STEPS; step++) {
-    const at = (job.wall_s * step) / AXIS_STEPS;
-    marks.push(el("span", { className: step === AXIS_STEPS ? "last" : "", style: { left: (100 * step) / AXIS_STEPS + "%" } },
+  const steps = innerWidth < 1000 ? 2 : 4;
+  for (let step = 0; step <= steps; step++) {
+    const at = (job.wall_s * step) / steps;
+    marks.push(el("span", { className: step === steps ? "last" : "", style: { left: (100 * step) / steps + "%" } },
       step ? "+" + moment(at, job.wall_s < 10 ? 0.1 : 1) : "0 s"));
   }
   return el("div", { className: "axis", ariaLabel: "time since the job began" }, ...marks);

@@ -5,18 +5,16 @@ const report = JSON.parse(byId("data").textContent);
 
 /** How seconds are coloured and called, in the order in which a turn goes through them. */
 const KINDS = {
-  queue: { token: "queue", label: "queued: waits for its place" },
-  memory: { token: "memory", label: "waits for memory" },
-  load: { token: "loading", label: "loads KV from host memory" },
-  prefill: { token: "prefill", label: "prefill: computes its prompt" },
-  recompute: { token: "recompute", label: "recomputes what preemption threw away" },
-  decode: { token: "decode", label: "decode: makes its answer" },
-  preempted: { token: "preempted", label: "preempted: waits to run again" },
-  tool: { token: "tool", label: "tool runs" },
-  client: { token: "client", label: "nothing is called" },
+  queue: { token: "queue", label: "queued", means: "waits for its place" },
+  memory: { token: "memory", label: "waiting for memory", means: "the engine had budget and seats to give, but not the blocks" },
+  load: { token: "loading", label: "loading", means: "its KV comes back from host memory" },
+  prefill: { token: "prefill", label: "prefill", means: "its prompt is computed" },
+  recompute: { token: "recompute", label: "recompute", means: "what a preemption threw away is computed again" },
+  decode: { token: "decode", label: "decode", means: "its answer is made" },
+  preempted: { token: "preempted", label: "preempted", means: "lost its blocks and waits to run again" },
+  tool: { token: "tool", label: "tool", means: "its calls are under way" },
+  client: { token: "client", label: "client", means: "between two turns, and nothing was called" },
 };
-const SHORT = { queue: "queue", memory: "memory", load: "loading", prefill: "prefill", recompute: "recompute", decode: "decode",
-  preempted: "preempted", tool: "tools", client: "client" };
 const OUTCOMES = { handed_over: "handed over to the next turn", expired: "expired before the job came back", broken: "broken: the memory was needed",
   released: "released: the job ended", refused: "refused: no room among the pins", open: "still held where the trace ends", none: "not held" };
 const OUTCOME_TOKENS = { handed_over: "handed-over", expired: "expired", broken: "broken", released: "released", refused: "edge", open: "pinned",
@@ -94,7 +92,19 @@ class Job {
   }
 }
 
+/** How all of these texts begin, up to a separator: it tells none apart. */
+function commonBeginning(texts) {
+  if (texts.length < 2) return "";
+  let length = Math.min(...texts.map((text) => text.length));
+  for (const text of texts) {
+    while (!text.startsWith(texts[0].slice(0, length))) length -= 1;
+  }
+  return texts[0].slice(0, length).match(/^.*[/:|]/s)?.[0] ?? "";
+}
+
 const jobs = report.jobs.map((data) => new Job(data));
+const shared = commonBeginning(jobs.map((job) => job.job_id));
+for (const job of jobs) job.name = job.job_id.slice(shared.length) || job.job_id;
 const jobById = new Map(jobs.map((job) => [job.job_id, job]));
 
 /** A bar of where seconds went, by kind. */
@@ -110,6 +120,6 @@ function secondsBar(seconds, className) {
 function secondsTold(seconds) {
   const total = seconds.reduce((a, b) => a + b, 0) || 1;
   const items = report.kinds.map((kind, index) => [kind, seconds[index]]).filter(([, value]) => value > 0);
-  return [secondsBar(seconds, "bar"), el("ul", { className: "shares" }, ...items.map(([kind, value]) => el("li", {},
+  return [secondsBar(seconds, "bar"), el("ul", { className: "shares" }, ...items.map(([kind, value]) => el("li", { title: KINDS[kind].means },
     swatch(KINDS[kind].token), el("span", {}, KINDS[kind].label), el("span", {}, duration(value)), el("span", {}, percent(value / total)))))];
 }

@@ -7,7 +7,7 @@ function fillJobTable() {
   const seconds = (head, ...kinds) => ({ head, cell: (job) => inSeconds(job.secondsOf(...kinds)), key: (job) => job.secondsOf(...kinds) });
   const setFilter = sortableTable(byId("job-table"), [
     { head: "job", left: true, className: "name", key: (job) => job.job_id,
-      cell: (job) => el("button", { type: "button", className: "link id", title: job.job_id, onclick: () => openLife(job) }, job.job_id) },
+      cell: (job) => el("button", { type: "button", className: "link id", title: job.job_id, onclick: () => openLife(job) }, shortened(job.name, 44)) },
     { head: "began at", cell: (job) => moment(job.began_s), key: (job) => job.began_s },
     { head: "job time, s", cell: (job) => inSeconds(job.wall_s) + (job.is_open ? " +" : ""), key: (job) => job.wall_s },
     { head: "where it went", left: true, cell: (job) => secondsBar(job.seconds, "bar small"), key: (job) => job.secondsOf("queue", "memory", "preempted") / (job.wall_s || 1) },

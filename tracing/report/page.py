@@ -34,6 +34,7 @@ def render(page: PageData) -> str:
         trace=page.trace,
         facts=_facts(page.trace),
         figures=page.figures,
+        warnings=page.warnings,
         notes=page.notes,
         style=sheet,
         scripts=scripts,

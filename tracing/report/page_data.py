@@ -158,8 +158,10 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: TraceFacts
     figures: list[Figure]
+    warnings: list[str]
+    """What is wrong with the trace."""
     notes: list[str]
-    """What is not on the page, and what is wrong with the trace."""
+    """What is not on the page."""
     phases: list[str]
     """What a span is, by its number."""
     kinds: list[str]

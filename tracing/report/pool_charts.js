@@ -21,6 +21,7 @@ function drawPool() {
     series: order.map((index) => ({
       paths: stepped, width: 0, points: { show: false }, fill: () => colour(POOL_KINDS[index][0]), stroke: () => colour(POOL_KINDS[index][0]),
     })),
+    besideLanes: true,
     y: { range: () => [0, Math.max(1, trace.num_blocks)] },
     axis: { values: (self, splits) => splits.map(count), label: "KV blocks", labelSize: 18, labelFont: "12px system-ui, sans-serif" },
     hooks: { setCursor: [(self) => hoverBucket(self, host, poolTip)] },
@@ -45,6 +46,7 @@ function drawQueue() {
   const most = Math.max(1, ...kinds.map(([name]) => series[name].reduce((a, b) => Math.max(a, b), 0)));
   const chart = timeChart(host, 180, closed(series, kinds.map(([name]) => series[name])), {
     series: kinds.map(([, , token]) => ({ paths: stepped, width: 1.5, points: { show: false }, stroke: () => colour(token) })),
+    besideLanes: true,
     y: { range: () => [0, most * 1.06] },
     axis: { values: (self, splits) => splits.map((split) => (Number.isInteger(split) ? count(split) : "")), label: "requests",
       labelSize: 18, labelFont: "12px system-ui, sans-serif" },

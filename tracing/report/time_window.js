@@ -61,6 +61,12 @@ function gutter() {
   return innerWidth < 640 ? 84 : 168;
 }
 
+/** The lanes scroll, and what tells so takes room from them. */
+function lanesScrollbarPx() {
+  const lanes = byId("gantt");
+  return Math.max(0, lanes.offsetWidth - 2 - lanes.clientWidth);
+}
+
 function axisStyle() {
   return { stroke: () => colour("quiet"), font: "12px system-ui, sans-serif",
     grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1, size: 5 } };
@@ -71,12 +77,12 @@ function timeAxis() {
     values: (chart, splits, axis, space, step_s) => splits.map((split) => moment(split, step_s)) };
 }
 
-/** A chart over time that keeps to the time window. `options`: series, axes[1], scales.y, hooks. */
+/** A chart over time that keeps to the time window. `options`: series, bands, hooks, y (its scale), axis (of y), besideLanes. */
 function timeChart(host, height, data, options) {
   const chart = new uPlot({
     width: host.clientWidth - horizontalPadding(host),
     height,
-    padding: [8, 14, 0, 0],
+    padding: [8, () => 14 + (options.besideLanes ? lanesScrollbarPx() : 0), 0, 0],
     legend: { show: false },
     cursor: {
       y: false,
@@ -93,7 +99,7 @@ function timeChart(host, height, data, options) {
       },
     },
     scales: { x: { time: false }, y: options.y || {} },
-    axes: [timeAxis(), { ...axisStyle(), size: gutter, ...options.axis }],
+    axes: [timeAxis(), { ...axisStyle(), size: () => gutter() - (options.axis.labelSize ?? 0), ...options.axis }],
     series: [{}, ...options.series],
     bands: options.bands || [],
     hooks: { ...options.hooks, setSelect: [zoomToSelection] },

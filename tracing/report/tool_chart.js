@@ -13,7 +13,7 @@ class GrantChart {
     this.chart = new uPlot({
       width: host.clientWidth - horizontalPadding(host),
       height: 400,
-      padding: [12, 18, 0, 0],
+      padding: [12, 32, 0, 0],
       legend: { show: false },
       cursor: {
         points: { show: false },
@@ -22,11 +22,12 @@ class GrantChart {
       },
       scales: { x: { time: false, distr: 3 }, y: { distr: 3, range: () => this.limits.y } },
       axes: [
-        { ...axisStyle(), size: 50, label: "actual gap, from the end of a turn to the arrival of the next", labelSize: 20,
-          labelFont: "12px system-ui, sans-serif", splits: (chart, axis, min, max) => powers(min, max), values: (chart, splits) => splits.map(duration) },
+        { ...axisStyle(), size: 50, label: "actual gap, from one turn to the next", labelSize: 20,
+          labelFont: "12px system-ui, sans-serif", filter: (chart, splits) => splits, splits: (chart, axis, min, max) => powers(min, max), values: (chart, splits) => splits.map(powerLabel) },
         { ...axisStyle(), size: 78, label: "granted: until the KV would be let go", labelSize: 20, labelFont: "12px system-ui, sans-serif",
+          filter: (chart, splits) => splits,
           splits: (chart, axis, min, max) => [this.floor, ...powers(min, max).filter((one) => one > this.floor * 1.5)].filter((one) => one >= min && one <= max),
-          values: (chart, splits) => splits.map((split) => (split === this.floor ? "nothing" : duration(split))) },
+          values: (chart, splits) => splits.map((split) => (split < this.floor * 1.01 ? "nothing" : powerLabel(split))) },
       ],
       series: [{}, { paths: () => null, points: { show: false } }],
       hooks: { draw: [() => this.draw()], setSelect: [(chart) => this.zoomToSelection(chart)] },
@@ -47,8 +48,9 @@ class GrantChart {
     const granted = all.map(([, granted_s]) => granted_s).filter((value) => value > 0);
     const low = 10 ** Math.floor(Math.log10(Math.max(1e-4, gaps.concat(granted).reduce((a, b) => Math.min(a, b), 1))));
     const high = 10 ** Math.ceil(Math.log10(gaps.concat(granted).reduce((a, b) => Math.max(a, b), 1) * 1.05));
+    const lowGranted = 10 ** Math.floor(Math.log10(Math.max(1e-4, granted.reduce((a, b) => Math.min(a, b), 1))));
     this.least = low;
-    this.floor = low / 4;
+    this.floor = lowGranted / 4;
     return { x: [low, high], y: [this.floor / 1.6, high] };
   }
 
@@ -62,9 +64,10 @@ class GrantChart {
 
   showTool(index) {
     const tools = index === null ? report.tools : [report.tools[index]];
+    const order = Object.keys(OUTCOMES); // what is rarer is drawn over what is not
     this.points = tools.flatMap((tool) => tool.points.map(([gap_s, granted_s, outcome, job]) => ({
       gap_s, granted_s, outcome, job: report.strings[job], tool: tool.name, x: Math.max(gap_s, this.least), y: granted_s > 0 ? Math.max(granted_s, this.floor) : this.floor,
-    })));
+    }))).sort((a, b) => order.indexOf(a.outcome) - order.indexOf(b.outcome));
     this.chart.redraw(false, false);
   }
 
@@ -150,13 +153,19 @@ class GrantChart {
   }
 }
 
-/** Powers of ten between two values; with 2 and 5 times them where there are few. */
+/** Powers of ten between two values; with 2 and 5 times them where there are few, every other one where many. */
 function powers(min, max) {
   const all = [];
-  for (let power = Math.floor(Math.log10(min)); power <= Math.ceil(Math.log10(max)); power++) {
+  const step = max / min > 1e5 && innerWidth < 640 ? 2 : 1;
+  for (let power = Math.floor(Math.log10(min)); power <= Math.ceil(Math.log10(max)); power += step) {
     for (const factor of max / min < 300 ? [1, 2, 5] : [1]) all.push(Number((factor * 10 ** power).toPrecision(3)));
   }
   return all.filter((one) => one >= min * 0.999 && one <= max * 1.001);
+}
+
+function powerLabel(seconds) {
+  if (seconds < 0.9e-3) return plainNumber(seconds * 1e6) + " µs";
+  return seconds < 0.9 ? plainNumber(seconds * 1e3) + " ms" : plainNumber(seconds) + " s";
 }
 
 function drawTools() {

@@ -12,7 +12,7 @@ from tracing.report.strings import Strings
 
 MAX_TOOLS = 1000
 """Told apart while a trace is read."""
-MAX_SHOWN = 40
+MAX_SHOWN = 150
 SAMPLED_GAPS = 4096
 """Of a call, for its quantiles."""
 SHOWN_POINTS = 6000
