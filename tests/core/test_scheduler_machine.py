@@ -20,6 +20,7 @@ from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import CountingGrammar, EngineRoom
 from tests.eval.baselines.policy_room import PlainKnowledge
+from tracing.tracer import Tracer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 17, 64
 SAID = st.builds(
@@ -102,8 +103,7 @@ class ChaosPolicy(PriorityPolicy):
         return list(self._pins.values())
 
 
-def make_policy(name: str, bits: list[bool]) -> SchedulingPolicy:
-    context = PolicyContext(BLOCK_SIZE, NUM_BLOCKS - 1)
+def make_policy(name: str, bits: list[bool], context: PolicyContext) -> SchedulingPolicy:
     if name == "chaos":
         return ChaosPolicy(bits)
     if name == "gate":
@@ -117,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ids = count()
+        self.tracer = Tracer()
         self.added: set[str] = set()
         self.jobs: dict[str, list[list[int]]] = {}
 
@@ -142,17 +143,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         load_fates: list[tuple[int, bool]],
     ) -> None:
         fates = cycle(load_fates)
+        num_host_blocks = num_host_blocks if caching else 0
+        context = PolicyContext(BLOCK_SIZE, NUM_BLOCKS - 1, self.tracer, has_host_tier=num_host_blocks > 0)
         self.room = EngineRoom(
-            make_policy(policy, bits),
+            make_policy(policy, bits, context),
             block_size=BLOCK_SIZE,
             num_blocks=NUM_BLOCKS,
             max_model_len=MAX_LEN,
             enable_prefix_caching=caching,
-            num_host_blocks=num_host_blocks if caching else 0,
+            tracer=self.tracer,
+            num_host_blocks=num_host_blocks,
             load_fate=lambda: next(fates),
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )
+        self.on_start(policy, bits)
+
+    def on_start(self, policy: str, bits: list[bool]) -> None:
+        """For who does more with a machine."""
 
     def _add(self, prompt: list[int], job: str | None, said: JobRef, **options: Any) -> None:
         """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""

@@ -8,7 +8,7 @@ from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import PauseState, Scheduler
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
-from engine.policy import PolicyContext
+from engine.policy import PolicyContext, PolicyFactory
 from eval.trace.replay.block_names import BlockNames
 from eval.trace.replay.errors import NotReplayableError
 from eval.trace.replay.recorded_policy import recorded_policy
@@ -43,8 +43,9 @@ LAST_TOKEN = {"stop": STOPPING, "length": GOING_ON, "error": REFUSED}
 class RecordedEngine:
     """What the engine was, as its trace's header says; a sink of its own events."""
 
-    def __init__(self, header: TraceHeader) -> None:
-        """NotReplayableError if the header says of no policy that can be made again."""
+    def __init__(self, header: TraceHeader, policy: PolicyFactory | None = None) -> None:
+        """``policy``: in place of what the header describes. NotReplayableError if that cannot be made
+        again."""
         self._block_size = header.block_size
         self._names = BlockNames()
         self._plan = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
@@ -58,7 +59,7 @@ class RecordedEngine:
             block_size=header.block_size,
             num_blocks=header.num_blocks + 1,
             max_model_len=header.max_model_len,
-            policy=recorded_policy(header)(context),
+            policy=(policy or recorded_policy(header))(context),
             enable_prefix_caching=header.enable_prefix_caching,
             tracer=tracer,
             kv_connector=_second_tier(header),

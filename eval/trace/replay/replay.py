@@ -80,7 +80,7 @@ def replay(path: Path) -> ReplayResult:
     started = time.monotonic()
     try:
         _check_begins(header, report)
-        _compare(_engine(header), events, result)
+        compare(_engine(header), events, result)
     except NotReplayableError as error:
         raise TraceError(f"{path}, event {result.num_events + 1:,}: {error}") from error
     result.seconds = time.monotonic() - started
@@ -112,8 +112,9 @@ def _engine(header: TraceHeader) -> RecordedEngine:
     return engine
 
 
-def _compare(engine: RecordedEngine, events: Iterable[TraceEvent], result: ReplayResult) -> None:
-    """Up to the end, the first difference, or the first gap."""
+def compare(engine: RecordedEngine, events: Iterable[TraceEvent], result: ReplayResult) -> None:
+    """Make the engine live through all that follows its header: up to the end, the first difference, or the
+    first gap."""
     group: list[TraceEvent] = []
     step = -1
     with tqdm(unit=" steps", file=sys.stderr, disable=None, leave=False) as bar:
