@@ -25,6 +25,8 @@ SUB_COMMANDS: tuple[SubCommand, ...] = (
     SubCommand("jobs", "a line per job: how long it took, and what for", "tracing.analysis.commands.jobs"),
     SubCommand("explain", "one job's life: where each second went", "tracing.analysis.commands.explain"),
     SubCommand("pins", "whether the pins paid: what they held and spared", "tracing.analysis.commands.pins"),
+    SubCommand("diff", "two traces of the same jobs, side by side", "tracing.analysis.commands.diff"),
+    SubCommand("export", "write it in a form that other programs read", "tracing.analysis.commands.export"),
     SubCommand("report", "write one HTML page that shows all of it", "tracing.report.command"),
     SubCommand("validate", "look for what breaks the rules of docs/trace.md", "tracing.validate"),
     SubCommand("schema", "print the JSON Schema of a trace's lines", "tracing.schema"),

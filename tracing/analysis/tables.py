@@ -311,6 +311,9 @@ class TraceTables:
         frame: pl.LazyFrame = self.jobs.lazy() if name == "jobs" else getattr(self, name)
         return frame
 
+    def num_rows(self, name: str) -> int:
+        return int(self.table(name).select(pl.len()).collect().item())
+
     @property
     def steps(self) -> pl.LazyFrame:
         return self._steps.scan()

@@ -1,0 +1,84 @@
+"""``continuum trace export``: a trace for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from tracing.analysis.commands.opening import open_tables, said_in_a_sentence
+from tracing.analysis.exports.dynamo import DynamoExport
+from tracing.analysis.exports.export import Export, run_export
+from tracing.analysis.exports.mooncake import MooncakeExport
+from tracing.analysis.exports.perfetto import PerfettoExport
+from tracing.reader import read_trace
+
+_FORMS = """\
+formats:
+  perfetto, chrome   one JSON file for ui.perfetto.dev or chrome://tracing: a process per job with its turns,
+                     the calls between them and its pins, and the pool and the queue as counters
+  mooncake           a request per line with the ids of its blocks of 512 tokens, sessions named: what
+                     continuum bench and simulate, aiperf and Dynamo's simulator replay
+  dynamo             rows of NVIDIA Dynamo's request traces (dynamo.request.trace.v1)
+  csv, parquet       a folder with a file for each table: turns, jobs, gaps, pins, spans, steps; or, if OUT
+                     ends with .csv or .parquet, the turns alone. Columns: docs/trace-tables.md
+"""
+LINES: dict[str, Callable[[TextIO], Export]] = {
+    "perfetto": PerfettoExport,
+    "chrome": PerfettoExport,
+    "mooncake": MooncakeExport,
+    "dynamo": DynamoExport,
+}
+TABLES = ("csv", "parquet")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum trace export``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _FORMS
+    add = parser.add_argument
+    add("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
+    add("--format", required=True, choices=[*LINES, *TABLES], help="see below")
+    add("--out", required=True, type=Path, metavar="OUT", help="the file, or the folder of tables")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum trace export``; what was written is told on stderr. TraceError if that could not be."""
+    if arguments.format in TABLES:
+        notes = _export_tables(arguments.trace, arguments.format, arguments.out)
+    else:
+        notes = _export_lines(arguments.trace, LINES[arguments.format], arguments.out)
+    print(f"wrote {arguments.out}: {'; '.join(notes)}", file=sys.stderr)
+    return 0
+
+
+def _export_lines(trace: Path, make: Callable[[TextIO], Export], out: Path) -> list[str]:
+    with said_in_a_sentence(trace):
+        next(read_trace(trace))  # what is no trace leaves no file behind
+    with said_in_a_sentence(out), open(out, "w", encoding="utf-8") as file:
+        export = make(file)
+        run_export(trace, export)
+    return export.notes()
+
+
+def _export_tables(trace: Path, form: str, out: Path) -> list[str]:
+    alone = out.suffix == f".{form}"
+    with open_tables(trace) as tables:
+        from tracing.analysis.tables import TABLES as NAMES
+
+        names = ["turns"] if alone else list(NAMES)
+        notes = []
+        with said_in_a_sentence(out):
+            if not alone:
+                out.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                path = out if alone else out / f"{name}.{form}"
+                frame = tables.table(name)
+                if form == "csv":
+                    frame.sink_csv(path)
+                else:
+                    frame.sink_parquet(path)
+                notes.append(f"{tables.num_rows(name):,} {name}")
+    return notes
