@@ -174,6 +174,7 @@ def _add_server_flags(group: _Group) -> None:
         help="accepted for V1's command lines; tools are always on",
     )
     group.add_switch("receipts", "tell in usage what was cached, held and computed again for a turn's job")
+    group.add_switch("dashboard", "show at /dashboard what the engine does: jobs, pins, blocks, decisions")
     group.add("keep_alive_s", "keep idle connections this long: tools take their time", int, "SECONDS")
     group.add("shutdown_grace_s", "let running requests go on this long after SIGTERM", float, "SECONDS")
     group.add("api_server_count", "front-end processes before the one engine core", int, "PROCESSES")

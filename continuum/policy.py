@@ -28,6 +28,7 @@ from continuum.told import Told
 from continuum.told_memory import ToldMemory
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
+from continuum.turn_log import TurnLog
 from engine.core.block_hash import BlockHash
 from engine.messages import (
     JobFinished,
@@ -115,6 +116,7 @@ class ContinuumPolicy:
         self._recomputed_share = RecomputedShare()
         self._tally = JobTally()
         self._trace = PolicyTrace(context.tracer)
+        self._log = TurnLog()
         self._pin_ids = itertools.count(1)
         self._changed: list[Request] = []
         self._breaking_for: str | None = None
@@ -250,6 +252,7 @@ class ContinuumPolicy:
             return None
         self._learn_costs(turn, now)
         receipt = self._receipts[request.request_id] = make_receipt(turn)
+        self._log.ended(turn, receipt, now)
         self._trace.turn_ended(turn, receipt, now)
         if request.job is not None and request.job.is_last_step:
             receipt.reason = "last step of the job"
@@ -425,6 +428,7 @@ class ContinuumPolicy:
         elif job.course is not None:
             job.course.looks_finished()
         frontier.receipt = copy(frontier.receipt)  # the first one is on its way to the client
+        self._log.decided_anew(frontier)
         self._trace.tools_started(frontier, now)
 
     def _hold_until(self, frontier: Frontier, decision: TtlDecision) -> TurnReceipt | None:
@@ -448,6 +452,7 @@ class ContinuumPolicy:
         frontier.told = frontier.told or Told()
         frontier.told.take(signal, now - frontier.ended_s, len(frontier.tools or ()))
         frontier.receipt = copy(frontier.receipt)
+        self._log.decided_anew(frontier)
         self._trace.client_told(frontier, signal, now)
         if frontier.told.state is ToolState.CANCELLED:
             self._learn_cut_off(frontier, now)
@@ -563,7 +568,11 @@ class ContinuumPolicy:
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
         job = self._jobs.get(job_id)
-        return None if job is None else self._status(job, now)
+        if job is None:
+            return None
+        status = self._status(job, now)
+        status.past_turns = self._log.of_job(job_id, now)
+        return status
 
     def _status(self, job: Job, now: float) -> JobStatus:
         frontiers = [

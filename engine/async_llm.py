@@ -248,6 +248,14 @@ class AsyncLLM:
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
 
+    async def watch(self, viewer_id: str, *, with_scene: bool) -> bytes:
+        """What has happened since this viewer asked last: an ``engine.watch.view.View`` as JSON."""
+        return await self._utility("watch", bytes, viewer_id, with_scene)
+
+    async def unwatch(self, viewer_id: str) -> None:
+        """The viewer will not ask again: nothing is noted for it any more."""
+        await self._utility("unwatch", type(None), viewer_id)
+
     async def trace_state(self) -> TraceState:
         """Whether the scheduler's trace is being written, and to which file."""
         return await self._utility("trace_state", TraceState)

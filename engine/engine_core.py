@@ -41,6 +41,7 @@ from engine.structured_output.mask_filler import MaskFiller
 from engine.telemetry import open_telemetry, request_listener
 from engine.tokenizer import Tokenizer
 from engine.trace_control import TraceControl
+from engine.watch.core_watch import CoreWatch
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
@@ -105,6 +106,7 @@ class EngineCore:
             dtype=info.dtype,
             wants_signals=self.policy.wants_signals,
         )
+        self._watch = CoreWatch(self.scheduler, self._tracer, clock, self._changed)
         self._utilities: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": self.reset_prefix_cache,
             "statistics": self.statistics,
@@ -115,6 +117,8 @@ class EngineCore:
             "resume": self.resume,
             "trace_state": self._trace.state,
             "switch_trace": self._trace.switch,
+            "watch": self._watch.watch,
+            "unwatch": self._watch.leave,
         }
         self._trace.start()
 
@@ -297,8 +301,8 @@ class EngineCore:
         utility = self._utilities.get(method)
         if utility is None:
             raise RequestError(f"The engine core has no utility {method!r}.", "method")
+        result = utility(*args)
         with self._changed:
-            result = utility(*args)
             self._wake()
         return result
 

@@ -237,6 +237,33 @@ class FrontierStatus(msgspec.Struct, kw_only=True):
     """What the client said last of its calls: a ToolState."""
 
 
+class PastTurn(msgspec.Struct, kw_only=True):
+    """A turn of a job that has ended, and what its client was told of it: its receipt as it stood last."""
+
+    request_id: str
+    turn: int
+    elapsed_s: float
+    """Since it ended."""
+    queue_s: float
+    """From its arrival until it was scheduled."""
+    prefill_s: float
+    """From then to its first token."""
+    decode_s: float
+    gap_s: float | None
+    """Between the job's previous turn and this one."""
+    prompt_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    output_tokens: int
+    previous_pin: str | None
+    """How the pin it came back to had ended."""
+    tools: list[str] | None
+    """Kinds of calls that ran after it; None: not known."""
+    pinned_tokens: int
+    ttl_s: float
+    reason: str
+
+
 class JobStatus(msgspec.Struct, kw_only=True):
     """What is known of one job."""
 
@@ -259,6 +286,8 @@ class JobStatus(msgspec.Struct, kw_only=True):
     expected_return_s: float | None
     """Until the turn that is expected first; None: not known."""
     frontiers: list[FrontierStatus]
+    past_turns: list[PastTurn] = []
+    """The latest that ended, oldest first, as far as they are remembered; only told of a job alone."""
 
 
 class TraceState(msgspec.Struct, kw_only=True):

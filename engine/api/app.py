@@ -13,6 +13,8 @@ from starlette.responses import Response
 from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
+from engine.api.dashboard import endpoints as dashboard
+from engine.api.dashboard.audience import Audience
 from engine.api.endpoints import answer_error
 from engine.api.http.auth import ApiKeys, AuthMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
@@ -42,9 +44,12 @@ def create_app(model: ServedModel) -> FastAPI:
     """The application of one served model."""
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
+    app.state.audience = Audience(model)
     app.state.response_keeper = ResponseKeeper(model.config.responses, model.siblings)
     for router in ROUTERS:
         app.include_router(router)
+    if model.config.dashboard:
+        app.include_router(dashboard.router)
     app.add_exception_handler(HTTPException, _http_error)
     _add_middleware(app, model.config)
     _describe(app, model.config)

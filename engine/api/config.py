@@ -120,6 +120,8 @@ class ServerConfig:
     """Whether requests may bring a chat template: it is a program, and may run for ever."""
     receipts: bool = True
     """Whether ``usage`` tells what was done about the KV of a turn's job."""
+    dashboard: bool = True
+    """Whether ``GET /dashboard`` shows what the engine does."""
     keep_alive_s: int = 600
     """Idle connections are kept this long: an agent's tool call takes longer than the usual 5 s."""
     shutdown_grace_s: float = 5.0

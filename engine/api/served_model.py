@@ -68,6 +68,16 @@ class ServedModel:
         """Requests being generated, by all front-end processes."""
         return self._board.total(Tally.LIVE)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server takes no more requests, since it is about to stop."""
+        return self._draining
+
+    def count_viewers(self, number: int) -> None:
+        """So many more look at the dashboard, or less."""
+        self._board.add(Tally.VIEWERS, number)
+        self.metrics.record_viewers(self._board.total(Tally.VIEWERS), time())
+
     def check_name(self, name: str | None) -> None:
         """A request without a model's name takes the one there is."""
         if name is not None and name not in self.names:

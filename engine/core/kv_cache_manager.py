@@ -138,6 +138,14 @@ class KVCacheManager:
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
 
+    def blocks_of_request(self, request_id: str) -> list[KVCacheBlock]:
+        """As it holds them now: a list of the caller's own."""
+        return list(self._coordinator.blocks_of(request_id))
+
+    def blocks_of_pin(self, pin_id: int) -> list[KVCacheBlock]:
+        """As it holds them now: a list of the caller's own."""
+        return list(self._pins[pin_id])
+
     def num_blocks_of(self, request_id: str) -> int:
         return len(self._coordinator.blocks_of(request_id))
 

@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.api.http.middleware import refusal
 
-OPEN_PATHS = frozenset(("/health", "/ping", "/version", "/metrics"))
-"""What probes and scrapers ask without a key: nothing of any request's content is told there."""
+OPEN_PATHS = frozenset(("/health", "/ping", "/version", "/metrics", "/dashboard"))
+"""What probes, scrapers and browsers ask without a key: nothing of any request's content is told there. (The
+page of /dashboard is the same for everybody; what it shows it asks for with its reader's key.)"""
 TENANT_HEADER = "x-continuum-tenant"
 """Whose key it was, where the key names somebody. What a client says here itself is taken away."""
 

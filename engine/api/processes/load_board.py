@@ -19,6 +19,8 @@ class Tally(IntEnum):
     """Requests being generated."""
     QUEUED_REQS = 1
     QUEUED_TOKENS = 2
+    VIEWERS = 3
+    """Of the dashboard."""
 
 
 _WORD_BYTES = 8

@@ -1,0 +1,171 @@
+// One job's life: what the engine knows of it, its turns with their receipts, and what was decided about its KV.
+
+const LIFE_REFRESH_MS = 1000;
+const LIFE_LANE_S = 60;
+
+class Life {
+  constructor(state, onChoose) {
+    this.state = state;
+    this.onChoose = onChoose;
+    this.panel = byId("life");
+    this.body = byId("life-body");
+    this.key = null;
+    this.status = null; // as the server has it; null: not known, or no job
+    this.asked = -Infinity;
+    byId("life-close").addEventListener("click", () => this.close());
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close();
+    });
+    this.facts = el("div", "chips");
+    this.note = el("p", "quiet small");
+    this.canvas = el("canvas");
+    this.ahead = el("div");
+    this.turns = el("tbody");
+    this.events = el("ol", "decision-list");
+    this.body.append(this.facts, this.note, heading("Last minute"), this.canvas, this.ahead, heading("Turns and their receipts"), this.table(), heading("What was decided"), this.events);
+  }
+
+  table() {
+    const columns = [["turn", "left"], ["queue"], ["prefill"], ["decode"], ["prompt"], ["cached"], ["computed again"], ["output"], ["its pin", "left"], ["then ran", "left"], ["held", ""]];
+    const head = el("tr", "", ...columns.map(([text, className]) => el("th", className ?? "", text)));
+    return el("div", "scroll", el("table", "", el("thead", "", head), this.turns));
+  }
+
+  open(key) {
+    this.key = key;
+    this.status = null;
+    this.asked = -Infinity;
+    this.numEvents = -1;
+    setText(byId("life-title"), key);
+    byId("life-swatch").style.background = this.isJob() ? palette.job(key) : "var(--cached)";
+    this.turns.replaceChildren();
+    this.events.replaceChildren();
+    this.facts.replaceChildren();
+    this.ahead.replaceChildren();
+    this.panel.hidden = false;
+    this.onChoose(key);
+    byId("life-close").focus();
+  }
+
+  close() {
+    if (this.key === null) return;
+    this.key = null;
+    this.panel.hidden = true;
+    this.onChoose(null);
+  }
+
+  isJob() {
+    const lane = this.state.lanes.get(this.key);
+    return lane ? lane.jobId !== null : true;
+  }
+
+  draw(now) {
+    if (this.key === null) return;
+    if (performance.now() - this.asked > LIFE_REFRESH_MS) this.ask();
+    this.drawLane(now);
+    this.drawEvents();
+  }
+
+  async ask() {
+    this.asked = performance.now();
+    const key = this.key;
+    if (!this.isJob() || !this.state.hello.knows_jobs) return this.show(null, "This request belongs to no job that the server knows.");
+    try {
+      const response = await fetch(`dashboard/jobs/${encodeURIComponent(key)}`, { headers: withKey(), cache: "no-store" });
+      const status = response.ok ? (await response.json()).job : null;
+      if (key !== this.key) return undefined;
+      if (status) this.status = status;
+      return this.show(this.status, status ? "" : "The job is finished, or forgotten: this is what was seen of it.");
+    } catch {
+      return undefined; // the feed says that the server is gone
+    }
+  }
+
+  // ---- what the server knows ----
+
+  show(status, note) {
+    setText(this.note, note);
+    this.note.hidden = !note;
+    if (!status) return;
+    const facts = [["turns", formatCount(status.turns)], ["age", formatSeconds(status.age_s)], ["held", formatMany(status.pinned_blocks, "block")]];
+    if (status.tenant) facts.push(["tenant", status.tenant]);
+    if (status.inferred) facts.push(["recognised by", "its prompts"]);
+    if (status.kind) facts.push(["kind", status.kind]);
+    this.facts.replaceChildren(...facts.map(([name, value]) => el("span", "chip", `${name} `, el("b", "", value))));
+    this.ahead.replaceChildren(...this.aheadOf(status));
+    this.turns.replaceChildren(...(status.past_turns ?? []).toReversed().map((turn) => turnRow(turn)));
+  }
+
+  /** What is expected of each branch that has not gone on yet. */
+  aheadOf(status) {
+    const waiting = status.frontiers.filter((frontier) => frontier.tools !== null);
+    if (!waiting.length) return [];
+    const rows = waiting.map((frontier) => {
+      const tools = frontier.tools.length ? frontier.tools.join(", ") : "no call: it answered";
+      const held = frontier.ttl_s === null ? "not held" : `held for ${formatSeconds(frontier.ttl_s)} more`;
+      const back = { early: frontier.earliest_return_s, median: frontier.expected_return_s, late: frontier.latest_return_s, seen: frontier.num_observations };
+      return el("tr", "", el("td", "left", String(frontier.turn)), el("td", "left mono", tools), el("td", "", formatSeconds(frontier.elapsed_s)), el("td", "left", held), el("td", "left wrap", outlookWords({ back, told: frontier.told }, 0)));
+    });
+    const head = el("tr", "", ...[["after turn", "left"], ["runs now", "left"], ["since", ""], ["its KV", "left"], ["back in, as expected", "left"]].map(([text, className]) => el("th", className, text)));
+    return [heading("Now"), el("div", "scroll", el("table", "", el("thead", "", head), el("tbody", "", ...rows)))];
+  }
+
+  // ---- what the page has seen ----
+
+  drawLane(now) {
+    const { context, width, height } = fitCanvas(this.canvas, 30);
+    const lane = this.state.lanes.get(this.key);
+    const x = (at) => width * (1 - (now - at) / LIFE_LANE_S);
+    context.fillStyle = palette.token("panel");
+    context.fillRect(0, 0, width, height);
+    for (const span of lane?.spans ?? []) {
+      const from = Math.max(0, x(span.from));
+      const to = x(Math.min(span.to ?? now, now));
+      if (to < 0) continue;
+      const tall = span.phase === GAP ? 6 : 20;
+      context.fillStyle = palette.token(span.phase);
+      context.fillRect(from, (height - tall) / 2, Math.max(to - from, 1.5), tall);
+    }
+  }
+
+  drawEvents() {
+    const events = this.state.jobEvents.get(this.key) ?? [];
+    if (events.length === this.numEvents) return;
+    this.numEvents = events.length;
+    const sentences = events.filter((event) => !isForTheMoment(event)).map(sentenceOf).filter((sentence) => sentence !== null);
+    const items = sentences.toReversed().map((sentence) => decisionItem(sentence, null));
+    this.events.replaceChildren(...(items.length ? items : [el("li", "quiet", "", "Nothing since this page was opened.")]));
+  }
+}
+
+function heading(text) {
+  return el("h3", "", text);
+}
+
+/** A turn that ended, with what its client was told: its receipt. */
+function turnRow(turn) {
+  const [colour, words] = ENDS[turn.previous_pin] ?? [null, "–"];
+  const pin = el("td", "left", words);
+  if (colour) pin.style.color = `var(--${colour})`;
+  const held = turn.ttl_s > 0 ? formatSeconds(turn.ttl_s) : "not";
+  const last = el("td", "", held);
+  last.title = turn.reason;
+  const tools = turn.tools === null ? "…" : turn.tools.join(", ") || "an answer";
+  const row = el(
+    "tr",
+    "",
+    el("td", "left", String(turn.turn)),
+    el("td", "", formatSpan(turn.queue_s)),
+    el("td", "", formatSpan(turn.prefill_s)),
+    el("td", "", formatSpan(turn.decode_s)),
+    el("td", "", formatCount(turn.prompt_tokens)),
+    el("td", "", formatCount(turn.cached_tokens)),
+    el("td", turn.recomputed_tokens ? "lost" : "", formatCount(turn.recomputed_tokens)),
+    el("td", "", formatCount(turn.output_tokens)),
+    pin,
+    el("td", "left mono", tools),
+    last,
+  );
+  row.dataset.turn = String(turn.turn);
+  return row;
+}

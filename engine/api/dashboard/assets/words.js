@@ -1,0 +1,87 @@
+// Events as sentences. Each is { kind, at, job, text, why }: `text` is what follows the job's name.
+
+function causeWords(event) {
+  const blocks = formatMany(event.num_blocks ?? 0, "block");
+  const held = event.held_s === undefined ? "" : ` after ${formatSeconds(event.held_s)}`;
+  switch (event.cause) {
+    case "handed_over":
+      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "its KV was still there" };
+    case "expired":
+      return { kind: "expired", text: `was not back${held}: its ${blocks} are let go`, why: "they stay cached until somebody needs the room" };
+    case "broken":
+      return { kind: "broken", text: `lost its ${blocks}${held}`, why: event.by ? `broken for request ${plainId(event.by)}` : "pins may hold only so much" };
+    default:
+      return { kind: "released", text: `let its ${blocks} go${held}`, why: "no turn is expected, or its client has left" };
+  }
+}
+
+function curveWords(inputs) {
+  const seen = inputs.tool_observations;
+  if (!seen) return "";
+  const median = inputs.tool_median_s;
+  const times = `seen ${seen < 9.5 ? seen.toFixed(seen % 1 ? 1 : 0) : formatCount(seen)} times`;
+  return median === null || median === undefined ? times : `${times}, half are back within ${formatSpan(median)}`;
+}
+
+function decidedWords(event) {
+  const inputs = event.inputs ?? {};
+  const tools = inputs.tools ? ` while ${String(inputs.tools)} runs` : "";
+  const why = [event.reason, curveWords(inputs)].filter(Boolean).join(" · ");
+  const blocks = formatMany(event.num_blocks ?? 0, "block");
+  if (!event.ttl_s) return { kind: "released", text: `is not held${tools}`, why };
+  return { kind: "pinned", text: `is held for ${formatSeconds(event.ttl_s)}${tools}, ${blocks}`, why };
+}
+
+function pinWords(event) {
+  switch (event.kind) {
+    case "decided":
+      return decidedWords(event);
+    case "refused":
+      return { kind: "broken", text: "is not held", why: event.reason ?? "" };
+    case "shrunk":
+      return { kind: "broken", text: `lost ${formatMany(event.num_blocks, "block")} of what is held`, why: event.by ? `for request ${plainId(event.by)}` : "" };
+    case "ended":
+      return causeWords(event);
+    default:
+      return null;
+  }
+}
+
+function jobWords(event) {
+  const tools = (event.tools ?? []).join(", ");
+  const remaining = event.told_remaining_s;
+  switch (event.kind) {
+    case "turn_admitted":
+      if (!event.recomputed_tokens) return null;
+      return { kind: "broken", text: `computes ${formatCount(event.recomputed_tokens)} of ${formatCount(event.num_prompt_tokens)} prompt tokens again`, why: "an earlier turn had them, and they were let go" };
+    case "turn_aborted":
+      return { kind: "released", text: `gave up turn ${event.turn}`, why: "its client left, or ended it" };
+    case "told_started":
+    case "told_progress":
+      return { kind: "tool", text: `says ${tools || "its call"} runs`, why: remaining === undefined ? "" : `${formatSeconds(remaining)} to go` };
+    case "told_finished":
+      return { kind: "tool", text: `says ${tools || "its call"} is done`, why: "its next turn is about to come" };
+    case "told_cancelled":
+      return { kind: "tool", text: `says ${tools || "its call"} was cancelled`, why: "" };
+    case "finished":
+      return { kind: "released", text: `is finished after ${formatMany(event.turn, "turn")}`, why: "" };
+    default:
+      return null;
+  }
+}
+
+/** A request's id as its client knows it: the engine adds a few characters of its own. */
+function plainId(reqId) {
+  return reqId.replace(/-[0-9a-f]{8}$/, "");
+}
+
+function sentenceOf(event) {
+  const words = event.type === "pin_event" ? pinWords(event) : jobWords(event);
+  return words === null ? null : { ...words, at: event.now, job: event.job_id };
+}
+
+/** Before it is known what runs, a pin is only for the moment: no news. */
+function isForTheMoment(event) {
+  const inputs = event.inputs ?? {};
+  return event.type === "pin_event" && event.kind === "decided" && inputs.called_tools === true && !inputs.tools;
+}

@@ -1,0 +1,113 @@
+"""Those who look on through one front-end process: while there are any, the core is asked once for them all.
+Whoever reads slowly misses views; nobody waits for it. It must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from uuid import uuid4
+
+from engine.api.errors import OverloadedError
+from engine.api.served_model import ServedModel
+from engine.errors import EngineDeadError
+
+PERIOD_S = 0.2
+"""Between two views."""
+VIEWS_PER_SCENE = 5
+"""Every so many views one tells all there is to see."""
+MAX_VIEWERS = 64
+"""Of one front-end process."""
+BACKLOG_VIEWS = 10
+"""A viewer this far behind has missed them."""
+
+
+class _Viewer:
+    """One reader, and what it has yet to be sent."""
+
+    def __init__(self) -> None:
+        self.needs_scene = True
+        self.error: Exception | None = None
+        self._views: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    def show(self, view: bytes) -> None:
+        if len(self._views) == BACKLOG_VIEWS:
+            self._views.clear()
+            self.needs_scene = True
+        self._views.append(view)
+        self._changed.set()
+
+    def end(self, error: Exception | None) -> None:
+        """Nothing more will be shown."""
+        self.error = error
+        self._ended = True
+        self._changed.set()
+
+    async def next(self) -> bytes | None:
+        """The next view; None after the last."""
+        while not self._views and not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._views.popleft() if self._views else None
+
+
+class Audience:
+    """All viewers of this process. Belongs to one event loop."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._viewer_id = uuid4().hex
+        """By which the core knows this process."""
+        self._viewers: set[_Viewer] = set()
+        self._showing: asyncio.Task[None] | None = None
+
+    async def views(self) -> AsyncGenerator[bytes, None]:
+        """Views as the core writes them, until the server stops. OverloadedError if there are too many who
+        look on, EngineDeadError when the core has died."""
+        if len(self._viewers) >= MAX_VIEWERS:
+            raise OverloadedError(f"{MAX_VIEWERS} viewers look on already; try again later.")
+        viewer = _Viewer()
+        self._viewers.add(viewer)
+        self._model.count_viewers(1)
+        try:
+            if self._showing is None:
+                self._showing = asyncio.create_task(self._show())
+            while (view := await viewer.next()) is not None:
+                yield view
+            if viewer.error is not None:
+                raise viewer.error
+        finally:
+            self._viewers.discard(viewer)
+            self._model.count_viewers(-1)
+
+    async def _show(self) -> None:
+        error: Exception | None = None
+        try:
+            await self._show_all()
+        except Exception as caught:
+            error = caught
+        self._showing = None
+        for viewer in self._viewers:
+            viewer.end(error)
+
+    async def _show_all(self) -> None:
+        """Until nobody looks on any more, or the server stops."""
+        engine, number = self._model.engine, 0
+        while not self._model.is_closing:
+            if not self._viewers:
+                with suppress(EngineDeadError):
+                    await engine.unwatch(self._viewer_id)
+                if not self._viewers:
+                    return
+            viewers = list(self._viewers)
+            with_scene = number % VIEWS_PER_SCENE == 0 or any(viewer.needs_scene for viewer in viewers)
+            view = await engine.watch(self._viewer_id, with_scene=with_scene)
+            for viewer in viewers:
+                viewer.needs_scene = viewer.needs_scene and not with_scene
+                viewer.show(view)
+            number += 1
+            await asyncio.sleep(PERIOD_S)

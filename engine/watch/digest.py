@@ -1,0 +1,126 @@
+"""Makes of trace events what a viewer is told of requests: when each went over to which phase, and totals.
+
+It knows requests only by their events, and is put right now and then (``reset``): events may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.watch.feed import Watched
+from engine.watch.view import OpenRequest, Phase, PhaseChange, Totals
+from tracing.events import (
+    JobEvent,
+    PinEvent,
+    PrefixCacheEvent,
+    RequestArrived,
+    RequestsEnded,
+    StepDecision,
+    StepOutput,
+)
+
+MAX_EVENTS = 200
+"""Most decisions in one view, and most changes of phase for each of them."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A request, as far as events have told."""
+
+    job_id: str | None
+    phase: Phase
+
+
+class Digest:
+    """Of one viewer, from one view to the next."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Followed] = {}
+        self._jobs: dict[str, str] = {}
+        """Of requests whose arrival is about to be told."""
+        self._scheduled: list[str] = []
+        """By the last decision, in its order."""
+        self.totals = Totals()
+        self.phases: list[PhaseChange] = []
+        self.events: list[PinEvent | JobEvent] = []
+        self.num_left_out = 0
+
+    def reset(self, requests: Iterable[OpenRequest]) -> None:
+        """These are the open requests now, whatever events have told."""
+        self._requests = {each.req_id: _Followed(each.job_id, each.phase) for each in requests}
+        self._jobs.clear()
+
+    def take(self, events: Iterable[Watched]) -> None:
+        """What happened next, in order; replaces what the last call left to be told."""
+        self.totals, self.phases, self.events, self.num_left_out = Totals(), [], [], 0
+        for event in events:
+            self._take(event)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """The newest are told: they say how things stand."""
+        for told, limit in ((self.events, MAX_EVENTS), (self.phases, 10 * MAX_EVENTS)):
+            self.num_left_out += max(0, len(told) - limit)
+            del told[:-limit]
+
+    def _take(self, event: Watched) -> None:
+        match event:
+            case StepDecision():
+                self._decided(event)
+            case StepOutput():
+                self._stepped(event)
+            case JobEvent():
+                self.events.append(event)
+                if event.kind == "turn_arrived" and event.req_id is not None:
+                    self._jobs[event.req_id] = event.job_id
+            case PinEvent():
+                self.events.append(event)
+            case PrefixCacheEvent():
+                self.totals.prompt_tokens += event.num_prompt_tokens
+                self.totals.hit_tokens += min(event.hit_tokens, event.num_prompt_tokens)
+                self._enter(event.req_id, Phase.PREFILL, event.now, event.job_id)
+            case RequestArrived():
+                job_id = self._jobs.pop(event.req_id, event.job_id)
+                self._enter(event.req_id, Phase.QUEUE, event.arrival_s, job_id)
+            case RequestsEnded():
+                self._end(event.req_ids, event.now)
+
+    def _decided(self, event: StepDecision) -> None:
+        self.totals.steps += 1
+        self.totals.preemptions += len(event.preempted)
+        self.totals.prefill_tokens += sum(
+            tokens
+            for req_id, tokens in event.tokens.items()
+            if (request := self._requests.get(req_id)) is None or request.phase is not Phase.DECODE
+        )
+        self._scheduled = list(event.tokens)
+        for req_id in event.loads:
+            self._enter(req_id, Phase.LOADING, event.now)
+        for req_id in event.preempted:
+            self._enter(req_id, Phase.MEMORY, event.now)
+
+    def _stepped(self, event: StepOutput) -> None:
+        sampled = self._scheduled if event.sampled is None else event.sampled
+        self._scheduled = []
+        more = sum(event.num_tokens.values()) - len(event.num_tokens)
+        self.totals.generated_tokens += len(sampled) + more
+        for req_id in sampled:
+            request = self._requests.get(req_id)
+            if request is not None and request.phase is Phase.PREFILL:
+                self._enter(req_id, Phase.DECODE, event.now)
+        self._end(event.ended, event.now)
+
+    def _enter(self, req_id: str, phase: Phase, at_s: float, job_id: str | None = None) -> None:
+        request = self._requests.get(req_id)
+        if request is None:
+            request = self._requests[req_id] = _Followed(job_id, phase)
+        request.job_id = request.job_id or job_id
+        request.phase = phase
+        self.phases.append(PhaseChange(req_id, request.job_id, phase, at_s))
+
+    def _end(self, req_ids: Iterable[str], now: float) -> None:
+        for req_id in req_ids:
+            request = self._requests.pop(req_id, None)
+            job_id = request.job_id if request is not None else None
+            self.phases.append(PhaseChange(req_id, job_id, None, now))
