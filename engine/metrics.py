@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from engine.messages import JobStats, SchedulerStats, TurnReceipt
+from engine.messages import FinishReason, JobStats, SchedulerStats, TurnReceipt
 from engine.stats import FinishedRequestStats, IterationStats
 
 TTFT_BUCKETS_S = (
@@ -267,6 +267,8 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        for reason in FinishReason:  # from 0, so that an alert sees the first error too
+            self._success.labels(*self._values, str(reason))
         self._rejections = Counter(
             "vllm:admission_rejections",
             "Requests refused with 503, by the limit that was reached.",
