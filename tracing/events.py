@@ -22,6 +22,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """First line of every file of a trace: what the scheduler and its policy were made from."""
 
     schema_version: int = SCHEMA_VERSION
+    """Of these records; readers refuse others."""
     wall_time_s: float
     """time.time() when the trace was opened."""
     monotonic_s: float
@@ -46,6 +47,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     min_load_tokens: int = 0
     """Fewer tokens are computed again rather than loaded from the host tier; 0 without one."""
     enable_prefix_caching: bool = True
+    """Whether equal prefixes are found again."""
     max_model_len: int = 0
     """Most tokens of a request, prompt and output."""
     max_num_seqs: int = 0
@@ -53,6 +55,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     max_num_batched_tokens: int = 0
     """Token budget of a step."""
     enable_chunked_prefill: bool = True
+    """Whether a prompt may take several steps."""
     long_prefill_token_threshold: int = 0
     """Most prefill tokens of one request per step; 0: no limit."""
     scheduler_reserve_full_isl: bool = True
@@ -93,6 +96,7 @@ class ToolCallSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool call as the model wrote it; a part of ``SignalEvent``."""
 
     name: str
+    """Of the tool."""
     arguments: str = ""
     """JSON text."""
 
@@ -114,15 +118,19 @@ class RequestArrived(
     arrival_s: float
     """When the front end took it, on the same clock."""
     num_prompt_tokens: int
+    """Length of its prompt."""
     max_tokens: int
     """Most tokens of output."""
     priority: int = 0
+    """Smaller goes first, where the policy looks at it."""
     in_job: bool = False
     """Whether it may be a turn of a job; if so without ``job_id``, its job is inferred."""
     job_id: str | None = None
     """As its client said."""
     is_last_step: bool = False
+    """Its client said that no turn of the job will follow."""
     tenant: str | None = None
+    """Whose it is, as far as shares of the pins go."""
     num_replies: int | None = None
     """The model's replies in the prompt; None: not counted."""
     num_results: int | None = None
@@ -130,6 +138,7 @@ class RequestArrived(
     awaits_grammar: bool = False
     """It joins the queue with the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0
+    """Blocks of an earlier request that its prompt begins with."""
     prefix_end: bytes = b""
     """Name of the last of them; empty if there are none."""
     blocks: bytes = b""
@@ -150,9 +159,11 @@ class RequestsEnded(msgspec.Struct, tag_field="type", tag="requests_ended", kw_o
 
     now: float
     req_ids: list[str]
+    """Which."""
     how: str
     """stopped (the front end found a stop string: the turn ended as by itself) | aborted | error"""
     receipts: list[Receipt] = []
+    """Of the turns that ended so, in their order."""
 
 
 class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, omit_defaults=True):
@@ -165,6 +176,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     req_id: str | None = None
     """The turn; by its client's id in a ``tool_signal``."""
     job_id: str | None = None
+    """The job, where it was named."""
     calls: list[ToolCallSaid] = []
     """Of a ``tool_gap_started``; empty: the turn ended with an answer."""
     state: str | None = None
@@ -172,6 +184,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     call_id: str | None = None
     """Of parallel calls, which; None: all of them."""
     tool: str | None = None
+    """Name of the tool that it calls."""
     expected_s: float | None = None
     """How long the call will take from now on, as told when it starts."""
     remaining_s: float | None = None
@@ -239,7 +252,9 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     step: int
     now: float
     running: list[str]
+    """Requests that run, in the scheduler's order."""
     num_waiting: int
+    """Requests in the queue; those that load or await a grammar are not in it."""
     waiting_head: list[str]
     """The first few waiting requests, in order (all would be linear in the queue)."""
     free_blocks: int
@@ -249,9 +264,13 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     cached_blocks: int
     """Blocks, free or not, that hold a findable prefix."""
     pinned_blocks: int
+    """Held by pins; one that two of them hold is counted twice."""
     num_pins: int
+    """Pins that live."""
     total_blocks: int
+    """Usable blocks of the pool."""
     token_budget: int
+    """Most tokens that this step may schedule; 0 while all is paused."""
     num_loading: int = 0
     """Requests that have their blocks and wait for a load, or for the step after it."""
     host_blocks: int = 0
@@ -264,13 +283,19 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     step: int
     now: float
     new: list[str]
+    """Admitted for the first time."""
     resumed: list[str]
+    """Admitted again after they were preempted."""
     running: list[str]
+    """That ran before and are scheduled again."""
     preempted: list[str]
+    """That lost their blocks and wait again."""
     tokens: dict[str, int]
     """Request id to scheduled tokens."""
     total_tokens: int
+    """Sum of ``tokens``."""
     free_blocks: int
+    """After the step was planned."""
     loads: dict[str, int] = {}
     """Request id to blocks that start to be loaded from the host tier."""
     stored_blocks: int = 0
@@ -287,9 +312,11 @@ class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event
     hit_tokens: int
     """On the device, or loaded to it."""
     num_prompt_tokens: int
+    """Length of its prompt."""
     num_tokens: int
     """Prompt plus any output so far (a resumed request has some)."""
     resumed: bool
+    """It ran before and was preempted."""
     loaded_tokens: int = 0
     """Of the hit: loaded from the host tier."""
 
@@ -301,14 +328,19 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     kind: str
     """created | decided | refused | shrunk | ended"""
     pin_id: int | None = None
+    """None where nothing is held."""
     job_id: str
     req_id: str
     num_blocks: int
     """Blocks held by the pin (lost blocks for ``shrunk``)."""
     deadline_s: float | None = None
+    """For ``created`` and ``ended``: when it was to expire, on the clock of ``now``."""
     ttl_s: float | None = None
+    """For ``decided``: to be held so long, from the end of the turn."""
     rule: str | None = None
+    """For ``decided``: which rule of the policy."""
     reason: str | None = None
+    """Why, in a few words."""
     inputs: dict[str, float | int | str | bool | None] = {}
     """What the rule was given; feeding it back gives the same decision."""
     cause: str | None = None
@@ -324,27 +356,33 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
 
     now: float
     kind: str
-    """turn_arrived | turn_admitted | turn_ended | turn_aborted | tools_started | finished | forgotten (nothing
-    more is known of the job); and what a client says of its calls: told_started | told_progress |
+    """turn_arrived | turn_admitted | turn_ended | turn_aborted | tools_started | finished | forgotten
+    (nothing more is known of the job); and what a client says of its calls: told_started | told_progress |
     told_finished | told_cancelled"""
     job_id: str
     req_id: str | None = None
     turn: int = 0
+    """Number of the turn in its job, from 1; for ``finished``: how many there were."""
     continues: str | None = None
     """For ``turn_arrived``: the request of the turn that it continues, or repeats if ``gap_s`` is None."""
     num_prompt_tokens: int = 0
+    """Length of the turn's prompt."""
     num_output_tokens: int = 0
     """So far; all of them when the turn has ended."""
     num_known_tokens: int = 0
     """Prompt tokens, in full blocks, that the turn it continues had computed."""
     cached_tokens: int = 0
+    """Of the prompt, found when it was first admitted."""
     recomputed_tokens: int = 0
+    """Computed again, though an earlier turn of the job had them."""
     tools: list[str] = []
     """Tool keys as the estimator sees them."""
     gap_s: float | None = None
+    """For ``turn_arrived``: since the turn that it continues ended."""
     diverged_at_token: int | None = None
     """Where the prompt parts from what the job had computed, in full blocks."""
     diverged_tokens: int = 0
+    """Tokens of the job beyond that, of no use any more."""
     told_remaining_s: float | None = None
     """Seconds that the client says its calls will still take."""
 

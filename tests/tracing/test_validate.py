@@ -1,0 +1,221 @@
+"""``continuum trace validate``: what the engine writes keeps every rule, and what breaks one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from continuum.cli import main
+from tracing.events import (
+    JobEvent,
+    PinEvent,
+    PrefixCacheEvent,
+    RequestArrived,
+    StepDecision,
+    StepOutput,
+    StepSnapshot,
+    TraceEnd,
+    TraceEvent,
+    TraceGap,
+    TraceHeader,
+)
+from tracing.parts import find_parts
+from tracing.reader import read_trace
+from tracing.validate import validate
+
+PRESSED = (
+    *("--workload", "swe-bench", "--jobs", "12", "--max-turns", "3"),
+    *("--rate", "3", "--kv-tokens", "45000"),
+)
+
+
+def simulate(path: Path, policy: str, *flags: str) -> Path:
+    assert main(["simulate", *PRESSED, "--policies", policy, "--trace", str(path), *flags]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a policy that pins, in a pool that is too small for all it would like to hold."""
+    return simulate(tmp_path_factory.mktemp("validate") / "trace.jsonl", "continuum")
+
+
+@pytest.fixture(scope="module")
+def events(trace: Path) -> list[TraceEvent]:
+    return list(read_trace(trace))
+
+
+@pytest.mark.parametrize(
+    ("policy", "flags"),
+    [
+        ("continuum", ("--host-kv-tokens", "200000")),
+        ("infercept", ("--host-kv-tokens", "60000")),
+        ("fcfs", ()),
+    ],
+)
+def test_what_is_written_keeps_every_rule(tmp_path: Path, policy: str, flags: tuple[str, ...]) -> None:
+    """Also of other policies, and with a second tier."""
+    path = simulate(tmp_path / "trace.jsonl.zst", policy, *flags)
+    assert main(["trace", "validate", str(path)]) == 0
+
+
+def test_the_report(trace: Path, events: list[TraceEvent], capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how many records of each type there are, and that all is well."""
+    assert main(["trace", "validate", str(trace)]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == f"{trace}: {len(events):,} records in 1 file"
+    assert f"{sum(isinstance(event, StepDecision) for event in events):,}\n" in said
+    assert said.endswith("Every rule is kept.\n")
+    assert any(isinstance(event, PinEvent) and event.cause == "broken" for event in events)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is done to the first record that fits, and what is then said of the trace."""
+
+    kind: type[Any]
+    fits: Callable[[Any], bool]
+    change: dict[str, Any] | Callable[[Any], dict[str, Any]]
+    said: str
+
+
+def always(event: object) -> bool:
+    return True
+
+
+def ends_a_pin(event: PinEvent) -> bool:
+    return event.kind == "ended"
+
+
+CHANGES = {
+    "time": Change(StepDecision, lambda e: e.step == 9, {"now": 0.0}, "now is 0.0, but the record before it"),
+    "numbers": Change(StepSnapshot, lambda e: e.step == 9, {"step": 12}, "step is 12, but 9 is next"),
+    "decision": Change(StepDecision, lambda e: e.step == 9, {"step": 8}, "the snapshot before it of step 9"),
+    "budget": Change(StepSnapshot, lambda e: e.running, {"token_budget": 0}, "but token_budget is 0"),
+    "sum": Change(StepDecision, lambda e: e.tokens, {"total_tokens": 0}, "but tokens add up to"),
+    "names": Change(StepDecision, lambda e: e.running, {"running": []}, "does not name the same requests"),
+    "ran": Change(
+        StepDecision, lambda e: e.running, {"preempted": ["x"]}, "preempted names x, which did not run"
+    ),
+    "both": Change(
+        StepDecision, lambda e: e.running, lambda e: {"preempted": e.running}, "scheduled at once"
+    ),
+    "result": Change(StepOutput, always, {"step": 99}, "the last one that was decided is 0"),
+    "free": Change(StepSnapshot, always, lambda e: {"free_blocks": e.total_blocks + 1}, "free_blocks is"),
+    "pool": Change(StepSnapshot, always, {"total_blocks": 5}, "total_blocks is 5, but the header says"),
+    "lost": Change(
+        StepSnapshot, always, lambda e: {"free_blocks": e.free_blocks - 1}, "1 blocks are not free"
+    ),
+    "cached": Change(
+        StepSnapshot, lambda e: e.running, {"cached_blocks": 10**6}, "does not fit 1000000 cached"
+    ),
+    "hit": Change(PrefixCacheEvent, always, lambda e: {"hit_tokens": e.num_tokens}, "one is always computed"),
+    "loaded": Change(PrefixCacheEvent, always, {"loaded_tokens": 10**6}, "loaded_tokens is 1000000"),
+    "pins": Change(StepSnapshot, lambda e: e.num_pins, {"num_pins": 999}, "999 pins hold"),
+    "shrunk": Change(PinEvent, lambda e: e.kind == "shrunk", {"num_blocks": 10**6}, "has none left"),
+    "ended": Change(PinEvent, ends_a_pin, {"num_blocks": 10**6}, "ends with 1000000 blocks, but had"),
+    "cause": Change(PinEvent, ends_a_pin, {"cause": "lost"}, "cause is 'lost'"),
+    "twice": Change(PinEvent, ends_a_pin, {"pin_id": 999}, "pin 999 was not created, or has ended before"),
+    "kind": Change(PinEvent, always, {"kind": "made"}, "kind is 'made'"),
+    "taken over": Change(
+        PinEvent,
+        ends_a_pin,
+        {"cause": "handed_over", "job_id": "nobody"},
+        "is handed over, but no turn of job nobody is open",
+    ),
+    "turn": Change(
+        JobEvent, lambda e: e.kind == "turn_ended", {"req_id": "x"}, "turn_ended: turn x did not arrive"
+    ),
+    "request": Change(RequestArrived, always, {"req_id": "x"}, "did not come in, or has ended before"),
+    "seats": Change(TraceHeader, always, {"max_num_seqs": 1}, "requests run, but max_num_seqs is 1"),
+    "count": Change(TraceEnd, always, {"written": 7}, "written is 7, but"),
+}
+
+
+def line_of(event: TraceEvent) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
+
+
+def write(path: Path, events: list[TraceEvent]) -> Path:
+    path.write_bytes(b"".join(map(line_of, events)))
+    return path
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_rule_that_is_broken(
+    trace: Path, events: list[TraceEvent], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """One wrong record is found, its line named, and the exit code is 1."""
+    change = CHANGES[name]
+    at = next(i for i, event in enumerate(events) if isinstance(event, change.kind) and change.fits(event))
+    fields = change.change(events[at]) if callable(change.change) else change.change
+    lines = trace.read_bytes().splitlines(keepends=True)
+    lines[at] = line_of(msgspec.structs.replace(events[at], **fields))
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"".join(lines))
+    assert main(["trace", "validate", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert change.said in said
+    assert f"{path}, line " in said
+    assert "NOT VALID: " in said
+
+
+def test_lines_that_are_none(trace: Path, tmp_path: Path) -> None:
+    """A line that cannot be read is one fault; the rest is still looked at."""
+    lines = trace.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"".join([*lines, b'{"type":"closed"}\n', lines[-2]]))
+    found = validate(path)
+    assert [fault.place for fault in found.faults] == [f"{path}, line {len(lines) + n}" for n in (1, 2)]
+    assert [fault.what for fault in found.faults][1] == "a record follows the end of the trace"
+
+
+def test_many_faults_are_counted(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first are shown, the others numbered."""
+    header, *rest = read_trace(trace)
+    path = write(tmp_path / "bad.jsonl", [msgspec.structs.replace(header, num_blocks=3), *rest])
+    assert main(["trace", "validate", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("line ") == 20
+    assert "more.\nNOT VALID: " in said
+
+
+def test_a_trace_that_begins_midway(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was before it is unknown, and no fault: begun at run time, after a gap; nor is a cut."""
+    header, *events, end = read_trace(trace)
+    assert isinstance(end, TraceEnd)
+    middle = next(
+        i for i, e in enumerate(events) if i > len(events) // 2 and isinstance(e, StepSnapshot) and e.num_pins
+    )
+    late = msgspec.structs.replace(header, from_start=False)
+    written = len(events) - middle + 1
+    path = write(tmp_path / "late.jsonl", [late, *events[middle:], TraceEnd(written=written, dropped=0)])
+    assert main(["trace", "validate", str(path)]) == 0
+    gap = [header, *events[:40], TraceGap(dropped=middle - 40), *events[middle:]]
+    dropped = middle - 40
+    path = write(tmp_path / "gap.jsonl", [*gap, TraceEnd(written=len(gap) - 1, dropped=dropped)])
+    assert main(["trace", "validate", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"{dropped:,} events are missing" in said
+    assert "After each of its 1 gaps" in said
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(trace.read_bytes()[:-100_009])
+    assert main(["trace", "validate", str(path)]) == 0
+    assert "bytes are lost" in capsys.readouterr().out
+
+
+def test_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No file, and a trace of an older version: a sentence each."""
+    assert main(["trace", "validate", str(tmp_path / "none.jsonl")]) == 1
+    old = tmp_path / "old.jsonl"
+    old.write_bytes(b'{"type":"header","schema_version":1,"wall_time_s":0.0,"monotonic_s":0.0}\n')
+    assert main(["trace", "validate", str(old)]) == 1
+    said = capsys.readouterr().err
+    assert "none.jsonl: cannot be read: No such file or directory" in said
+    assert "schema version 1, but this program reads version" in said
+    assert not find_parts(tmp_path / "none.jsonl")

@@ -1,0 +1,345 @@
+"""What holds between the records of any trace, as docs/trace.md says it too.
+
+A check follows the events and says in a sentence what is wrong with one. After a gap, or where a trace begins
+midway, it knows nothing of what was before, and learns anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tracing.events import (
+    GrammarReady,
+    JobEvent,
+    PinEvent,
+    PrefixCacheEvent,
+    RequestArrived,
+    RequestsEnded,
+    StepDecision,
+    StepOutput,
+    StepSnapshot,
+    TraceEnd,
+    TraceEvent,
+    TraceGap,
+    TraceHeader,
+)
+
+PIN_KINDS = ("created", "decided", "refused", "shrunk", "ended")
+PIN_CAUSES = ("handed_over", "expired", "broken", "released")
+TELL_OF_PINS = ("continuum", "known-work", "oracle")
+"""Policies whose decisions about pins and jobs are records; of others' pins only steps tell."""
+UNTIMED = (TraceHeader, TraceGap, TraceEnd)
+"""Records without a moment of their own."""
+
+
+class Check(Protocol):
+    """One kind of promise."""
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        """What this event breaks, in sentences; told of every event, in order."""
+
+    def forget(self) -> None:
+        """Events are missing here."""
+
+
+class Times:
+    """Times never run backwards."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+
+    def forget(self) -> None:
+        pass
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        if isinstance(event, UNTIMED):
+            return
+        if self._last_s is not None and event.now < self._last_s:
+            yield f"now is {event.now}, but the record before it is of {self._last_s}"
+        self._last_s = event.now
+
+
+class Steps:
+    """Steps are numbered without gaps; each is a snapshot, what it brought about, and its decision."""
+
+    def __init__(self) -> None:
+        self._snapshot: StepSnapshot | None = None
+        self._last: int | None = None
+        self._max_num_seqs = 0
+
+    def forget(self) -> None:
+        self._snapshot = self._last = None
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case TraceHeader():
+                self._max_num_seqs = event.max_num_seqs
+            case StepSnapshot():
+                yield from self._begun(event)
+            case PrefixCacheEvent() if self._snapshot is not None and event.step != self._snapshot.step:
+                yield f"step is {event.step}, but this is step {self._snapshot.step}"
+            case StepDecision():
+                yield from self._decided(event)
+                self._snapshot = None
+            case StepOutput() if self._last is not None and event.step > self._last:
+                yield f"step is {event.step}, but the last one that was decided is {self._last}"
+
+    def _begun(self, snapshot: StepSnapshot) -> Iterator[str]:
+        if self._snapshot is not None:
+            yield f"step {self._snapshot.step} has no decision"
+        if self._last is not None and snapshot.step != self._last + 1:
+            yield f"step is {snapshot.step}, but {self._last + 1} is next"
+        if self._max_num_seqs and len(snapshot.running) > self._max_num_seqs:
+            yield f"{len(snapshot.running)} requests run, but max_num_seqs is {self._max_num_seqs}"
+        self._snapshot, self._last = snapshot, snapshot.step
+
+    def _decided(self, decision: StepDecision) -> Iterator[str]:
+        yield from _own_faults(decision)
+        snapshot = self._snapshot
+        if snapshot is None:
+            if self._last is not None:
+                yield f"step {decision.step} has no snapshot before its decision"
+            self._last = decision.step
+            return
+        if (decision.step, decision.now) != (snapshot.step, snapshot.now):
+            yield f"the decision is of step {decision.step}, the snapshot before it of step {snapshot.step}"
+        if decision.total_tokens > snapshot.token_budget:
+            yield f"{decision.total_tokens} tokens are scheduled, but token_budget is {snapshot.token_budget}"
+        ran = set(snapshot.running)
+        for name, req_ids in (("running", decision.running), ("preempted", decision.preempted)):
+            if unknown := set(req_ids) - ran - set(decision.new) - set(decision.resumed):
+                yield f"{name} names {min(unknown)}, which did not run before this step"
+
+
+def _own_faults(decision: StepDecision) -> Iterator[str]:
+    """What a decision must be in itself."""
+    scheduled = [*decision.new, *decision.resumed, *decision.running]
+    if len(set(scheduled)) != len(scheduled):
+        yield "new, resumed and running name a request twice"
+    if set(scheduled) != decision.tokens.keys():
+        yield "tokens does not name the same requests as new, resumed and running do"
+    if sum(decision.tokens.values()) != decision.total_tokens:
+        yield f"total_tokens is {decision.total_tokens}, but tokens add up to {sum(decision.tokens.values())}"
+    if min(decision.tokens.values(), default=1) < 1:
+        yield "tokens has a request with less than one"
+    if both := decision.tokens.keys() & set(decision.preempted):
+        yield f"{min(both)} is preempted and scheduled at once"
+
+
+class Blocks:
+    """Blocks are free, or held by requests and pins; what is found again is one or the other."""
+
+    def __init__(self) -> None:
+        self._header: TraceHeader | None = None
+
+    def forget(self) -> None:
+        pass
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case TraceHeader():
+                self._header = event
+            case StepSnapshot():
+                yield from self._of_pool(event)
+            case StepDecision() if self._header is not None and event.free_blocks > self._header.num_blocks:
+                yield f"free_blocks is {event.free_blocks}, but there are {self._header.num_blocks}"
+            case PrefixCacheEvent():
+                if event.loaded_tokens > event.hit_tokens:
+                    yield f"loaded_tokens is {event.loaded_tokens}, but hit_tokens {event.hit_tokens}"
+                if event.hit_tokens >= event.num_tokens:
+                    yield f"hit_tokens is {event.hit_tokens} of {event.num_tokens}: one is always computed"
+
+    def _of_pool(self, pool: StepSnapshot) -> Iterator[str]:
+        num_held = pool.total_blocks - pool.free_blocks
+        if self._header is not None and pool.total_blocks != self._header.num_blocks:
+            yield f"total_blocks is {pool.total_blocks}, but the header says {self._header.num_blocks}"
+        if num_held < 0 or pool.free_blocks < 0:
+            yield f"free_blocks is {pool.free_blocks} of {pool.total_blocks}"
+        if pool.num_pins == 1 and pool.pinned_blocks > num_held:
+            yield f"pinned_blocks is {pool.pinned_blocks}, but only {num_held} are not free"
+        if not (pool.running or pool.num_loading or pool.num_pins or self._has_host_tier) and num_held:
+            yield f"{num_held} blocks are not free, but nothing runs, loads or is pinned"
+        if pool.empty_blocks is not None:
+            num_findable = pool.free_blocks - pool.empty_blocks
+            if not 0 <= num_findable <= pool.cached_blocks <= num_findable + num_held:
+                yield (
+                    f"of {pool.free_blocks} free blocks {pool.empty_blocks} are empty, which does not fit "
+                    f"{pool.cached_blocks} cached ones"
+                )
+
+    @property
+    def _has_host_tier(self) -> bool:
+        """Then a load whose request has gone may hold blocks for a while, and no record says so."""
+        return self._header is None or self._header.num_host_blocks > 0
+
+
+class Pins:
+    """A pin is created once, shrinks, and ends once; what steps see of pins is what events left of them."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, int] = {}
+        """Of pins that live, by pin id."""
+        self._highest_id = 0
+        self._knows_all = False
+
+    def forget(self) -> None:
+        self._blocks.clear()
+        self._highest_id, self._knows_all = 0, False
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case TraceHeader():
+                self._knows_all = event.from_start and event.policy in TELL_OF_PINS
+            case StepSnapshot() if self._knows_all:
+                num_blocks = sum(self._blocks.values())
+                if (event.num_pins, event.pinned_blocks) != (len(self._blocks), num_blocks):
+                    yield (
+                        f"{event.num_pins} pins hold {event.pinned_blocks} blocks, but by their events it is "
+                        f"{len(self._blocks)} with {num_blocks}"
+                    )
+            case PinEvent():
+                yield from self._of_pin(event)
+
+    def _of_pin(self, event: PinEvent) -> Iterator[str]:
+        if event.kind not in PIN_KINDS:
+            yield f"kind is {event.kind!r}"
+        if event.kind == "created":
+            yield from self._created(event)
+        elif event.kind in ("shrunk", "ended"):
+            if event.pin_id in self._blocks:
+                yield from self._lost(event, event.pin_id)
+            elif self._knows_all:
+                yield f"pin {event.pin_id} was not created, or has ended before"
+            if event.kind == "ended" and event.cause not in PIN_CAUSES:
+                yield f"cause is {event.cause!r}"
+
+    def _created(self, event: PinEvent) -> Iterator[str]:
+        if event.pin_id is None or event.pin_id <= self._highest_id:
+            yield f"pin_id is {event.pin_id}, but {self._highest_id} was given before"
+            return
+        self._blocks[event.pin_id] = event.num_blocks
+        self._highest_id = event.pin_id
+
+    def _lost(self, event: PinEvent, pin_id: int) -> Iterator[str]:
+        if event.kind == "shrunk":
+            self._blocks[pin_id] -= event.num_blocks
+            if self._blocks[pin_id] < 1:
+                yield f"pin {pin_id} is shrunk by {event.num_blocks} blocks, and has none left"
+        elif (num_blocks := self._blocks.pop(pin_id)) != event.num_blocks:
+            yield f"pin {pin_id} ends with {event.num_blocks} blocks, but had {num_blocks}"
+
+
+class Turns:
+    """A turn arrives, may be admitted, and ends or is aborted; a pin is handed over to a turn."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, str] = {}
+        """Job of each open turn, by its request."""
+        self._num_open: dict[str, int] = {}
+        """Open turns of each job."""
+        self._knows_all = False
+
+    def forget(self) -> None:
+        self._open.clear()
+        self._num_open.clear()
+        self._knows_all = False
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case TraceHeader():
+                self._knows_all = event.from_start
+            case JobEvent() if event.req_id is not None:
+                yield from self._of_turn(event, event.req_id)
+            case PinEvent(kind="ended", cause="handed_over") if self._knows_all:
+                if not self._num_open.get(event.job_id):
+                    yield f"pin {event.pin_id} is handed over, but no turn of job {event.job_id} is open"
+
+    def _of_turn(self, event: JobEvent, req_id: str) -> Iterator[str]:
+        if event.kind == "turn_arrived":
+            if req_id in self._open:
+                yield f"turn {req_id} arrived before"
+                return
+            self._open[req_id] = event.job_id
+            self._num_open[event.job_id] = self._num_open.get(event.job_id, 0) + 1
+        elif event.kind in ("turn_admitted", "turn_ended", "turn_aborted"):
+            if req_id not in self._open:
+                if self._knows_all:
+                    yield f"{event.kind}: turn {req_id} did not arrive, or has ended before"
+            elif event.kind != "turn_admitted":
+                self._close(self._open.pop(req_id))
+
+    def _close(self, job_id: str) -> None:
+        self._num_open[job_id] -= 1
+        if not self._num_open[job_id]:
+            del self._num_open[job_id]
+
+
+class Requests:
+    """Only requests that came in and have not ended are spoken of, and each ends once."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._knows_all = False
+
+    def forget(self) -> None:
+        self._open.clear()
+        self._knows_all = False
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case TraceHeader():
+                self._knows_all = event.from_start
+            case RequestArrived():
+                if event.req_id in self._open:
+                    yield f"request {event.req_id} came in before"
+                self._open.add(event.req_id)
+            case RequestsEnded():
+                yield from self._ended(event.req_ids)
+            case StepOutput():
+                yield from self._ended(event.ended)
+            case StepDecision():
+                yield from self._known([*event.tokens, *event.preempted, *event.loads])
+            case GrammarReady():
+                yield from self._known([event.req_id])
+
+    def _known(self, req_ids: list[str]) -> Iterator[str]:
+        if self._knows_all and (unknown := set(req_ids) - self._open):
+            yield f"request {min(unknown)} did not come in, or has ended before"
+
+    def _ended(self, req_ids: list[str] | dict[str, str]) -> Iterator[str]:
+        yield from self._known(list(req_ids))
+        self._open.difference_update(req_ids)
+
+
+class Ending:
+    """The last record counts all that came before it, and nothing follows."""
+
+    def __init__(self) -> None:
+        self._num_events = 0
+        self._num_gone = 0
+        self._has_ended = False
+
+    def forget(self) -> None:
+        pass
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        if self._has_ended:
+            yield "a record follows the end of the trace"
+        match event:
+            case TraceHeader():
+                self._num_events = event.num_events_before - (event.part > 1)  # a repeated one is not counted
+            case TraceGap():
+                self._num_gone += event.dropped
+            case TraceEnd():
+                self._has_ended = True
+                if event.written != self._num_events:
+                    yield f"written is {event.written}, but {self._num_events} events came before"
+                if event.dropped < self._num_gone:
+                    yield f"dropped is {event.dropped}, but gaps add up to {self._num_gone}"
+        if not isinstance(event, TraceGap):
+            self._num_events += 1
+
+
+def all_checks() -> list[Check]:
+    return [Times(), Steps(), Blocks(), Pins(), Turns(), Requests(), Ending()]

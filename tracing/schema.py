@@ -1,0 +1,139 @@
+"""``continuum trace schema``: what a line of a trace may be, as JSON Schema or as tables for docs/trace.md.
+
+Made of tracing/events.py itself, its docstrings included, so that neither goes stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from tracing import events
+from tracing.events import SCHEMA_VERSION, TraceEvent
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+COMMON = {
+    "now": "When, on the engine's clock.",
+    "step": "Number of the step, from 0.",
+    "req_id": "The request.",
+    "job_id": "The job.",
+}
+"""What is meant by names that many records have, where they do not say otherwise."""
+_TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldText:
+    """A field as events.py writes it."""
+
+    name: str
+    kind: str
+    """Its type, in Python's words."""
+    default: str | None
+    """None: it is always there."""
+    meaning: str
+
+
+def json_schema() -> dict[str, Any]:
+    """Of one line. Numbers of seconds are finite; bytes are base64."""
+    (schema,), definitions = msgspec.json.schema_components([TraceEvent], ref_template="#/$defs/{name}")
+    for name, definition in definitions.items():
+        for field in fields_of(name):
+            if field.meaning:
+                definition["properties"][field.name]["description"] = field.meaning
+    head = {"$schema": DIALECT, "title": f"A line of a scheduler trace, schema version {SCHEMA_VERSION}"}
+    return {**head, **schema, "$defs": definitions}
+
+
+def record_names() -> list[str]:
+    """All structs that lines are made of: the records, then what is part of them."""
+    records = [kind.__name__ for kind in get_args(TraceEvent)]
+    return [*records, *(name for name in _texts() if name not in records)]
+
+
+def fields_of(name: str) -> tuple[FieldText, ...]:
+    """Of a struct of events.py, in its order."""
+    return _texts()[name]
+
+
+@cache
+def _texts() -> dict[str, tuple[FieldText, ...]]:
+    tree = ast.parse(Path(events.__file__).read_text())
+    return {node.name: tuple(_fields(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _fields(struct: ast.ClassDef) -> Iterator[FieldText]:
+    """Each annotated name, with the string that follows it if one does."""
+    for index, node in enumerate(struct.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            following = struct.body[index + 1] if index + 1 < len(struct.body) else None
+            default = None if node.value is None else ast.unparse(node.value)
+            name = node.target.id
+            meaning = _string_of(following) or COMMON.get(name, "")
+            yield FieldText(name, ast.unparse(node.annotation), default, meaning)
+
+
+def _string_of(node: ast.stmt | None) -> str:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return " ".join(cleandoc(text).split())
+    return ""
+
+
+# ---- the tables of the document ----
+
+
+def with_tables(document: str) -> str:
+    """The document with its tables of fields as they are now: between ``fields of NAME`` and ``end``."""
+    return _TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], document)
+
+
+def table(name: str) -> str:
+    """The fields of one struct, in Markdown."""
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for field in fields_of(name):
+        default = "" if field.default is None else _code(field.default)
+        lines.append(f"| {_code(field.name)} | {_code(field.kind)} | {default} | {_cell(field.meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+# ---- the command ----
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--update",
+        type=Path,
+        metavar="FILE",
+        help="instead, write the tables of fields into this document anew",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.update is None:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(json_schema())) + b"\n")
+        return 0
+    try:
+        arguments.update.write_text(with_tables(arguments.update.read_text()))
+    except OSError as error:
+        print(f"{arguments.update}: {error.strerror or error}.", file=sys.stderr)
+        return 1
+    return 0
