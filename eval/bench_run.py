@@ -155,7 +155,7 @@ async def _replay(
         kept=kept,
     )
     interrupted = await _run_until_interrupted(replay)
-    after = await (client.metrics() if interrupted else _settled_metrics(client))
+    after = await (client.metrics() if interrupted else settled_metrics(client))
     before = replay.metrics_before or after
     notes = [*_notes(options, plan, replay), *_how_it_went(replay, kept, interrupted)]
     jobs, turns = replay.counted()
@@ -287,7 +287,7 @@ def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[
     return {name: str(value) for name, value in settings.items()}
 
 
-async def _settled_metrics(client: ServerClient) -> ServerMetrics:
+async def settled_metrics(client: ServerClient) -> ServerMetrics:
     """The metrics once nothing runs any more: gauges and pins lag behind the last answer."""
     deadline = time.monotonic() + SETTLE_S
     while True:

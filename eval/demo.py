@@ -1,232 +1,130 @@
-"""``continuum demo``: the same agent jobs under two policies, on a model made here, with scarce KV memory.
-
-Needs no model, no network and no accelerator. Starts the real server in a process of its own for each policy.
-"""
+"""``continuum demo``: the same work under two policies, side by side, on this machine, KV memory scarce."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import math
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eval.agents import live_demo
+from eval.agents.live_demo import LiveDemo, run_live_demo
 from eval.arguments import amount, count, positive
 from eval.bench import report_errors
-from eval.bench_run import BenchOptions, BenchRun, run_bench
-from eval.plan import Limits
+from eval.bench_run import BenchRun
+from eval.errors import EvalError
+from eval.replay_demo import ReplayDemo, quick, run_replay_demo
 from eval.report import render
-from eval.results import ResultFile, write_results
-from eval.server_process import ServerProcess, unwound_by_sigterm
-from eval.workloads.catalog import SYNTHETIC, RecordedWorkload, load_jobs
-from eval.workloads.job import Job
-from eval.workloads.synthetic import SyntheticConfig, make_jobs
+from eval.server_process import unwound_by_sigterm
 
-BLOCK_SIZE = 16
-MODEL_NAME = "demo"
-TEMPLATE_TOKENS_PER_TURN = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    """Sizes of a demonstration; the defaults take about two minutes on two cores."""
-
-    out: Path = Path("out/demo")
-    policies: tuple[str, ...] = ("fcfs", "continuum")
-    workload: str = SYNTHETIC
-    num_jobs: int = 16
-    seed: int | None = None
-    max_turns: int | None = None
-    max_context_tokens: int = 4096
-    pool_share: float = 0.33
-    """KV pool as a share of what all jobs hold together at their ends."""
-    hidden_size: int = 256
-    num_layers: int = 6
-    max_num_batched_tokens: int = 1024
-    time_scale: float = 1.0
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            max_turns=self.max_turns, max_context_tokens=self.max_context_tokens, time_scale=self.time_scale
-        )
-
-
-def quick(config: DemoConfig) -> DemoConfig:
-    """A demonstration of half a minute, to see that everything works; its numbers say little."""
-    return replace(config, num_jobs=min(config.num_jobs, 6), max_turns=4, hidden_size=128, num_layers=3)
-
-
-def run_demo(config: DemoConfig) -> list[BenchRun]:
-    """Replay the jobs under each policy; model, traces, records and results are left in ``config.out``."""
-    model = _make_model(config)
-    jobs = _jobs(config)
-    num_blocks = _pool_blocks(config, jobs, model)
-    _say(
-        f"{len(jobs)} jobs at once, a KV pool of {num_blocks} blocks ({num_blocks * BLOCK_SIZE:,} tokens): "
-        f"{config.pool_share:.0%} of what the jobs hold at their ends"
-    )
-    return [_run_policy(config, policy, model, jobs, num_blocks) for policy in config.policies]
-
-
-def _make_model(config: DemoConfig) -> Path:
-    # Loads torch, which nothing else here needs.
-    from engine.worker.tiny_models import make_model_folder
-
-    _say(f"Making a model: {config.num_layers} layers of {config.hidden_size}, random weights")
-    return make_model_folder(
-        config.out / "model",
-        family="qwen3",
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        vocab_size=2048,
-        max_position_embeddings=config.max_context_tokens,
-    )
-
-
-def _jobs(config: DemoConfig) -> list[Job]:
-    if config.workload != SYNTHETIC:
-        return load_jobs(config.workload, config.num_jobs, config.seed)
-    return make_jobs(
-        SyntheticConfig(
-            num_jobs=config.num_jobs,
-            seed=config.seed or 0,
-            min_turns=6,
-            max_turns=9,
-            system_words=100,
-            task_words=200,
-            result_words=70,
-            thought_words=3,
-        )
-    )
-
-
-def _pool_blocks(config: DemoConfig, jobs: list[Job], model: Path) -> int:
-    """Blocks for the given share of all contexts, and in any case for the longest one with some room."""
-    from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
-
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-
-    def num_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    system = num_tokens(jobs[0].system_text)
-    own = [_context_tokens(job, config.limits, system, num_tokens) - system for job in jobs]
-    wanted = config.pool_share * (system + sum(own))
-    return math.ceil(max(wanted, 1.25 * config.max_context_tokens) / BLOCK_SIZE) + 1
-
-
-def _context_tokens(job: Job, limits: Limits, system: int, num_tokens: Callable[[str], int]) -> int:
-    """Tokens in the job's context at its end, as far as it will be replayed."""
-    context = system
-    for turn in job.turns[: limits.max_turns]:
-        longer = (
-            context
-            + num_tokens(turn.input_text or "")
-            + num_tokens(turn.output_text or "")
-            + TEMPLATE_TOKENS_PER_TURN
-        )
-        if limits.max_context_tokens is not None and longer > limits.max_context_tokens:
-            break
-        context = longer
-    return context
-
-
-def _run_policy(config: DemoConfig, policy: str, model: Path, jobs: list[Job], num_blocks: int) -> BenchRun:
-    folder = config.out / policy
-    folder.mkdir(parents=True, exist_ok=True)
-    _say(f"\n{policy}: starting the server")
-    with ServerProcess(_serve_arguments(config, policy, model, num_blocks), folder / "server.log") as server:
-        options = BenchOptions(
-            base_url=server.base_url,
-            workload=RecordedWorkload(Path(config.workload).name, tuple(jobs)),
-            name=policy,
-            limits=config.limits,
-            seed=config.seed or 0,
-            records=folder / "records.jsonl",
-        )
-        run = asyncio.run(run_bench(options))
-    write_results(folder / "result.json", ResultFile(title=policy, runs=[run.result]))
-    return run
-
-
-def _serve_arguments(config: DemoConfig, policy: str, model: Path, num_blocks: int) -> list[str]:
-    return [
-        str(model),
-        *("--scheduling-policy", policy),
-        *("--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1"),
-        *("--port", "0"),
-        *("--block-size", str(BLOCK_SIZE)),
-        *("--num-gpu-blocks-override", str(num_blocks)),
-        *("--max-model-len", str(config.max_context_tokens)),
-        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
-        *("--trace", str(config.out / policy / "trace.jsonl")),
-    ]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+_LIVE_FLAGS = ("model", "tasks", "agents", "page_lines")
+_REPLAY_FLAGS = ("jobs", "max_turns", "max_context_tokens", "hidden_size", "layers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum demo``."""
-    default = DemoConfig()
+    live, replay = LiveDemo(), ReplayDemo()
     add = parser.add_argument
-    add("--jobs", type=count, default=default.num_jobs, metavar="N", help="jobs, all started at once")
-    add("--quick", action="store_true", help="half a minute: fewer jobs and turns, a smaller model")
-    add("--workload", default=SYNTHETIC, metavar="FILE", help="recorded jobs instead of made ones")
-    add("--seed", type=int, metavar="K", help="of the made jobs; with a file, draw its jobs at random")
+    add(
+        "--workload",
+        metavar="FILE",
+        help="replay jobs instead of letting agents work: recorded ones, or made ones with 'synthetic'",
+    )
+    add("--quick", action="store_true", help="half a minute: less work; its numbers say little")
+    add("--seed", type=int, metavar="K", help="of tasks or made jobs; with a file, draw its jobs at random")
     add("--policies", nargs="+", metavar="P", help="as of continuum serve; fcfs continuum by default")
     add(
         "--pool-share",
         type=positive,
-        default=default.pool_share,
+        default=live.pool_share,
         metavar="X",
-        help="KV pool as a share of all contexts together",
-    )
-    add("--max-turns", type=count, metavar="N", help="first N turns of each job")
-    add(
-        "--max-context-tokens",
-        type=count,
-        default=default.max_context_tokens,
-        metavar="N",
-        help="cut jobs there",
+        help="KV pool as a share of all contexts that are there at once",
     )
     add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the tool times")
-    add("--hidden-size", type=count, default=default.hidden_size, metavar="N", help="of the model")
-    add("--layers", type=count, default=default.num_layers, metavar="N", help="of the model")
-    add("--out", type=Path, default=default.out, metavar="FOLDER", help="traces, records and results")
-
-
-def _config(arguments: argparse.Namespace) -> DemoConfig:
-    config = DemoConfig(
-        out=arguments.out,
-        policies=tuple(arguments.policies or DemoConfig().policies),
-        workload=arguments.workload,
-        num_jobs=arguments.jobs,
-        seed=arguments.seed,
-        max_turns=arguments.max_turns,
-        max_context_tokens=arguments.max_context_tokens,
-        pool_share=arguments.pool_share,
-        hidden_size=arguments.hidden_size,
-        num_layers=arguments.layers,
-        time_scale=arguments.time_scale,
+    add("--out", type=Path, default=live.out, metavar="FOLDER", help="traces, records and results")
+    agents = parser.add_argument_group("live agents")
+    agents.add_argument(
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="what they think with; the model that comes along by default",
     )
-    return quick(config) if arguments.quick else config
+    agents.add_argument("--tasks", type=count, metavar="N", help=f"in all; {live.num_tasks} by default")
+    agents.add_argument("--agents", type=count, metavar="N", help=f"at once; {live.agents} by default")
+    agents.add_argument(
+        "--page-lines",
+        type=count,
+        metavar="N",
+        help=f"of what each task reads early and carries along; {live.page_lines} by default",
+    )
+    jobs = parser.add_argument_group("replayed jobs (with --workload)")
+    jobs.add_argument(
+        "--jobs", type=count, metavar="N", help=f"all started at once; {replay.num_jobs} by default"
+    )
+    jobs.add_argument("--max-turns", type=count, metavar="N", help="first N turns of each job")
+    jobs.add_argument(
+        "--max-context-tokens",
+        type=count,
+        metavar="N",
+        help=f"cut jobs there; {replay.max_context_tokens} by default",
+    )
+    jobs.add_argument(
+        "--hidden-size", type=count, metavar="N", help=f"of the model; {replay.hidden_size} by default"
+    )
+    jobs.add_argument(
+        "--layers", type=count, metavar="N", help=f"of the model; {replay.num_layers} by default"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
-    config = _config(arguments)
     started = time.monotonic()
     with unwound_by_sigterm():
-        runs = run_demo(config)
+        runs = _live(arguments) if arguments.workload is None else _replay(arguments)
     print(f"\n{render([run.result for run in runs])}\n")
-    for policy in config.policies:
-        print(f"{policy}: trace, records and log in {config.out / policy}")
+    for one in runs:
+        print(f"{one.result.name}: trace, records and log in {arguments.out / one.result.name}")
     print(f"{time.monotonic() - started:.0f} s in all")
     return max(report_errors(run) for run in runs)
+
+
+def _live(arguments: argparse.Namespace) -> list[BenchRun]:
+    _refuse(arguments, _REPLAY_FLAGS, "needs --workload: it is for replayed jobs")
+    default = LiveDemo()
+    config = LiveDemo(
+        out=arguments.out,
+        policies=tuple(arguments.policies or default.policies),
+        model=arguments.model,
+        num_tasks=arguments.tasks or default.num_tasks,
+        agents=arguments.agents or default.agents,
+        page_lines=arguments.page_lines or default.page_lines,
+        seed=arguments.seed or 0,
+        pool_share=arguments.pool_share,
+        time_scale=arguments.time_scale,
+    )
+    return run_live_demo(live_demo.quick(config) if arguments.quick else config)
+
+
+def _replay(arguments: argparse.Namespace) -> list[BenchRun]:
+    _refuse(arguments, _LIVE_FLAGS, "is for live agents; --workload replays jobs")
+    default = ReplayDemo()
+    config = ReplayDemo(
+        out=arguments.out,
+        policies=tuple(arguments.policies or default.policies),
+        workload=arguments.workload,
+        num_jobs=arguments.jobs or default.num_jobs,
+        seed=arguments.seed,
+        max_turns=arguments.max_turns,
+        max_context_tokens=arguments.max_context_tokens or default.max_context_tokens,
+        pool_share=arguments.pool_share,
+        hidden_size=arguments.hidden_size or default.hidden_size,
+        num_layers=arguments.layers or default.num_layers,
+        time_scale=arguments.time_scale,
+    )
+    return run_replay_demo(quick(config) if arguments.quick else config)
+
+
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    """An option that would be ignored is an error."""
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise EvalError(f"--{name.replace('_', '-')} {why}.")

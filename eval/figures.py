@@ -164,6 +164,12 @@ ALL = (
 """Every figure, without the outcomes of pins."""
 
 
+def task_figures(runs: list[RunResult]) -> list[Figure]:
+    """How many tasks were solved, where any of the runs had tasks."""
+    solved = Figure("tasks solved", lambda run: run.num_solved, count, Better.MORE)
+    return [solved] if any(run.num_solved is not None for run in runs) else []
+
+
 def pin_figures(runs: list[RunResult]) -> list[Figure]:
     """One for each way in which a pin of any of the runs ended."""
     return [pin_figure(cause) for cause in sorted({cause for run in runs for cause in run.pins_ended})]

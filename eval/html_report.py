@@ -15,7 +15,7 @@ import jinja2
 from eval.caveats import Caveats
 from eval.comparison import Comparison, Load, Series
 from eval.errors import ResultError
-from eval.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures
+from eval.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures, task_figures
 from eval.intervals import Estimate
 from eval.report import load_title, plain, ratio, with_interval
 from eval.results import ResultFile
@@ -187,7 +187,7 @@ def _verdict(compared: Estimate | None) -> str:
 
 def _detail_block(comparison: Comparison, load: Load) -> Block:
     rows = []
-    for figure in [*ALL, *pin_figures(comparison.runs)]:
+    for figure in [*task_figures(comparison.runs), *ALL, *pin_figures(comparison.runs)]:
         cells = []
         for series in comparison.series:
             compared = comparison.ratio(series, load, figure)

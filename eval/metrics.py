@@ -134,6 +134,8 @@ class RunResult(msgspec.Struct, kw_only=True):
     """Tokens whose KV came back from host memory."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
+    num_solved: int | None = None
+    """Tasks whose own checker took the answer; None: the jobs are no tasks of live agents."""
     notes: list[str] = []
     """What was measured, what was assumed."""
     jobs: list[JobRecord] = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from eval.caveats import Caveats
 from eval.comparison import Comparison, Load, Series
-from eval.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures
+from eval.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures, task_figures
 from eval.intervals import Estimate
 from eval.metrics import RunResult
 from eval.results import ResultFile
@@ -72,7 +72,7 @@ def side_by_side(comparison: Comparison, load: Load) -> str:
     heads = [series.label for series in comparison.series]
     heads += [f"{one.label} / {comparison.baseline(one).label}" for one in compared]
     lines = [["", *heads]]
-    for figure in [*ALL, *pin_figures(comparison.runs)]:
+    for figure in [*task_figures(comparison.runs), *ALL, *pin_figures(comparison.runs)]:
         cells = [with_interval(comparison.estimate(one, load, figure), figure) for one in comparison.series]
         cells += [ratio(comparison.ratio(one, load, figure)) for one in compared]
         lines.append([figure.label, *cells])

@@ -126,7 +126,7 @@ def test_the_demo_ends_with_the_policies_side_by_side(
 ) -> None:
     """One command makes the model, serves it under each policy and leaves traces, records and results."""
     sizes = ["--hidden-size", "64", "--layers", "2", "--jobs", "3", "--max-turns", "2", "--time-scale", "0.1"]
-    assert main(["demo", "--out", str(tmp_path), *sizes]) == 0
+    assert main(["demo", "--workload", "synthetic", "--out", str(tmp_path), *sizes]) == 0
     printed = capsys.readouterr().out
     assert "continuum / fcfs" in printed
     for policy in ("fcfs", "continuum"):

@@ -1,0 +1,148 @@
+"""The demonstration with live agents: the model that comes along works on tasks, under each policy in turn.
+
+Real requests and real tools that take as long as recorded ones; KV memory for a part of what the agents hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from eval.agent_model import NAME, folder
+from eval.agent_model.tasks import Task
+from eval.agents.expression import evaluate_here
+from eval.agents.live import MAX_REPLY_TOKENS, LiveOptions, run_live
+from eval.agents.live_tasks import live_tasks
+from eval.agents.sandbox import folder_of
+from eval.agents.tools import SCHEMAS, Toolbox
+from eval.bench_run import BenchRun
+from eval.errors import EvalError
+from eval.results import ResultFile, write_results
+from eval.server_process import ServerProcess
+
+BLOCK_SIZE = 16
+ROOM = 1.25
+"""The pool holds at least the longest task with so much room, else the engine could not run it at all."""
+TEMPLATE_TOKENS_PER_MESSAGE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveDemo:
+    """Sizes of a demonstration."""
+
+    out: Path = Path("out/demo")
+    policies: tuple[str, ...] = ("fcfs", "continuum")
+    model: Path | None = None
+    """None: the model that comes along."""
+    num_tasks: int = 48
+    agents: int = 24
+    """At work at once."""
+    page_lines: int = 60
+    """In the page that each task reads early: about nine tokens a line."""
+    seed: int = 0
+    pool_share: float = 0.33
+    """KV pool as a share of what the agents at work hold at the ends of their tasks."""
+    max_num_batched_tokens: int = 1024
+    time_scale: float = 1.0
+
+
+def quick(config: LiveDemo) -> LiveDemo:
+    """A demonstration of half a minute, to see that everything works; its numbers say little."""
+    return replace(config, num_tasks=min(config.num_tasks, 8), agents=min(config.agents, 8), time_scale=0.2)
+
+
+def run_live_demo(config: LiveDemo) -> list[BenchRun]:
+    """Let the agents work under each policy; traces, records and results are left in ``config.out``."""
+    model = config.model or folder()
+    tasks = live_tasks(config.num_tasks, config.seed, config.page_lines)
+    num_blocks = _pool_blocks(config, tasks, model)
+    _say(
+        f"{len(tasks)} tasks for {config.agents} agents at once, a KV pool of {num_blocks} blocks "
+        f"({num_blocks * BLOCK_SIZE:,} tokens): {config.pool_share:.0%} of what the agents hold at the ends"
+    )
+    return [_run_policy(config, policy, model, tasks, num_blocks) for policy in config.policies]
+
+
+def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
+    """Blocks for the given share of the agents' contexts, and for the longest one with some room."""
+    from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
+
+    tokenizer = Tokenizer.from_str(_text(model / "tokenizer.json"))
+
+    def num_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    shared = num_tokens(json.dumps(SCHEMAS))
+    own = [_own_tokens(task, num_tokens) for task in tasks]
+    wanted = config.pool_share * (shared + config.agents * sum(own) / len(own))
+    return math.ceil(max(wanted, ROOM * (shared + max(own)) + MAX_REPLY_TOKENS) / BLOCK_SIZE) + 1
+
+
+def _own_tokens(task: Task, num_tokens: Callable[[str], int]) -> int:
+    """Tokens that a task adds to what all share, by the time it is solved in the shortest way."""
+    texts = [task.prompt, task.answer]
+    with folder_of(task.files) as root:
+        toolbox = Toolbox(root, evaluate=evaluate_here)
+        for calls in task.rounds:
+            for call in calls:
+                arguments = json.dumps(dict(call.arguments))
+                texts += [call.name + arguments, toolbox.run(call.name, arguments)]
+    return sum(num_tokens(text) + TEMPLATE_TOKENS_PER_MESSAGE for text in texts)
+
+
+def _run_policy(
+    config: LiveDemo, policy: str, model: Path, tasks: Sequence[Task], num_blocks: int
+) -> BenchRun:
+    out = config.out / policy
+    out.mkdir(parents=True, exist_ok=True)
+    _say(f"\n{policy}: starting the server")
+    with ServerProcess(_serve_arguments(config, policy, model, num_blocks), out / "server.log") as server:
+        options = LiveOptions(
+            base_url=server.base_url,
+            name=policy,
+            tasks=tasks,
+            concurrency=config.agents,
+            seed=config.seed,
+            time_scale=config.time_scale,
+            records=out / "records.jsonl",
+        )
+        run = asyncio.run(run_live(options))
+    write_results(out / "result.json", ResultFile(title=policy, runs=[run.result]))
+    return run
+
+
+def _serve_arguments(config: LiveDemo, policy: str, model: Path, num_blocks: int) -> list[str]:
+    return [
+        str(model),
+        *("--scheduling-policy", policy),
+        *("--served-model-name", NAME),
+        *("--host", "127.0.0.1"),
+        *("--port", "0"),
+        *("--block-size", str(BLOCK_SIZE)),
+        *("--num-gpu-blocks-override", str(num_blocks)),
+        *("--max-model-len", str(min(_longest_context(model), (num_blocks - 1) * BLOCK_SIZE))),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--trace", str(config.out / policy / "trace.jsonl")),
+    ]
+
+
+def _longest_context(model: Path) -> int:
+    """Tokens that the model can take."""
+    config = json.loads(_text(model / "config.json"))
+    return int(config["max_position_embeddings"])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EvalError(f"{path.parent} is no model folder: {path.name} cannot be read.") from error
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,92 @@
+"""Promises of the demonstration with live agents: real work under each policy, and a table of what came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from continuum.cli import main
+from eval.agent_model.tasks import Task
+from eval.agents.live_tasks import live_tasks
+from eval.records import read_records
+from eval.results import read_results
+from tests.clients.scripted_model import Script, make_scripted_model, tool_call
+
+NUM_TASKS = 4
+PAGE_LINES = 12
+
+
+def script_of(task: Task) -> Script:
+    """What solves the task."""
+    calls = ["\n".join(tool_call(c.name, **c.arguments) for c in calls) for calls in task.rounds]
+    return Script(json.dumps(task.prompt)[1:-1], (*calls, task.answer))
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that solves the tasks of the demonstration."""
+    tasks = live_tasks(NUM_TASKS, 0, PAGE_LINES)
+    return make_scripted_model(
+        tmp_path_factory.mktemp("solver") / "model", [script_of(task) for task in tasks]
+    )
+
+
+@pytest.mark.timeout(300)
+def test_agents_work_under_each_policy(
+    solver: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every task is solved by calls that were carried out; traces, records and results are left."""
+    sizes = (
+        "--tasks",
+        str(NUM_TASKS),
+        "--agents",
+        "2",
+        "--page-lines",
+        str(PAGE_LINES),
+        "--time-scale",
+        "0.05",
+    )
+    assert main(["demo", "--model", str(solver), "--out", str(tmp_path), *sizes]) == 0
+    printed = capsys.readouterr()
+    assert "continuum / fcfs" in printed.out
+    assert f"{NUM_TASKS} tasks for 2 agents at once" in printed.err
+    for policy in ("fcfs", "continuum"):
+        (run,) = read_results(tmp_path / policy / "result.json").runs
+        assert (run.num_solved, run.num_completed_jobs, run.num_errors) == (NUM_TASKS, NUM_TASKS, 0)
+        assert run.kv_usage_at_end == 0
+        records = read_records(tmp_path / policy / "records.jsonl")
+        assert len(records.turns) == run.num_turns > 3 * NUM_TASKS
+        assert {turn.tool for turn in records.turns} >= {"read_file", None}
+        for name in ("trace.jsonl", "server.log"):
+            assert (tmp_path / policy / name).stat().st_size > 0
+    assert run.pins_ended["handed_over"] > 0
+    assert sum(run.pins_ended.values()) <= run.num_turns
+
+
+def test_tasks_are_the_same_for_the_same_seed() -> None:
+    """And every one has a page that is read early, as long as asked for."""
+    tasks = live_tasks(6, 3, 30)
+    assert tasks == live_tasks(6, 3, 30)
+    assert tasks != live_tasks(6, 4, 30)
+    for task in tasks:
+        read = [c.arguments["path"] for calls in task.rounds for c in calls if c.name == "read_file"]
+        first = next(path for path in read if path in task.files)
+        assert len(task.files[first].splitlines()) > 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--layers", "2"], "--layers needs --workload"),
+        (["--workload", "synthetic", "--agents", "2"], "--agents is for live agents"),
+        (["--model", "/no/such"], "/no/such is no model folder"),
+    ],
+)
+def test_flags_that_do_not_fit_are_errors(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rather than ignored."""
+    assert main(["demo", "--out", str(tmp_path), *arguments]) == 1
+    assert told in capsys.readouterr().err
