@@ -108,10 +108,12 @@ class Gantt {
     over.style.cursor = "pointer";
     over.addEventListener("mousemove", (event) => this.hover(event));
     over.addEventListener("mouseleave", () => this.highlight(null));
-    // Names are left of what uPlot listens to.
+    // Names are left of what uPlot listens to. A drag, too, ends in a click.
+    let downAt = 0;
+    this.stuck.addEventListener("mousedown", (event) => { downAt = event.clientX; }, true);
     this.stuck.addEventListener("click", (event) => {
       const index = this.laneAt(event);
-      if (index !== null && !event.shiftKey) openLife(jobs[index]);
+      if (index !== null && Math.abs(event.clientX - downAt) < 4) openLife(jobs[index]);
     });
   }
 
@@ -138,7 +140,10 @@ class Gantt {
         event.preventDefault();
         const from = this.chosen ?? -1;
         this.choose(Math.min(Math.max(from + moves[event.key], 0), jobs.length - 1));
-      } else if (event.key === "Enter" && this.chosen !== null) openLife(jobs[this.chosen]);
+      } else if (event.key === "Enter" && this.chosen !== null) {
+        event.preventDefault(); // else it goes on to the button that gets the focus
+        openLife(jobs[this.chosen]);
+      }
     });
     this.host.addEventListener("blur", () => { this.chosen = null; byId("gantt-choice").textContent = ""; this.chart.redraw(false, false); });
   }

@@ -87,7 +87,7 @@ function timeChart(host, height, data, options) {
     cursor: {
       y: false,
       points: { show: false },
-      drag: { x: true, y: false, setScale: false },
+      drag: { x: true, y: false, setScale: false, click: () => {} },
       sync: { key: "trace", scales: ["x", null], setSeries: false, filters: { pub: isHover, sub: isHover } },
       bind: {
         mousedown: (self, target, handler) => (event) => {
@@ -142,7 +142,6 @@ function startPan(chart, event) {
   };
   addEventListener("mousemove", onMove);
   addEventListener("mouseup", onUp);
-  event.preventDefault();
 }
 
 function onWheel(chart, event) {

@@ -1,0 +1,389 @@
+"""Promises of ``continuum trace report``: a page that shows a trace to eye, mouse and keyboard."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from continuum.cli import main
+from tests.browser.conftest import WINDOW, save_screenshot
+
+EVIL_JOB = "<script>window.taken = 1</script>\"'&</td><img src=x onerror='window.taken = 1'>"
+EVIL_TOOL = '<img src=x onerror="window.taken = 1">'
+TAMED_TOOL = "_img_src=x_onerror=_window.taken"
+"""What the policy calls it; a trace that somebody else wrote need not."""
+NUM_JOBS = 14
+NUM_TURNS = 10
+AA_CONTRAST = 4.5
+"""Of text to what it stands on: WCAG 2.2, level AA."""
+
+
+def make_workload(path: Path) -> None:
+    """Jobs whose prompts grow; one has an id and a tool that would be markup if anybody let them."""
+    draw = random.Random(4)
+    with path.open("w") as file:
+        for number in range(NUM_JOBS):
+            job_id = EVIL_JOB if number == 0 else f"fleet/team-{number % 3}/job-{number:02}"
+            job = {
+                "job_id": job_id,
+                "source": "hand-made",
+                "group": f"g{number}",
+                "turns": _turns(draw, number),
+            }
+            print(json.dumps(job), file=file)
+
+
+def _turns(draw: random.Random, job: int) -> list[dict[str, object]]:
+    turns: list[dict[str, object]] = []
+    known, prompt = 0, draw.randrange(600, 1000)
+    for number in range(NUM_TURNS):
+        output = draw.randrange(20, 160)
+        turn = {"input_tokens": prompt, "prefix_tokens": known, "output_tokens": output, "gap_kind": "end"}
+        if number < NUM_TURNS - 1:
+            tool = EVIL_TOOL if job == 0 else draw.choice(["Bash", "Read", "Grep"])
+            turn |= {"gap_kind": "tool", "tool": tool, "tool_s": round(draw.lognormvariate(0, 1.3), 3)}
+        turns.append(turn)
+        known = prompt + output
+        prompt = known + draw.randrange(100, 900)
+    return turns
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the real scheduler and policy where memory is scarce: pins break, requests are preempted."""
+    folder = tmp_path_factory.mktemp("trace")
+    make_workload(folder / "jobs.jsonl")
+    trace = folder / "trace.jsonl"
+    command = ["simulate", "--workload", str(folder / "jobs.jsonl"), "--kv-tokens", "16000", "--rate", "1"]
+    assert main([*command, "--policies", "continuum", "--trace", str(trace)]) == 0
+    text = trace.read_text()
+    assert TAMED_TOOL in text
+    trace.write_text(text.replace(TAMED_TOOL, json.dumps(EVIL_TOOL)[1:-1]))
+    return trace
+
+
+@pytest.fixture(scope="module")
+def report(trace: Path) -> Path:
+    out = trace.with_name("made") / "report.html"
+    assert main(["trace", "report", str(trace), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def shown(page: Page, report: Path) -> Page:
+    """The report in a window, drawn."""
+    return open_page(page, report)
+
+
+def open_page(page: Page, report: Path) -> Page:
+    page.goto(report.as_uri())
+    expect(page.locator("#job-table tbody tr")).to_have_count(NUM_JOBS)
+    return page
+
+
+def centre(part: Locator, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
+    """A point of what is in view, in the window's pixels."""
+    part.scroll_into_view_if_needed()
+    box = part.bounding_box()
+    assert box is not None
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def seen_seconds(page: Page) -> float:
+    """How long the stretch of time is that the charts show."""
+    return float(page.evaluate("timeWindow.max - timeWindow.min"))
+
+
+def test_a_trace_becomes_one_page_with_all_of_it(shown: Page) -> None:
+    """Figures, lanes, pool, queue, what was granted, a line per job and tool; nobody else is asked."""
+    expect(shown.locator("h1")).to_have_text("trace.jsonl")
+    expect(shown.locator(".figures > div")).to_have_count(10)
+    expect(shown.locator(".figures")).to_contain_text(f"{NUM_JOBS * NUM_TURNS} turns")
+    for chart in ("gantt", "pool", "queue", "scatter"):
+        assert not is_blank(shown, chart), f"nothing is drawn in {chart}"
+    expect(shown.locator("#pool-legend li")).to_have_text(
+        ["running", re.compile("^pinned"), re.compile("^cached"), "free"]
+    )
+    expect(shown.locator("#gantt-legend")).to_contain_text("waiting for memory")
+    assert shown.locator("#tool-table tbody tr").count() >= 4
+    save_screenshot(shown, "report-light")
+
+
+def is_blank(page: Page, chart: str) -> bool:
+    """Whether its canvas has fewer than four colours."""
+    colours = page.evaluate(
+        """chart => {
+            const canvas = document.querySelector(`#${chart} canvas`);
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return new Set(new Uint32Array(data.buffer)).size;
+        }""",
+        chart,
+    )
+    return int(colours) < 4
+
+
+def test_text_of_strangers_stays_text(shown: Page) -> None:
+    """Ids of jobs and names of tools come from clients: wherever they are shown they do nothing."""
+    shown.get_by_role("button", name=EVIL_JOB[:12]).click()
+    expect(shown.locator("#life-title")).to_have_text(EVIL_JOB)
+    shown.locator("#life").get_by_role("button", name="Turn 1: why").click()
+    shown.locator("#life .track").first.hover()
+    expect(shown.locator("#tip")).to_contain_text("Turn 1")
+    shown.keyboard.press("Escape")
+    assert shown.locator("#tool-table, #job-table").locator("img, script").count() == 0
+    assert shown.evaluate("typeof window.taken") == "undefined"
+    assert shown.locator("#tool-table").inner_text().count("<img") >= 1, "the tool's name is there to be read"
+
+
+def test_a_page_runs_no_script_but_its_own(shown: Page, page_errors: list[str]) -> None:
+    """Even markup that got in would not run: the page's own policy forbids it."""
+    shown.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\" onerror=\"window.taken = 1\">')"
+    )
+    expect(shown.locator("body > img")).to_have_count(1)
+    shown.wait_for_function("document.querySelector('body > img').complete")
+    assert shown.evaluate("typeof window.taken") == "undefined"
+    assert any("Content Security Policy" in error for error in page_errors)
+    page_errors.clear()
+
+
+def test_a_drag_zooms_all_charts_and_a_double_click_shows_all_again(shown: Page) -> None:
+    """The charts share their time."""
+    whole_s = seen_seconds(shown)
+    drag(shown, shown.locator("#pool .u-over"), 0.4, 0.6)
+    assert seen_seconds(shown) == pytest.approx(0.2 * whole_s, rel=0.03)
+    shown.locator("#queue .u-over").dblclick()
+    assert seen_seconds(shown) == pytest.approx(whole_s)
+
+
+def test_shift_and_a_drag_move_in_time(shown: Page) -> None:
+    """The stretch stays as long as it is."""
+    drag(shown, shown.locator("#gantt .u-over"), 0.4, 0.6)
+    began_s, length_s = shown.evaluate("timeWindow.min"), seen_seconds(shown)
+    shown.keyboard.down("Shift")
+    drag(shown, shown.locator("#gantt .u-over"), 0.5, 0.7)
+    shown.keyboard.up("Shift")
+    assert seen_seconds(shown) == pytest.approx(length_s)
+    assert shown.evaluate("timeWindow.min") == pytest.approx(began_s - 0.2 * length_s, rel=0.03)
+    expect(shown.locator("#life")).not_to_be_visible()
+
+
+def drag(page: Page, part: Locator, from_share: float, to_share: float) -> None:
+    x, y = centre(part, from_share)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    x, y = centre(part, to_share)
+    page.mouse.move(x, y, steps=5)
+    page.mouse.up()
+
+
+def test_the_wheel_zooms_with_control_and_scrolls_without(shown: Page) -> None:
+    """A reader who only scrolls past a chart is not caught by it."""
+    whole_s = seen_seconds(shown)
+    shown.mouse.move(*centre(shown.locator("#pool .u-over")))
+    shown.mouse.wheel(0, 200)
+    assert seen_seconds(shown) == pytest.approx(whole_s)
+    shown.mouse.move(*centre(shown.locator("#pool .u-over")))
+    shown.keyboard.down("Control")
+    shown.mouse.wheel(0, -200)
+    shown.keyboard.up("Control")
+    shown.wait_for_function("whole => timeWindow.max - timeWindow.min < 0.8 * whole", arg=whole_s)
+
+
+def test_buttons_and_keys_move_in_time(shown: Page) -> None:
+    """Who has no mouse zooms and moves all the same."""
+    whole_s = seen_seconds(shown)
+    shown.get_by_role("button", name="Zoom in").click()
+    assert seen_seconds(shown) == pytest.approx(whole_s / 2)
+    shown.locator("#pool").focus()
+    shown.keyboard.press("+")
+    shown.keyboard.press("ArrowRight")
+    assert seen_seconds(shown) == pytest.approx(whole_s / 4)
+    assert shown.evaluate("timeWindow.min") == pytest.approx(whole_s * (3 / 8 + 1 / 16))
+    shown.keyboard.press("0")
+    assert seen_seconds(shown) == pytest.approx(whole_s)
+
+
+def test_hovering_tells_what_is_there(shown: Page) -> None:
+    """A lane tells its job and phase, the pool its blocks by kind, the queue its requests."""
+    tip = shown.locator("#tip")
+    shown.mouse.move(*centre(shown.locator("#pool .u-over")))
+    expect(tip).to_be_visible()
+    expect(tip).to_contain_text(re.compile(r"running.*[\d,]+ blocks?, \d.*%", re.DOTALL))
+    shown.mouse.move(*centre(shown.locator("#queue .u-over")))
+    expect(tip).to_contain_text("most queued at once")
+    shown.mouse.move(*lane_point(shown, "fleet/team-1/job-07"))
+    expect(tip).to_contain_text("fleet/team-1/job-07")
+    expect(tip).to_contain_text(re.compile(r"turn.*\d+ of 10", re.DOTALL))
+    shown.mouse.move(5, 5)
+    expect(tip).to_be_hidden()
+
+
+def lane_point(page: Page, job_id: str) -> tuple[float, float]:
+    """In the middle of the first tile of a job's lane."""
+    page.locator("#gantt").scroll_into_view_if_needed()
+    x, y = page.evaluate(
+        """id => {
+            const index = jobs.findIndex((job) => job.job_id === id);
+            const [tile] = jobs[index].tiles.filter((one) => one.kind === "decode");
+            const box = gantt.chart.over.getBoundingClientRect();
+            return [box.left + gantt.chart.valToPos((tile.start_s + tile.end_s) / 2, "x"),
+                    box.top + (index + 0.5) * LANE_PX - gantt.host.scrollTop];
+        }""",
+        job_id,
+    )
+    return float(x), float(y)
+
+
+def test_a_click_on_a_lane_opens_the_jobs_life(shown: Page) -> None:
+    """Each turn with its gap and its pin, and for each pin why: what the decision was made from."""
+    shown.mouse.click(*lane_point(shown, "fleet/team-1/job-07"))
+    life = shown.locator("#life")
+    expect(life).to_be_visible()
+    expect(life.locator("h2")).to_have_text("fleet/team-1/job-07")
+    expect(life.locator("tbody tr:not(.why)")).to_have_count(NUM_TURNS)
+    life.get_by_role("button", name="Turn 3: why").click()
+    why = life.locator("tr.why:visible")
+    expect(why).to_contain_text("What the last decision was made from")
+    expect(why).to_contain_text("tool observations")
+    expect(why).to_contain_text("(median-horizon)")
+    save_screenshot(shown, "report-life")
+    shown.keyboard.press("Escape")
+    expect(life).to_be_hidden()
+
+
+def test_the_seconds_of_a_job_add_up(shown: Page) -> None:
+    """What a life says of where the time went is all of the job's time."""
+    sums = shown.evaluate("jobs.map((job) => [job.seconds.reduce((a, b) => a + b, 0), job.wall_s])")
+    for seconds, wall_s in sums:
+        assert seconds == pytest.approx(wall_s, abs=0.01)
+
+
+def test_the_keyboard_reaches_a_jobs_life(shown: Page) -> None:
+    """Lanes are chosen with the arrows and opened with Enter; where one is, is told."""
+    shown.locator("#gantt").focus()
+    shown.keyboard.press("ArrowDown")
+    shown.keyboard.press("ArrowDown")
+    expect(shown.locator("#gantt-choice")).to_contain_text("10 turns")
+    shown.keyboard.press("Enter")
+    expect(shown.locator("#life")).to_be_visible()
+    expect(shown.locator("#life h2")).to_have_text(shown.evaluate("jobs[1].job_id"))
+    shown.get_by_role("button", name="Show on the timeline").click()
+    expect(shown.locator("#life")).to_be_hidden()
+    assert seen_seconds(shown) < shown.evaluate("timeWindow.whole[1]")
+
+
+def test_an_address_opens_a_life(page: Page, report: Path) -> None:
+    """A job can be linked to."""
+    page.goto(report.as_uri() + "#job=fleet%2Fteam-1%2Fjob-07")
+    expect(page.locator("#life h2")).to_have_text("fleet/team-1/job-07")
+
+
+def test_tables_are_sorted_and_searched(shown: Page) -> None:
+    """By any column, either way."""
+    shown.get_by_role("button", name="began at").click()
+    first = shown.locator("#job-table tbody tr").first
+    expect(first).to_contain_text(shown.evaluate("shortened(jobs.at(-1).name, 44)"))
+    shown.get_by_role("button", name="began at").click()
+    expect(first).to_contain_text(shown.evaluate("shortened(jobs[0].name, 44)"))
+    shown.get_by_label("Find").fill("JOB-07")
+    expect(shown.locator("#job-table tbody tr")).to_have_count(1)
+
+
+def test_a_calls_points_can_be_looked_at_alone(shown: Page) -> None:
+    """Chosen from the list or from the table."""
+    all_points = shown.evaluate("report.tools.reduce((sum, tool) => sum + tool.points.length, 0)")
+    assert all_points == NUM_JOBS * (NUM_TURNS - 1)
+    shown.locator("#tool-table").get_by_role("button", name="grep").click()
+    expect(shown.locator("#scatter-tool option:checked")).to_have_text("grep")
+
+
+def test_dark_is_as_the_system_says_and_as_the_reader_wants(page: Page, report: Path) -> None:
+    """The system's choice at first; the buttons then decide, charts included."""
+    page.emulate_media(color_scheme="dark")
+    open_page(page, report)
+    dark = ground(page)
+    save_screenshot(page, "report-dark")
+    drawn = canvas_pixels(page)
+    page.get_by_role("button", name="Light").click()
+    assert ground(page) != dark
+    page.wait_for_function(
+        "before => document.querySelector('#pool canvas').toDataURL() !== before", arg=drawn
+    )
+    page.get_by_role("button", name="Auto").click()
+    assert ground(page) == dark
+
+
+def ground(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def canvas_pixels(page: Page) -> str:
+    return str(page.evaluate("document.querySelector('#pool canvas').toDataURL()"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_contrast(shown: Page, scheme: str) -> None:
+    """WCAG AA, on whatever it stands, in both themes; a life and a tooltip are open."""
+    shown.get_by_role("button", name=scheme.capitalize()).click()
+    shown.mouse.move(*centre(shown.locator("#pool .u-over")))
+    shown.evaluate("openLife(jobs[1])")
+    shown.locator("#life").get_by_role("button", name="Turn 1: why").click()
+    shown.locator("#life .track").first.hover()
+    weak = shown.evaluate(WEAK_TEXTS, AA_CONTRAST)
+    assert weak == []
+
+
+WEAK_TEXTS = """least => {
+    const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+    const luminance = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+        .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
+    const groundOf = (node) => {
+        for (; node; node = node.parentElement) {
+            const colour = channels(getComputedStyle(node).backgroundColor);
+            if (colour.length === 3 || colour[3] === 1) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const weak = [];
+    for (const node of document.querySelectorAll("body *")) {
+        const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+        if (!own || ["SCRIPT", "STYLE"].includes(node.tagName) || !node.checkVisibility()) continue;
+        const [a, b] = [luminance(channels(getComputedStyle(node).color)), luminance(groundOf(node))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const text = node.textContent.trim().slice(0, 40);
+        if (contrast < least) weak.push(`${node.tagName} ${text}: ${contrast.toFixed(2)}`);
+    }
+    return weak;
+}"""
+
+
+def test_a_narrow_window_shows_all_without_scrolling_sideways(page: Page, report: Path) -> None:
+    """What is wide scrolls in itself; a life too."""
+    page.set_viewport_size({"width": 400, "height": WINDOW["height"]})
+    open_page(page, report)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    save_screenshot(page, "report-narrow")
+    page.evaluate("openLife(jobs[0])")
+    expect(page.locator("#life")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate("document.querySelector('#life').scrollWidth") <= 400
+
+
+def test_charts_follow_the_windows_width(shown: Page) -> None:
+    """And stay one below the other, moment by moment."""
+    shown.set_viewport_size({"width": 900, "height": WINDOW["height"]})
+    shown.wait_for_function("document.querySelector('#pool canvas').getBoundingClientRect().width < 900")
+    lefts = shown.evaluate(
+        """['gantt', 'pool', 'queue']
+            .map((id) => document.querySelector(`#${id} .u-over`).getBoundingClientRect())
+            .map((box) => [Math.round(box.left), Math.round(box.right)])"""
+    )
+    assert lefts[0] == lefts[1] == lefts[2]
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 900
