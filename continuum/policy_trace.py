@@ -109,10 +109,13 @@ class PolicyTrace:
                 "tool_observations": inputs.curve.num_observations,
                 "tool_median_s": median_s if median_s is None or math.isfinite(median_s) else None,
                 "all_observations": inputs.global_curve.num_observations,
+                "pool_share": inputs.pool_share,
                 "prefill_s": inputs.prefill_s,
+                "reload_s": inputs.reload_s,
                 "queue_delay_s": inputs.queue_delay_s,
                 "memoryfulness": inputs.memoryfulness,
                 "called_tools": inputs.called_tools,
+                "last_probability": inputs.last_probability,
                 "tools": " ".join(str(key) for key in frontier.tools or ()),
                 "elapsed_s": now - frontier.ended_s,
             }
