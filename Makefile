@@ -14,16 +14,18 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-policy test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-policy test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## replay agent jobs under fcfs and under continuum, side by side (about 3 minutes)
+demo: $(STAMP) ## live agents under fcfs and under continuum, side by side (about 3 minutes) [ARGS="--workload synthetic"]
 	@$(BIN)/python -m continuum.cli demo $(ARGS)
 
-serve: $(STAMP) ## serve a model: make serve MODEL=FOLDER_OR_NAME [ARGS="--port 8001"]
-	@test -n "$(MODEL)" || { echo "Name a model: make serve MODEL=FOLDER_OR_NAME"; exit 2; }
+chat: $(STAMP) ## talk to the small agent model that comes along, and see its calls and what was warm [ARGS="--folder ."]
+	@$(BIN)/python -m continuum.cli chat $(ARGS)
+
+serve: $(STAMP) ## serve the model that comes along, or another: [MODEL=FOLDER_OR_NAME] [ARGS="--port 8001"]
 	@$(BIN)/python -m continuum.cli serve $(MODEL) $(ARGS)
 
 bench: $(STAMP) ## what HTTP costs per request and token (3 minutes); with BASE_URL=... replay WORKLOAD there

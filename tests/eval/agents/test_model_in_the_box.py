@@ -1,0 +1,58 @@
+"""Promises of the model that comes along: served without being named, it does what the chat proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eval.agent_model import NAME, folder
+from eval.agents.agent import Agent
+from eval.agents.example import FILES, QUESTIONS
+from eval.agents.http_model import HttpModel
+from eval.agents.model import Sampling
+from eval.agents.sandbox import folder_of
+from eval.agents.tools import Toolbox
+from eval.client import ServerClient
+from eval.server_process import ServerProcess
+
+pytestmark = pytest.mark.skipif(not folder().is_dir(), reason="the model that comes along is not trained yet")
+MAX_BYTES = 10 * 2**20
+ENDINGS = ("9", "tomato", "43", "40", "host.txt")
+"""Of the answers, full stop aside."""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``continuum serve``, and nothing said of a model."""
+    log = tmp_path_factory.mktemp("box") / "server.log"
+    with ServerProcess(["--host", "127.0.0.1", "--port", "0"], log) as server:
+        assert (
+            f"No MODEL given: serving the small agent model that comes along, as '{NAME}'." in log.read_text()
+        )
+        yield server.base_url
+
+
+def test_it_is_served_without_being_named(box: str) -> None:
+    """Under a name of its own, which requests use."""
+    (card,) = httpx.get(f"{box}/v1/models").json()["data"]
+    assert card["id"] == NAME
+
+
+@pytest.mark.parametrize(("question", "ending"), list(zip(QUESTIONS, ENDINGS, strict=True)))
+async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending: str) -> None:
+    """Its calls are read without a parser being named, and carried out."""
+    async with ServerClient(box, model=NAME) as client:
+        with folder_of(FILES) as root:
+            agent = Agent(model=HttpModel(client, Sampling()), tools=Toolbox(root), max_turns=12)
+            run = await agent.ask(question)
+            written = {path.name: path.read_text().strip() for path in root.glob("host.txt")}
+    assert run.answer.rstrip(".").endswith(ending), run
+    assert written == ({"host.txt": "well-7"} if ending == "host.txt" else {})
+
+
+def test_it_is_small() -> None:
+    """All files together: it travels with the package."""
+    assert sum(file.stat().st_size for file in Path(folder()).rglob("*") if file.is_file()) <= MAX_BYTES
