@@ -75,7 +75,7 @@ class Toolbox:
         return "\n".join(entries) or "(empty)"
 
     def _read_file(self, path: str) -> str:
-        return self._text(path) or "(empty)"
+        return self._text(path).removesuffix("\n") or "(empty)"
 
     def _search(self, text: str, path: str = ".") -> str:
         if not text:

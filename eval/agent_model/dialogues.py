@@ -1,0 +1,137 @@
+"""What the model is trained on: tasks solved with the real tools, as conversations of an OpenAI client."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.agent_model.drawing import make_task, pick_kind
+from eval.agent_model.names import Names
+from eval.agent_model.tasks import Call, Task
+from eval.agent_model.world import World
+from eval.agents.expression import evaluate_here
+from eval.agents.sandbox import folder_of
+from eval.agents.tools import Toolbox
+
+Message = dict[str, Any]
+"""As OpenAI's chat completions have it."""
+
+SLIP_SHARE = 0.03
+"""Of the calls with a path, those that first get it wrong: so the model learns to look again."""
+FOLLOW_UP_SHARE = 0.25
+"""Of the conversations, those that go on with another task in the same folder."""
+SMALL_TALK_SHARE = 0.02
+
+SYSTEM_TEXTS = (
+    "You are a helpful assistant.",
+    "You are a coding agent. Use the tools to answer.",
+    "Answer briefly. Use the tools.",
+    "You work in a folder and answer questions about it.",
+)
+
+_SMALL_TALK = (
+    (("Hello", "Hi", "hey", "Hello!", "Good morning"), "Hello. Ask me about the files in this folder."),
+    (("Thanks", "Thank you!", "thank you", "Great, thanks"), "You are welcome."),
+    (
+        ("What can you do?", "Who are you?", "What are you?", "help", "Help me", "what is this"),
+        "I am a small model. I read, search, count and write files, look up settings and compute.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A conversation and which of its assistant messages are worth learning (not the slips)."""
+
+    messages: tuple[Message, ...]
+    learned: tuple[bool, ...]
+    """One for each assistant message."""
+    tools: bool = True
+
+
+def draw_dialogues(seed: int, held_out: bool = False) -> Iterator[Dialogue]:
+    """Conversations without end, the same for a seed; ``held_out``: with names that training has not."""
+    rng = random.Random(f"{seed} dialogues{' held out' if held_out else ''}")
+    while True:
+        if rng.random() < SMALL_TALK_SHARE:
+            yield _small_talk(rng)
+        else:
+            yield _working_dialogue(rng, held_out)
+
+
+def _small_talk(rng: random.Random) -> Dialogue:
+    messages: list[Message] = []
+    for _ in range(rng.randint(1, 2)):
+        asked, answer = rng.choice(_SMALL_TALK)
+        messages += [_user(rng.choice(asked)), _assistant(answer)]
+    tools = rng.random() < 0.5
+    return Dialogue(tuple(messages), (True,) * (len(messages) // 2), tools)
+
+
+def _working_dialogue(rng: random.Random, held_out: bool) -> Dialogue:
+    world = World(rng, Names(rng, held_out))
+    count = 1 if rng.random() > FOLLOW_UP_SHARE else rng.choice((2, 2, 3))
+    tasks = [make_task(pick_kind(rng), world, "") for _ in range(count)]
+    script = Script(rng)
+    if rng.random() < 0.15:
+        script.messages.append({"role": "system", "content": rng.choice(SYSTEM_TEXTS)})
+    with folder_of(tasks[-1].files) as root:
+        toolbox = Toolbox(root, evaluate=evaluate_here)
+        for task in tasks:
+            script.solve(task, toolbox)
+    return Dialogue(tuple(script.messages), tuple(script.learned))
+
+
+class Script:
+    """Writes a conversation down while it carries the calls out."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.messages: list[Message] = []
+        self.learned: list[bool] = []
+        self._rng = rng
+        self._num_calls = 0
+
+    def solve(self, task: Task, toolbox: Toolbox) -> None:
+        """The task as it should be solved, now and then with a slip on the way."""
+        self.messages.append(_user(task.prompt))
+        for calls in task.rounds:
+            if self._rng.random() < SLIP_SHARE and (slip := self._slip(calls)) is not None:
+                self._call([slip], toolbox, learned=False)
+            self._call(calls, toolbox, learned=True)
+        self._say(_assistant(task.answer), learned=True)
+
+    def _call(self, calls: Sequence[Call], toolbox: Toolbox, learned: bool) -> None:
+        written = [self._written(call) for call in calls]
+        self._say({"role": "assistant", "content": "", "tool_calls": written}, learned)
+        for call, entry in zip(calls, written, strict=True):
+            result = toolbox.run(call.name, json.dumps(dict(call.arguments)))
+            self.messages.append({"role": "tool", "tool_call_id": entry["id"], "content": result})
+
+    def _written(self, call: Call) -> Message:
+        self._num_calls += 1
+        function = {"name": call.name, "arguments": dict(call.arguments)}
+        return {"id": f"call_{self._num_calls}", "type": "function", "function": function}
+
+    def _say(self, message: Message, learned: bool) -> None:
+        self.messages.append(message)
+        self.learned.append(learned)
+
+    def _slip(self, calls: Sequence[Call]) -> Call | None:
+        """The first call with a letter of its path lost or doubled: a file that is not there."""
+        path = calls[0].arguments.get("path", "")
+        if len(path) < 4 or calls[0].name == "write_file":
+            return None
+        at = self._rng.randrange(1, len(path) - 1)
+        wrong = path[:at] + path[at + 1 :] if self._rng.random() < 0.5 else path[:at] + path[at] + path[at:]
+        return Call(calls[0].name, {**calls[0].arguments, "path": wrong})
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}

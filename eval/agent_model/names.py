@@ -1,0 +1,116 @@
+"""Words, numbers and paths for tasks; training and evaluation draw from halves that share nothing."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+
+HELD_OUT_SHARE = 4
+"""One word (and one large number) in so many is never seen in training."""
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_ONSETS = _split("b c d f g h j k l m n p r s t v w z br cl dr fl gr kl pr qu sh st tr")
+_VOWELS = _split("a e i o u ai ea ie oo y")
+_CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "x", "nd", "rk"]
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_ENGLISH = _split(
+    """
+    anchor apple april arrow atlas autumn badge bamboo barrel basket beacon berry bishop blossom border
+    bottle bridge bronze bucket butter button cabin cactus camera candle canyon carbon carpet castle
+    cedar cellar chapel cherry circle citrus cloud clover coffee comet copper coral corner cotton crater
+    cricket crystal dagger desert diamond dolphin dragon eagle echo ember engine falcon feather fender
+    fiddle finch flower forest fossil fountain galaxy garden garlic ginger glacier globe granite guitar
+    hammer harbor hazel helmet hollow honey horizon island ivory jacket jasmine jungle kettle kitchen
+    ladder lagoon lantern laurel lemon lily linen lizard lotus magnet maple marble meadow melon mirror
+    monsoon mountain needle nickel nutmeg oasis olive onion orchid otter oyster paddle panda panther
+    parrot pebble pepper piano pigeon pillow planet plum pocket pollen poplar prism pumpkin puzzle
+    quarry rabbit radish raven ribbon river rocket saddle saffron sailor salmon sandal sapphire satin
+    shadow shell silver spider spruce stable summit sunset tablet teapot temple thistle thunder tiger
+    timber tulip tunnel turtle valley velvet violet walnut walrus wagon willow window winter yellow
+    zebra zenith main test setup readme index server client users report
+    """
+)
+_SUFFIXES = (".txt", ".md", ".log", ".csv", ".py", ".txt")
+
+
+class Names:
+    """Draws from one half of all names; ``held_out`` says which. The same seed draws the same names."""
+
+    def __init__(self, rng: random.Random, held_out: bool) -> None:
+        self._rng = rng
+        self._held_out = held_out
+        self._given: set[str] = set()
+
+    def word(self) -> str:
+        """A word that this object has not given before."""
+        kind = self._rng.random()
+        return self._new(self._english if kind < 0.25 else self._letters if kind < 0.35 else self._syllables)
+
+    def number(self, low: int, high: int) -> int:
+        """Between ``low`` and ``high``; from 100 on, numbers of training and of evaluation differ."""
+        if high < 200:
+            return self._rng.randint(low, high)
+        return int(self._drawn(lambda: str(self._rng.randint(max(low, 100), high))))
+
+    def value(self) -> str:
+        """What a file says of something: a word, a number, a version, a code."""
+        kind = self._rng.random()
+        if kind < 0.4:
+            return self.word()
+        if kind < 0.7:
+            return str(self.number(100, 99999))
+        if kind < 0.85:
+            return f"{self.word()}-{self.number(100, 999)}"
+        return ".".join(str(self.number(1, 30)) for _ in range(3))
+
+    def folder(self) -> str:
+        return self.word() if self._rng.random() < 0.75 else f"{self.word()}/{self.word()}"
+
+    def file(self, suffix: str | None = None) -> str:
+        """A file's name without its folder."""
+        stem = self.word()
+        kind = self._rng.random()
+        if kind < 0.15:
+            stem = f"{stem}_{self.word()}"
+        elif kind < 0.3:
+            stem = f"{stem}{self.number(1, 99)}"
+        return stem + (suffix if suffix is not None else self._rng.choice(_SUFFIXES))
+
+    def path(self, suffix: str | None = None) -> str:
+        name = self.file(suffix)
+        return name if self._rng.random() < 0.2 else f"{self.folder()}/{name}"
+
+    def _new(self, draw: Callable[[], str]) -> str:
+        """Given before: draw again, of ever more kinds, so that this ends."""
+        word = self._drawn(draw)
+        while word in self._given:
+            word = self._drawn(self._syllables)
+        self._given.add(word)
+        return word
+
+    def _drawn(self, draw: Callable[[], str]) -> str:
+        while True:
+            drawn = draw()
+            if is_held_out(drawn) is self._held_out:
+                return drawn
+
+    def _english(self) -> str:
+        return self._rng.choice(_ENGLISH)
+
+    def _letters(self) -> str:
+        return "".join(self._rng.choices(_LETTERS, k=self._rng.randint(3, 7)))
+
+    def _syllables(self) -> str:
+        pick = self._rng.choice
+        parts = [pick(_ONSETS) + pick(_VOWELS) for _ in range(self._rng.choice((2, 2, 3)))]
+        return "".join(parts) + pick(_CODAS)
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a word, or a number of three digits and more, belongs to evaluation."""
+    return zlib.crc32(name.encode()) % HELD_OUT_SHARE == 0

@@ -1,0 +1,58 @@
+"""What an agent is asked, and what it is judged by: a folder, a question about it, a way to solve it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SPARE_TURNS = 3
+"""Turns beyond those needed, for errors of the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call; the arguments in the order in which they are written."""
+
+    name: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an agent is asked, and what it is judged by."""
+
+    task_id: str
+    kind: str
+    prompt: str
+    files: Mapping[str, str]
+    rounds: tuple[tuple[Call, ...], ...]
+    """The calls that solve it, turn by turn; those of one turn do not need each other."""
+    answer: str
+    expected: str
+    """What the answer must end with."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Files that must be there in the end, with this content."""
+
+    @property
+    def max_turns(self) -> int:
+        return len(self.rounds) + 1 + SPARE_TURNS
+
+    def check(self, answer: str, root: Path) -> bool:
+        """Whether this answer, and what is in the folder now, solve the task."""
+        return _ends_with(answer, self.expected) and all(
+            _content(root / path) == content for path, content in self.written.items()
+        )
+
+
+def _ends_with(answer: str, expected: str) -> bool:
+    text = answer.strip().rstrip(".!`'\"")
+    return re.search(rf"(?<![\w/.-]){re.escape(expected)}$", text) is not None
+
+
+def _content(path: Path) -> str | None:
+    try:
+        return path.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
