@@ -55,7 +55,6 @@ class _Everything:
         self.book.pin(pin)
 
     def step(self, step: StepLife) -> None:
-        self.totals.step(step)
         self.series.add(step)
 
     def finished(self, job_id: str, now: float) -> None:
@@ -106,7 +105,7 @@ class _PageBuilder:
         duration_s = self._facts.ended_s - self._origin_s
         return PageData(
             trace=self._trace(name, duration_s),
-            figures=everything.totals.figures(self._sketches, duration_s),
+            figures=everything.totals.figures(self._sketches, duration_s, everything.series.share_in_use),
             warnings=self._wrong_with_trace(),
             notes=self._left_out(jobs),
             phases=[phase.value for phase in PHASES],

@@ -175,7 +175,7 @@ function laneTip(job, time_s, perPixel_s) {
   const pin = tile.gap ? job.pinAfter.get(tile.gap.req_id) : job.pins.find((one) => one.began_s <= time_s && time_s <= one.ended_s);
   if (pin && pin.outcome !== "refused") {
     entries.push(["KV held", `${duration(pin.ended_s - pin.began_s)}, ${counted(pin.num_blocks, "block")}`, "pinned"]);
-    entries.push(["granted", duration(pin.decisions.at(-1)?.ttl_s ?? null)], ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]]);
+    entries.push(["granted", duration(grantedSeconds(pin))], ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]]);
   } else if (tile.gap) entries.push(["KV", pin ? "refused: no room among the pins" : "not held"]);
   return [title, lines(entries), el("p", {}, `at ${moment(tile.start_s, 0.001)}; click for the job's life`)];
 }

@@ -108,7 +108,7 @@ function turnRows(job, turn) {
     el("td", {}, count(turn.cached_tokens)),
     el("td", {}, count(turn.recomputed_tokens)),
     el("td", {}, count(turn.num_output_tokens)),
-    el("td", {}, pin ? inSeconds(pin.decisions.at(-1)?.ttl_s ?? null) : NONE),
+    el("td", {}, pin ? inSeconds(grantedSeconds(pin)) : NONE),
     el("td", {}, pin ? el("span", {}, swatch(OUTCOME_TOKENS[pin.outcome], "dot"), " " + pin.outcome.replace("_", " ")) : NONE),
     el("td", {}, open)), why];
 }

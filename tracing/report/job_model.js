@@ -49,6 +49,11 @@ function tilesOf(spans, start_s, turn) {
   return tiles;
 }
 
+/** What was granted in the end, if the trace says. */
+function grantedSeconds(pin) {
+  return pin.outcome === "refused" ? 0 : pin.decisions.at(-1)?.ttl_s ?? null;
+}
+
 class Job {
   constructor(data) {
     Object.assign(this, data);

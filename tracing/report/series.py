@@ -139,6 +139,13 @@ class PoolSeries:
             bucket.merge(following)
         self._buckets = pairs
 
+    @property
+    def share_in_use(self) -> float | None:
+        """Of the pool's blocks times seconds: those of running requests and pins; None of nothing."""
+        used = sum(bucket.running + bucket.pinned for bucket in self._buckets)
+        whole = used + sum(bucket.cached + bucket.free for bucket in self._buckets)
+        return used / whole if whole else None
+
     def series(self, origin_s: float) -> Series:
         """What was added; times count from ``origin_s``."""
         began_s = (self._began_s or 0.0) - origin_s

@@ -1,7 +1,7 @@
 // Time granted against time needed: a point for each gap between two turns, and a line of figures for each call.
 "use strict";
 
-const POINT_PX = 3.2;
+const POINT_PX = 3.6;
 const NEAR_PX = 14;
 
 class GrantChart {

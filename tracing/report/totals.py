@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from tracing.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife
 from tracing.analysis.phases import Seconds, seconds_of
-from tracing.analysis.pool import StepLife
 from tracing.report.job_book import Sketch
 from tracing.report.page_data import Figure
 from tracing.report.sample import Sample, quantile
@@ -39,8 +38,6 @@ class Totals:
     held_block_s: float = 0.0
     vain_block_s: float = 0.0
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(KINDS))
-    used_block_s: float = 0.0
-    pool_block_s: float = 0.0
 
     def turn(self, turn: TurnLife) -> None:
         self.num_turns += 1
@@ -64,16 +61,13 @@ class Totals:
         self.held_block_s += pin.block_s
         self.vain_block_s += 0.0 if pin.outcome is PinOutcome.HANDED_OVER else pin.block_s
 
-    def step(self, step: StepLife) -> None:
-        seconds = step.until_s - step.now
-        self.used_block_s += (step.total_blocks - step.free_blocks) * seconds
-        self.pool_block_s += step.total_blocks * seconds
-
     def _add(self, seconds: Seconds) -> None:
         self.seconds = [total + more for total, more in zip(self.seconds, by_kind(seconds), strict=True)]
 
-    def figures(self, sketches: dict[str, Sketch], duration_s: float) -> list[Figure]:
-        """What a reader wants to know first."""
+    def figures(
+        self, sketches: dict[str, Sketch], duration_s: float, pool_share: float | None
+    ) -> list[Figure]:
+        """What a reader wants to know first. ``pool_share``: of the pool, in use, mean over time."""
         done = [sketch.wall_s for sketch in sketches.values() if not sketch.is_open]
         waited_s = sum(self.seconds[KINDS.index(kind)] for kind in ("queue", "memory", "preempted"))
         return [
@@ -87,7 +81,9 @@ class Totals:
             _figure("output", f"{self.output_tokens / duration_s:,.0f}" if duration_s else "–", "tokens/s"),
             self._pins(),
             _share("held in vain", self.vain_block_s, self.held_block_s, "of pinned blocks times seconds"),
-            _share("pool in use", self.used_block_s, self.pool_block_s, "running or pinned, mean over time"),
+            _share(
+                "pool in use", pool_share or 0.0, float(pool_share is not None), "running or pinned, mean"
+            ),
             _figure("preemptions", f"{self.num_preemptions:,}", note=f"{self.num_aborted:,} turns aborted"),
         ]
 
