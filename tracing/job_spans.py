@@ -144,10 +144,16 @@ class JobSpans:
         job.last_s = event.now
         self._turns[event.req_id or ""] = _Turn(job, event.turn)
         if gap is not None and gap.ended_s is None:
-            gap_s = event.now - gap.began_s if event.gap_s is None else event.gap_s
-            if gap.tools:
-                job.tools_s += gap_s
-            self._end_gap(gap, "returned", gap.began_s + gap_s)
+            self._come_back(gap, event)
+
+    def _come_back(self, gap: _Gap, event: JobEvent) -> None:
+        """The turn that continues it is there, or one that repeats the turn before it."""
+        if event.gap_s is None:
+            self._end_gap(gap, "repeated", event.now)
+            return
+        if gap.tools:
+            gap.job.tools_s += event.gap_s
+        self._end_gap(gap, "returned", gap.began_s + event.gap_s)
 
     def _job_of(self, event: JobEvent, gap: _Gap | None) -> _Job:
         """One that nobody named may get its name later: then what its turn continues tells which it was."""

@@ -131,6 +131,20 @@ def test_each_branch_has_its_own_gap() -> None:
     assert {told(gap, "continuum.gap.outcome") for gap in gaps.values()} == {"returned"}
 
 
+def test_a_turn_that_is_repeated_is_one_turn_of_the_job() -> None:
+    """A client that asks the same again has two spans for it, and no tool took the time in between."""
+    seen = Observatory()
+    for request_id in ("first", "again"):
+        seen.room.turn(request_id, PROMPT, "job")
+        seen.room.read(request_id, "make")
+        seen.room.advance(2)
+    spans = seen.close()
+    assert [told(turn, "continuum.turn.number") for turn in spans.named(f"text_completion {MODEL}")] == [1, 1]
+    assert [told(gap, "continuum.gap.outcome") for gap in spans.named("tool_gap")] == ["repeated", "open"]
+    (job,) = spans.named("job")
+    assert (told(job, "continuum.job.turns"), told(job, "continuum.job.tools_s")) == (1, 0.0)
+
+
 def test_a_client_that_leaves_is_no_error_and_its_turn_has_a_span() -> None:
     """It waited, and that is all there is to tell; a question that came to nothing leaves no job open."""
     seen = Observatory()

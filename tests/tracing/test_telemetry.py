@@ -22,6 +22,7 @@ from tests.tracing.collector import Collector, ReceivedSpan
 from tracing.events import JobEvent, PinEvent
 from tracing.reader import read_trace
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "pytest -q tests"}}\n</tool_call>'
 CLIENTS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -150,6 +151,15 @@ def test_a_turn_says_what_it_took(run: Run) -> None:
         assert said["gen_ai.usage.cache_read.input_tokens"] == cached
         assert said["continuum.turn.number"] == usage["receipt"]["turn"]
     assert run.turns_of(run.plain)[-1].attributes["gen_ai.usage.cache_read.input_tokens"] > 0
+
+
+def test_the_documentation_names_every_attribute(run: Run) -> None:
+    """Whoever reads a span finds there what it says."""
+    documented = (REPOSITORY / "docs" / "observability.md").read_text()
+    said = {name for span in run.collector.spans for name in span.attributes}
+    said |= {name for gap in run.collector.named("tool_gap") for e in gap.events.values() for name in e}
+    assert len(said) > 30
+    assert {name for name in said if f"`{name}`" not in documented} == set()
 
 
 def test_the_phases_fill_the_turn(run: Run) -> None:
