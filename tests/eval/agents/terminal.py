@@ -26,6 +26,7 @@ class Person:
     def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
         self.process = process
         self.shown = ""
+        self.is_there = True
         self._terminal = terminal
         self._read = 0
 
@@ -50,6 +51,12 @@ class Person:
         while self._wait():
             assert time.monotonic() < deadline, f"it does not end:\n{self.shown[self._read :]}"
         return self.process.wait(timeout_s)
+
+    def hangs_up(self) -> int:
+        """Close the terminal's window; the exit code."""
+        os.close(self._terminal)
+        self.is_there = False
+        return self.process.wait(TIMEOUT_S)
 
     def _wait(self) -> bool:
         """Take in what is shown within a second; False once nothing can come any more."""
@@ -76,10 +83,12 @@ def at_a_terminal(*arguments: str, **environment: str) -> Iterator[Person]:
         env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environment},
     )
     os.close(theirs)
+    person = Person(process, ours)
     try:
-        yield Person(process, ours)
+        yield person
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
-        os.close(ours)
+        if person.is_there:
+            os.close(ours)

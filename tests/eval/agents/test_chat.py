@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from eval.agents.sandbox import folder_of
@@ -91,14 +93,28 @@ def test_a_pipe_is_answered_and_left(agent_server: str, folder: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_server_of_its_own(agent_model: Path) -> None:
-    """Started for the question and gone afterwards; a call out of the folder is refused and shown."""
-    done = piped("", "--model", str(agent_model), "Read the secret")
+def test_a_call_out_of_the_folder_is_refused_and_shown(agent_server: str) -> None:
+    """A question may be an argument too; standard input is then left alone."""
+    done = piped("", "--base-url", agent_server, "Read the secret")
     assert (done.returncode, done.stdout) == (0, "I was not allowed to.\n"), done.stderr
-    assert f"Starting a server for {agent_model} ..." in done.stderr
     assert "error: ../secret.txt is outside the folder" in done.stderr
-    address = done.stderr.split("at http://")[1].split(".\n")[0]
-    assert piped("Anything", "--base-url", f"http://{address}").returncode == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_server_of_its_own(agent_model: Path) -> None:
+    """Started for the chat; it does not hear Ctrl-C, and is gone with the terminal."""
+    with at_a_terminal("chat", "--model", str(agent_model), NO_COLOR="1") as person:
+        person.sees(f"Starting a server for {agent_model} ...")
+        address = person.sees("/help", timeout_s=200).split(", at ")[1].split(".\n")[0]
+        person.sees(PROMPT)
+        person.presses(CTRL_C)
+        asks(person, "How many lines are in notes?")
+        person.sees("There are 4 lines.")
+        person.sees(PROMPT)
+        assert httpx.get(f"{address}/health").status_code == 200
+        assert person.hangs_up() == 128 + signal.SIGHUP
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
 
 
 def test_no_answer_is_exit_code_1(agent_server: str) -> None:
