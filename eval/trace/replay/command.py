@@ -5,20 +5,73 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.errors import TraceFileError
+from eval.arguments import count
+from eval.errors import EvalError, TraceFileError
+from eval.report import render
+from eval.sim.simulate import Hardware
+from eval.trace.replay.counterfactual import what_if
 from eval.trace.replay.replay import replay
+
+_OF_SIMULATIONS = ("model", "gpu", "tensor_parallel", "profile")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace replay``."""
-    parser.add_argument("trace", type=Path, metavar="FILE", help="a trace that began with its engine")
+    add = parser.add_argument
+    add("trace", type=Path, metavar="FILE", help="a trace of continuum serve or simulate")
+    add(
+        "--policy",
+        metavar="P",
+        help="instead: simulate its jobs under this policy, any that continuum simulate --help lists, and "
+        "under the recorded one",
+    )
+    group = parser.add_argument_group(
+        "what computes with --policy; by default, as long as the trace's steps took"
+    )
+    add = group.add_argument
+    add("--profile", type=Path, metavar="FILE", help="step times measured by continuum profile")
+    add("--model", help="a preset of continuum simulate; with --gpu")
+    add("--gpu", help="likewise; with --model")
+    add("--tensor-parallel", type=count, metavar="N", help="GPUs together")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if anything was decided otherwise than it had been, or could not be decided again."""
+    said, code = _answer(arguments)
+    print(said)
+    return code
+
+
+def _answer(arguments: argparse.Namespace) -> tuple[str, int]:
     try:
+        if arguments.policy is not None:
+            return render(what_if(arguments.trace, arguments.policy, _hardware(arguments))), 0
+        _refuse_ignored(arguments)
         result = replay(arguments.trace)
+        return str(result), 0 if result.whole else 1
     except OSError as error:
         raise TraceFileError(f"Cannot read the trace {arguments.trace}: {error.strerror}.") from error
-    print(result)
-    return 0 if result.whole else 1
+
+
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    given = next((name for name in _OF_SIMULATIONS if getattr(arguments, name) is not None), None)
+    if given is not None:
+        raise EvalError(f"--{given.replace('_', '-')} means nothing without --policy: nothing is simulated.")
+
+
+def _hardware(arguments: argparse.Namespace) -> Hardware | None:
+    """None: what the trace itself tells of it."""
+    model, gpu, profile = arguments.model, arguments.gpu, arguments.profile
+    if profile is not None:
+        if model is not None or gpu is not None:
+            raise EvalError(
+                "--model and --gpu mean nothing beside --profile: the profile says what computes."
+            )
+        return Hardware(model="", gpu="", profile=profile, kv_tokens=1)  # the trace says how much KV fits
+    if model is None and gpu is None:
+        return None
+    if model is None or gpu is None:
+        raise EvalError(
+            "--model and --gpu go together: give both, or neither for the trace's own step times."
+        )
+    return Hardware(model=model, gpu=gpu, tensor_parallel=arguments.tensor_parallel, kv_tokens=1)

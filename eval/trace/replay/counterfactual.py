@@ -1,0 +1,145 @@
+"""What another policy would have made of a trace: its jobs in the simulator, beside what happened."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from tqdm import tqdm
+
+from continuum.policy import ContinuumPolicy
+from engine.config import SchedulerConfig
+from engine.policy import PolicyContext, SchedulingPolicy
+from eval.baselines.catalog import parse_policy
+from eval.baselines.knowledge import Knowledge, NamedPolicy
+from eval.errors import CostModelError
+from eval.metrics import RunResult, RunSetting, summarise
+from eval.sim.cost_model import StepCost
+from eval.sim.fitted import CostProfile, FittedCost, fit_steps
+from eval.sim.simulate import Hardware
+from eval.sim.simulator import SimConfig, Simulator
+from eval.sim.step_samples import step_samples
+from eval.trace.replay.recorded_policy import TOLD_THE_FUTURE, recorded_policy
+from eval.trace.replay.recorded_run import RecordedRun, read_run
+from eval.workloads.families import roots
+from tracing.events import TraceHeader
+from tracing.reader import read_trace
+
+THIS_ENGINE = "the engine of this trace"
+
+
+@dataclass(frozen=True, slots=True)
+class _AsRecorded:
+    """The policy of the trace, with the options and the knowledge it had then."""
+
+    header: TraceHeader
+
+    def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
+        if self.header.policy in TOLD_THE_FUTURE:
+            return parse_policy(self.header.policy).make(context, knowledge)
+        return recorded_policy(self.header)(context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Knowing:
+    """Another policy; one that learns of tools begins with what the recorded one had learned before."""
+
+    policy: NamedPolicy
+    state: str | None
+
+    def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
+        policy = self.policy.make(context, knowledge)
+        if self.state is not None and isinstance(policy, ContinuumPolicy):
+            policy.tools.recall(self.state)
+        return policy
+
+
+def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResult]:
+    """Three runs: the recorded policy in simulation, ``policy`` there, and what was recorded.
+
+    ``hardware``: what computes; None: as long as the trace's own steps took. PolicyError for an unknown
+    policy, CostModelError if the steps are too few or too alike to tell.
+    """
+    other = parse_policy(policy)
+    run = read_run(path)
+    cost = _fitted(path, run.header) if hardware is None else hardware.cost()[0]
+    model, device = (THIS_ENGINE, None) if hardware is None else hardware.describe()
+    setting = RunSetting(
+        name="", model=model, hardware=device, simulated=True, workload=path.name, arrivals="recorded"
+    )
+    policies = [
+        NamedPolicy(f"{run.header.policy} again", _AsRecorded(run.header)),
+        NamedPolicy(other.name, _Knowing(other, run.header.estimator_state)),
+    ]
+    results = []
+    for one in tqdm(policies, unit="run", file=sys.stderr, disable=None, leave=False):
+        results.append(_simulated(run, one, cost, replace(setting, name=one.name)))
+    recorded = summarise(
+        replace(setting, name="recorded", model=THIS_ENGINE, hardware=None, simulated=False),
+        run.job_records,
+        run.turn_records,
+        run.counters,
+        notes=["as the engine saw it, from a turn's arrival to its end there"],
+    )
+    return [*results, recorded]
+
+
+def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: RunSetting) -> RunResult:
+    header = run.header
+    config = SimConfig(
+        cost=cost,
+        kv_tokens=header.num_blocks * header.block_size,
+        host_kv_tokens=header.num_host_blocks * header.block_size,
+        block_size=header.block_size,
+        scheduler=SchedulerConfig(
+            max_num_seqs=header.max_num_seqs,
+            max_num_batched_tokens=header.max_num_batched_tokens,
+            enable_chunked_prefill=header.enable_chunked_prefill,
+            long_prefill_token_threshold=header.long_prefill_token_threshold,
+            scheduler_reserve_full_isl=header.scheduler_reserve_full_isl,
+        ),
+        tell_last_step=run.tells_last_step,
+    )
+    simulator = Simulator(config, policy, run.jobs)
+    played = simulator.run([job.arrival_s or 0.0 for job in roots(run.jobs)])
+    return summarise(
+        setting,
+        played.jobs,
+        played.turns,
+        played.counters,
+        occupancy=played.occupancy,
+        notes=[*run.notes, *cost.notes()],
+    )
+
+
+def _fitted(path: Path, header: TraceHeader) -> FittedCost:
+    """From how long each step of the trace took until the next."""
+    try:
+        fit = fit_steps(list(step_samples(read_trace(path))))
+    except CostModelError as error:
+        raise CostModelError(
+            f"{error} Or give --profile, or --model and --gpu, to say what a step costs."
+        ) from error
+    a, b, c, d, e, f = fit.coefficients
+    return FittedCost(
+        CostProfile(
+            model=THIS_ENGINE,
+            dtype="its own type",
+            kv_bytes_per_token=0,
+            step_tokens=header.max_num_batched_tokens,
+            step_s=a,
+            batch_s=b,
+            new_token_s=c,
+            pair_s=d,
+            decode_s=e,
+            context_token_s=f,
+            num_steps=fit.num_steps,
+            num_kinds=fit.num_kinds,
+            median_error=fit.median_error,
+            p95_error=fit.p95_error,
+            max_decodes=fit.max_decodes,
+            max_context_tokens=fit.max_context_tokens,
+        )
+    )
