@@ -21,6 +21,8 @@ MAX_JOBS = 65536
 """Open jobs; beyond, the oldest one's span ends, as if it had been forgotten."""
 MAX_GAPS = 256
 """Open gaps of one job; beyond, the oldest one ends."""
+PHASES = ("queue", "prefill", "decode")
+"""Of a turn: until it is first scheduled, until its first token, until its end."""
 
 Attributes = dict[str, str | int | float | Sequence[str]]
 
@@ -204,7 +206,8 @@ class JobSpans:
         job.output_tokens += request.num_output_tokens
         job.cached_tokens += request.num_cached_tokens
         job.recomputed_tokens += turn.recomputed_tokens if turn is not None else 0
-        job.queued_s += (request.first_scheduled_s or request.ended_s) - request.arrival_s
+        scheduled_s = request.ended_s if request.first_scheduled_s is None else request.first_scheduled_s
+        job.queued_s += scheduled_s - request.arrival_s
 
     def _client_context(self, request: EndedRequest) -> Context | None:
         """The client's own span; None if it sent none, or nothing that is one."""
@@ -232,13 +235,12 @@ class JobSpans:
         span.end(self._ns(request.ended_s))
 
     def _tell_phases(self, request: EndedRequest, turn: Context) -> None:
-        scheduled_s = request.first_scheduled_s or request.ended_s
-        first_token_s = request.first_token_s or request.ended_s
-        self._span("queue", turn, request.arrival_s, scheduled_s)
-        if request.first_scheduled_s is not None:
-            self._span("prefill", turn, scheduled_s, first_token_s)
-        if request.first_token_s is not None:
-            self._span("decode", turn, first_token_s, request.ended_s)
+        """Those that it came to, up to its end."""
+        began = (request.arrival_s, request.first_scheduled_s, request.first_token_s)
+        ended = (*began[1:], request.ended_s)
+        for name, began_s, ended_s in zip(PHASES, began, ended, strict=True):
+            if began_s is not None:
+                self._span(name, turn, began_s, request.ended_s if ended_s is None else ended_s)
 
     def _turn_attributes(self, request: EndedRequest, turn: _Turn | None) -> Attributes:
         attributes: Attributes = {
