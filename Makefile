@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-policy test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-policy test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-step: $(STAMP) ## what the scheduler alone costs, in microseconds (seconds
 
 bench-grammar: $(STAMP) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m eval.grammar_bench $(ARGS)
+
+bench-trace: $(STAMP) ## what the scheduler's trace costs, on and off side by side (4 minutes) [ARGS="--rounds 40"]
+	@$(BIN)/python -m eval.trace_overhead $(ARGS)
 
 bench-policy: $(STAMP) ## all policies on recorded jobs, simulated, and which promises hold (hours) [ARGS="--quick"]
 	@$(BIN)/python -m eval.policy_bench $(ARGS)

@@ -129,8 +129,7 @@ class InputTrace:
     def begin_output(self, result: ModelRunnerOutput, requests: dict[str, Request]) -> OpenOutput:
         """Before a result is applied."""
         got = [i for i, tokens in zip(result.req_ids, result.sampled_token_ids, strict=True) if tokens]
-        known = [(requests[i], requests[i].num_tokens) for i in got if i in requests]
-        return OpenOutput(got, known)
+        return OpenOutput(got, [requests[i] for i in got if i in requests])
 
     def step_output(
         self,
@@ -140,7 +139,7 @@ class InputTrace:
         outputs: Sequence[EngineCoreOutput],
         now: float,
     ) -> None:
-        """After it was applied."""
+        """After it was applied; ``outputs`` are of the requests that had not ended before, in their order."""
         event = StepOutput(
             step=self._steps.number,
             now=now,
@@ -154,14 +153,14 @@ class InputTrace:
         counts: dict[str, int] = {}
         ended: dict[str, str] = {}
         size = self._block_size
-        for request, num_before in before.requests:
-            num_tokens = request.num_tokens
-            if num_tokens != num_before + 1:
-                counts[request.request_id] = num_tokens - num_before
-            if num_tokens // size != num_before // size and request.block_hashes:
-                blocks[request.request_id] = self._name_filled(request, num_before // size)
-            if request.status.finished:
-                ended[request.request_id] = str(request.status.finish_reason)
+        for request, output in zip(before.requests, outputs, strict=True):
+            num_tokens, num_new = request.num_tokens, len(output.new_token_ids)
+            if num_new != 1:
+                counts[request.request_id] = num_new
+            if num_tokens % size < num_new and request.block_hashes:
+                blocks[request.request_id] = self._name_filled(request, (num_tokens - num_new) // size)
+            if output.finish_reason is not None:
+                ended[request.request_id] = str(output.finish_reason)
         event.blocks, event.num_tokens, event.ended = blocks, counts, ended
         self._tracer.emit(event)
 
@@ -219,8 +218,8 @@ class OpenOutput:
 
     sampled: list[str]
     """Requests that got tokens."""
-    requests: list[tuple[Request, int]]
-    """Those that have not ended, with their tokens so far."""
+    requests: list[Request]
+    """Those of them that have not ended."""
 
 
 class TokenReads(Sequence[int]):

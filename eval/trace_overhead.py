@@ -1,0 +1,231 @@
+"""``make bench-trace``: what the scheduler's trace costs, by a model that costs next to nothing.
+
+One engine under a steady load, its trace switched on and off between short windows: each round has every
+state once and "off" twice, in an order of its own, so that what else the machine does meets all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from continuum.config import ContinuumConfig
+from continuum.policy import ContinuumPolicyFactory
+from engine.async_llm import AsyncLLM
+from engine.config import TraceConfig
+from engine.core_proc import CoreSpec
+from engine.launcher import CoreProcess
+from engine.llm import engine_config, uniproc_executor
+from engine.messages import JobRef
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.worker.tiny_models import make_model_folder
+from eval.intervals import Estimate, ratio_interval
+from eval.server_process import unwound_by_sigterm
+
+PROMPT = "One two three four five six seven."
+NUM_BLOCKS = 2000
+SETTLE_S = 0.3
+"""After a switch, before anything is counted: files are opened, and the last batch of a trace is written."""
+GOAL = 0.98
+"""Of the throughput without a trace: what is left of it with one."""
+OFF, AGAIN = "off", "off again"
+ENDINGS = {"on": ".jsonl", "on, compressed": ".jsonl.zst"}
+STATES = (OFF, *ENDINGS, AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was measured in one go."""
+
+    tokens_per_s: float
+    cpu_s_per_token: float
+    """Of the engine core's process, all its threads: the one that writes the trace too."""
+
+
+@dataclass(slots=True)
+class Load:
+    """Streams that never end: each is followed by the next."""
+
+    engine: AsyncLLM
+    num_streams: int
+    stream_tokens: int
+    num_tokens: int = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._stream_on(number)) for number in range(self.num_streams)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks)
+
+    async def _stream_on(self, number: int) -> None:
+        params = SamplingParams(
+            max_tokens=self.stream_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        count = 0
+        while True:
+            count += 1
+            async for output in self.engine.generate(PROMPT, params, f"{number}-{count}", job=JobRef()):
+                self.num_tokens += len(output.outputs[0].token_ids)
+
+    async def window(self, seconds: float) -> Window:
+        """What happens within so many seconds."""
+        began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
+        await asyncio.sleep(seconds)
+        num_tokens, passed_s = self.num_tokens - before, time.perf_counter() - began
+        cpu_s = _cpu_s(self.engine.core_pid) - cpu_before_s
+        return Window(num_tokens / passed_s, cpu_s / max(1, num_tokens))
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time that all threads of a process have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Measured:
+    """Of one state, round by round."""
+
+    windows: list[Window] = field(default_factory=list)
+    num_events: int = 0
+    num_dropped: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    """While there was a trace."""
+
+
+async def measure(
+    engine: AsyncLLM, folder: Path, load: Load, rounds: int, seconds: float
+) -> dict[str, Measured]:
+    """All states in each round."""
+    found = {state: Measured() for state in STATES}
+    chance = random.Random(0)
+    async with load.running():
+        await load.window(seconds)  # warm
+        for number in range(rounds):
+            for state in chance.sample(STATES, len(STATES)):
+                await _measure_window(engine, folder, load, found[state], ENDINGS.get(state), seconds)
+            print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+    return found
+
+
+async def _measure_window(
+    engine: AsyncLLM, folder: Path, load: Load, measured: Measured, ending: str | None, seconds: float
+) -> None:
+    if ending is None:
+        await asyncio.sleep(SETTLE_S)
+        measured.windows.append(await load.window(seconds))
+        return
+    path = folder / f"trace{ending}"
+    began = time.perf_counter()
+    await engine.switch_trace(True, path.name)
+    await asyncio.sleep(SETTLE_S)
+    measured.windows.append(await load.window(seconds))
+    state = await engine.switch_trace(False)
+    measured.seconds += time.perf_counter() - began
+    measured.num_events += state.written
+    measured.num_dropped += state.dropped
+    measured.num_bytes += path.stat().st_size
+    path.unlink()
+
+
+def report(found: dict[str, Measured]) -> str:
+    """Each state beside "off" of the same rounds."""
+    speed = {state: [window.tokens_per_s for window in each.windows] for state, each in found.items()}
+    cpu = {state: [1e6 * window.cpu_s_per_token for window in each.windows] for state, each in found.items()}
+    lines = [
+        "By the state of the trace, under a steady load: the ratio to off in the same round",
+        "(geometric mean of the rounds, 95 % interval; off again against off is the noise)",
+        *("", "  Tokens per second"),
+        *_table(speed),
+        *("", "  Processor time of the engine core per token, in microseconds"),
+        *_table(cpu),
+        "",
+    ]
+    for state in ENDINGS:
+        lines.append(f"  {state}: {_written(found[state])}")
+        lines.append(f"  {state}: throughput {_verdict(_ratio(speed[OFF], speed[state]))}")
+    return "\n".join(lines)
+
+
+def _table(values: dict[str, list[float]]) -> Iterator[str]:
+    for state in STATES:
+        ratio = "" if state == OFF else _told(_ratio(values[OFF], values[state]))
+        yield f"    {state:<16} {statistics.fmean(values[state]):>9,.0f}   {ratio}"
+
+
+def _ratio(base: Sequence[float], rates: Sequence[float]) -> Estimate:
+    estimate = ratio_interval(list(zip(base, rates, strict=True)))
+    assert estimate is not None, "a window without a token"
+    return estimate
+
+
+def _told(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.4f}"
+    return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
+
+
+def _written(measured: Measured) -> str:
+    return (
+        f"{measured.num_events / measured.seconds:,.0f} events and "
+        f"{measured.num_bytes / measured.seconds / 1e6:.2f} MB a second, {measured.num_dropped:,} dropped"
+    )
+
+
+def _verdict(estimate: Estimate) -> str:
+    cost = f"is {100 * (1 - estimate.value):.1f} % less"
+    if estimate.low is None or estimate.high is None or estimate.low < GOAL <= estimate.high:
+        return f"{cost}; these rounds cannot tell whether that is within {100 * (1 - GOAL):.0f} %"
+    return f"{cost}: within {100 * (1 - GOAL):.0f} %" if estimate.low >= GOAL else f"{cost}: TOO MUCH"
+
+
+async def run(model: Path, folder: Path, args: argparse.Namespace) -> str:
+    config = engine_config(str(model), num_gpu_blocks_override=NUM_BLOCKS)
+    config = replace(config, trace=TraceConfig(trace_dir=str(folder)))
+    spec = CoreSpec(config, uniproc_executor, ContinuumPolicyFactory(ContinuumConfig()))
+    engine = AsyncLLM(config, CoreProcess(spec))
+    try:
+        load = Load(engine, args.streams, args.tokens)
+        return report(await measure(engine, folder, load, args.rounds, args.seconds))
+    finally:
+        engine.shutdown()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make bench-trace", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, metavar="ROUNDS", help="each has all states (20)")
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="SECONDS", help="of each window (2)")
+    parser.add_argument("--streams", type=int, default=32, metavar="STREAMS", help="at once (32)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="TOKENS", help="of each stream (200)")
+    args = parser.parse_args(argv)
+    if min(args.rounds, args.streams, args.tokens) < 1 or not args.seconds > 0:
+        parser.error("--rounds, --streams and --tokens must be at least 1, and --seconds above 0")
+    # A model so small gains nothing from threads; processes that share two cores lose by them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with unwound_by_sigterm(), tempfile.TemporaryDirectory(prefix="trace-overhead-") as name:
+        folder = Path(name)
+        print(asyncio.run(run(make_model_folder(folder / "tiny"), folder / "traces", args)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
