@@ -185,7 +185,7 @@ class Explanation:
         block_size = self.facts.header.block_size
         size = f"{pin.num_blocks:,} blocks ({pin.num_blocks * block_size:,} tokens)"
         if pin.outcome is PinOutcome.REFUSED:
-            lines = wrapped(f"Its {size} were not held: {pin.reason or 'no room among the pins'}.", indent=2)
+            lines = wrapped(f"Its {size} were not held: {pin.refused_for or 'no room for it'}.", indent=2)
         else:
             lines = wrapped(f"Pin {pin.pin_id} held its {size}.", indent=2)
         for decision in pin.decisions:

@@ -177,6 +177,8 @@ class PinLife:
     outcome: PinOutcome
     broken_by: str | None
     """Request for which it was broken; None where that is not known."""
+    refused_for: str | None = None
+    """Why it was refused, if it was."""
     block_s: float
     """Blocks times seconds that it held."""
     blocks_at_end: int

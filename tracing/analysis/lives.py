@@ -247,12 +247,19 @@ class LifeReader:
         self._unseen.clear()
         if self._lost:
             self._lost = False
-            self._miss(set(snapshot.running), snapshot.now)
+            self._miss(snapshot)
 
-    def _miss(self, running: set[str], now: float) -> None:
-        """Some events were lost: a turn that ran and runs no more has ended meanwhile."""
+    def _miss(self, snapshot: StepSnapshot) -> None:
+        """Some events were lost: a turn that is nowhere any more has ended meanwhile, one that runs now began
+        to. Where the whole queue is not named, a turn that waited is taken to wait still."""
+        now, running = snapshot.now, set(snapshot.running)
+        all_named = snapshot.num_waiting <= len(snapshot.waiting_head) and not snapshot.num_loading
+        waiting = set(snapshot.waiting_head)
         for turn in list(self._open.values()):
-            if turn.running and turn.req_id not in running:
+            if turn.req_id in running:
+                if not turn.running:
+                    turn.enter(Phase.DECODE, now, self._clock)
+            elif turn.running or (all_named and turn.req_id not in waiting):
                 self._close_turn(turn, TurnEnd.LOST, now)
 
     def _take_decision(self, step: StepDecision) -> None:
@@ -381,14 +388,8 @@ class LifeReader:
         match event.kind:
             case "turn_arrived" if event.req_id is not None:
                 self._take_arrival(event, event.req_id)
-            case "turn_admitted" | "turn_ended" if event.req_id in self._open:
-                turn = self._open[event.req_id]
-                turn.cached_tokens, turn.recomputed_tokens = event.cached_tokens, event.recomputed_tokens
-                turn.num_known_tokens = event.num_known_tokens
-                if event.kind == "turn_ended":
-                    turn.num_output_tokens = event.num_output_tokens
-            case "turn_aborted" if event.req_id in self._open:
-                self._open[event.req_id].num_output_tokens = event.num_output_tokens
+            case "turn_admitted" | "turn_ended" | "turn_aborted" if event.req_id in self._open:
+                self._take_turn(event, self._open[event.req_id])
             case "finished" | "forgotten":
                 self._forget(event.job_id)
                 if event.kind == "finished":
@@ -402,6 +403,18 @@ class LifeReader:
                     gap.told.append(Told(event.now, state, event.told_remaining_s))
             case _:
                 pass
+
+    def _take_turn(self, event: JobEvent, turn: OpenTurn) -> None:
+        """Also of one that was under way when the trace began: then it is known only now whose it is."""
+        if turn.job_id is None:
+            turn.job_id, turn.number = event.job_id, event.turn
+            turn.num_prompt_tokens = event.num_prompt_tokens
+            self._num_turns[event.job_id] = max(event.turn, self._num_turns.get(event.job_id, 0))
+        turn.num_known_tokens = event.num_known_tokens
+        if event.kind != "turn_aborted":
+            turn.cached_tokens, turn.recomputed_tokens = event.cached_tokens, event.recomputed_tokens
+        if event.kind != "turn_admitted":
+            turn.num_output_tokens = event.num_output_tokens
 
     def _take_arrival(self, event: JobEvent, req_id: str) -> None:
         turn = self._arrive(req_id, event.job_id, event.now, number=event.turn)

@@ -44,6 +44,7 @@ class _OpenPin:
             ended_s=now,
             outcome=outcome,
             broken_by=by,
+            refused_for=created.reason if outcome is PinOutcome.REFUSED else None,
             block_s=self.block_s,
             blocks_at_end=self.num_blocks,
         )

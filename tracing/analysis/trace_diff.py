@@ -1,7 +1,7 @@
 """Two traces of the same jobs side by side: which jobs gained and lost, how much, and where.
 
-A job is the same where its id is. Where its seconds went says why: the reason given is the part of its life
-that changed most in the direction of the whole.
+A job is the same where its id is, but for what marks a run of the load generator. Where its seconds went says
+why: the reason given is the part of its life that changed most in the direction of the whole.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ PARTS = {
 }
 """Of a job's time: as in its account, but that what preemption cost is one, and so is all between turns (a
 policy that knows no tools writes none into its trace)."""
+
+RUN_MARK = r"\.[0-9a-f]{6}$"
+"""What ``continuum bench`` puts behind the ids of its jobs."""
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +75,8 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
     """The second against the first."""
-    both = _parted(a.jobs).join(_parted(b.jobs), on="job_id", suffix="_b")
+    jobs_a, jobs_b = _same_names(a.jobs, b.jobs)
+    both = _parted(jobs_a).join(_parted(jobs_b), on="job_id", suffix="_b")
     open_in_one = both.filter(pl.col("open") | pl.col("open_b"))
     closed = both.filter(~(pl.col("open") | pl.col("open_b")))
     jobs = [_change(row) for row in closed.iter_rows(named=True)]
@@ -83,11 +87,22 @@ def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
         b=of_b,
         figures=[Figure(name=each.name.strip(), a=each.get(of_a), b=each.get(of_b)) for each in _FIGURES],
         jobs=jobs,
-        only_a=a.jobs.join(b.jobs, on="job_id", how="anti")["job_id"].to_list(),
-        only_b=b.jobs.join(a.jobs, on="job_id", how="anti")["job_id"].to_list(),
+        only_a=jobs_a.join(jobs_b, on="job_id", how="anti")["job_id"].to_list(),
+        only_b=jobs_b.join(jobs_a, on="job_id", how="anti")["job_id"].to_list(),
         open=open_in_one["job_id"].to_list(),
         parts_s={name: sum(job.parts_s[name] for job in jobs) / len(jobs) for name in PARTS} if jobs else {},
     )
+
+
+def _same_names(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The load generator ends the ids of a run with a mark of its own: it counts for nothing if otherwise no
+    job would be in both, and if ids stay apart without it."""
+    if not a.join(b, on="job_id", how="semi").is_empty():
+        return a, b
+    plain_a, plain_b = (jobs.with_columns(pl.col("job_id").str.replace(RUN_MARK, "")) for jobs in (a, b))
+    if plain_a["job_id"].is_duplicated().any() or plain_b["job_id"].is_duplicated().any():
+        return a, b
+    return plain_a, plain_b
 
 
 def _parted(jobs: pl.DataFrame) -> pl.DataFrame:

@@ -1,8 +1,8 @@
 """Mooncake rows: one request per line with ids of its prompt's blocks of 512 tokens, sessions named.
 
 A row is whole where its blocks begin with those of the row before, as readers of sessions take it then. Where
-the row before fills no block, a row says what it adds; where a prompt parts from the one before, it begins a
-session of its own.
+a session's first prompt fills no block, its rows say what they add; where a prompt parts from the one before,
+it begins a session of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class _Session:
 
     name: str
     last: _Turn
+    ids: tuple[int, ...] = ()
+    """As the last row has them: none if it said what it added."""
 
 
 class MooncakeExport(Silent):
@@ -67,6 +69,8 @@ class MooncakeExport(Silent):
         self._sessions: dict[str, _Session] = {}
         """By the request of their last row."""
         self._num_branches: dict[str, int] = {}
+        self._num_added = 0
+        """Rows that say what they add."""
         self._num_unknown = 0
         self._num_unfinished = 0
 
@@ -122,7 +126,8 @@ class MooncakeExport(Silent):
         delay_ms = None
         if session.last is not turn and life.gap_s is not None:
             delay_ms = round(1000 * life.gap_s, 3)
-        session.last = turn
+        session.last, session.ids = turn, turn.ids if whole else ()
+        self._num_added += not whole
         self._sessions[life.req_id] = session
         row = Row(
             timestamp=round(1000 * (life.arrived_s - self._began_s)),
@@ -141,7 +146,7 @@ class MooncakeExport(Silent):
     def _added(self, session: _Session, turn: _Turn) -> int | None:
         """The row's ``input_length`` within the session; None if it cannot be told there."""
         before, now = session.last.life, turn.life
-        ids = session.last.ids
+        ids = session.ids
         if ids:
             grows = now.num_prompt_tokens > before.num_prompt_tokens
             return now.num_prompt_tokens if grows and turn.ids[: len(ids)] == ids else None
@@ -164,6 +169,9 @@ class MooncakeExport(Silent):
         branches = sum(number - 1 for number in self._num_branches.values())
         if branches:
             notes.append(f"{branches:,} prompts part from the one before, and begin sessions of their own")
+        if self._num_added:
+            told = "say what they add and have no ids: their session's first prompt fills no block"
+            notes.append(f"{self._num_added:,} of them {told}")
         size = self._header.block_size if self._header is not None else BLOCK_TOKENS
         if BLOCK_TOKENS % size:
             notes.append(f"blocks of {size} tokens do not fill {BLOCK_TOKENS}: ids are approximate")

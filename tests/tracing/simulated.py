@@ -1,0 +1,33 @@
+"""Traces for tests, made by the simulator's own command in a second, each beside the results it printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from continuum.cli import main
+
+POOL_TOKENS = 12_000
+"""Less than the jobs want at once: some wait, some are preempted, and pins end in every way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTrace:
+    """What one run left."""
+
+    path: Path
+    result: dict[str, Any]
+    """The run as ``--json`` has it."""
+
+
+def simulate(folder: Path, policy: str, *flags: str, name: str = "trace.jsonl") -> SimulatedTrace:
+    folder.mkdir(parents=True, exist_ok=True)
+    path, result = folder / name, folder / "result.json"
+    command = ["simulate", "--workload", "swe-bench:turns=0.5,tokens=0.15", "--jobs", "14", "--rate", "2"]
+    command += ["--gpu", "h100", "--kv-tokens", str(POOL_TOKENS), "--max-num-seqs", "8", "--processes", "1"]
+    command += ["--policies", policy, "--json", str(result), "--trace", str(path), *flags]
+    assert main(command) == 0
+    (run,) = json.loads(result.read_text())["runs"]
+    return SimulatedTrace(path, run)
