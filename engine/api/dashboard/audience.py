@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from uuid import uuid4
 
-from engine.api.errors import OverloadedError
+from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.served_model import ServedModel
 from engine.errors import EngineDeadError
 
@@ -66,8 +66,8 @@ class Audience:
         self._showing: asyncio.Task[None] | None = None
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """Views as the core writes them, until the server stops. OverloadedError if there are too many who
-        look on, EngineDeadError when the core has died."""
+        """Views as the core writes them, for as long as they are wanted. OverloadedError if there are too many
+        who look on, ServerClosingError when the server stops, EngineDeadError when the core has died."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise OverloadedError(f"{MAX_VIEWERS} viewers look on already; try again later.")
         viewer = _Viewer()
@@ -78,8 +78,7 @@ class Audience:
                 self._showing = asyncio.create_task(self._show())
             while (view := await viewer.next()) is not None:
                 yield view
-            if viewer.error is not None:
-                raise viewer.error
+            raise viewer.error or ServerClosingError()
         finally:
             self._viewers.discard(viewer)
             self._model.count_viewers(-1)
@@ -91,7 +90,7 @@ class Audience:
         except Exception as caught:
             error = caught
         self._showing = None
-        for viewer in self._viewers:
+        for viewer in list(self._viewers):
             viewer.end(error)
 
     async def _show_all(self) -> None:

@@ -105,7 +105,7 @@ class BlockMap {
     const size = `${formatCount(blocks.num_blocks)} blocks of ${this.state.hello.block_size} tokens. `;
     const cell = size + (blocks.blocks_per_cell > 1 ? `A cell is ${blocks.blocks_per_cell} of them. ` : "A cell is a block. ");
     const { host_blocks: slots, used_host_blocks: used } = this.state.gauges;
-    return cell + (slots ? `Host memory holds ${formatCount(used)} of ${formatCount(slots)} copies.` : "");
+    return cell + (this.byJob ? "Dark: shared by several jobs. " : "") + (slots ? `Host memory holds ${formatCount(used)} of ${formatCount(slots)} copies.` : "");
   }
 
   layout(width, height) {
@@ -132,7 +132,7 @@ class BlockMap {
       context.globalAlpha = 1;
     };
     const job = this.jobOf(cell);
-    const jobColour = this.byJob && job !== null ? palette.job(job) : null;
+    const jobColour = this.colourOf(cell, job);
     part(running[cell], jobColour ?? palette.token("running"), 1);
     part(pinned[cell], jobColour ?? palette.token("pinned"), jobColour ? 0.62 : 1);
     part(cached[cell], palette.token("cached"), 0.55);
@@ -143,6 +143,13 @@ class BlockMap {
       this.fill(context, palette.token("ground"), x, y, this.size);
       context.globalAlpha = 1;
     }
+  }
+
+  /** In the map by job: its job's, or what all share has. Null: by what it is. */
+  colourOf(cell, job) {
+    if (!this.byJob) return null;
+    if (job !== null) return palette.job(job);
+    return this.cells.owners[cell] === SHARED_OWNER ? palette.token("quiet") : null;
   }
 
   /** What a pin holds has a hollow middle, so that it is told from what runs without its colour. */

@@ -20,6 +20,7 @@ class Decisions {
     this.onJob = onJob;
     this.list = byId("decision-list");
     this.numShown = 0;
+    this.list.hidden = true;
   }
 
   draw() {
@@ -34,6 +35,7 @@ class Decisions {
     this.list.prepend(...items.map((sentence) => decisionItem(sentence, this.onJob)));
     while (this.list.children.length > SHOWN_DECISIONS) this.list.lastChild.remove();
     this.numShown = this.state.numDecisions;
+    this.list.hidden = false;
     byId("decisions-empty").hidden = true;
   }
 }

@@ -173,8 +173,12 @@ class Lanes {
     const held = pins.get(lane.jobId) ?? [];
     for (const span of lane.spans) this.drawSpan(context, span, top);
     for (const hold of lane.holds) this.drawHold(context, hold, top);
-    for (const pin of held) this.drawPin(context, pin, top);
-    if (held.length) this.drawOutlook(context, held[0], top);
+    const isBack = lane.gap === null && lane.open.size > 0;
+    for (const pin of held) {
+      if (isBack) this.drawClaim(context, pin, top);
+      else this.drawPin(context, pin, top);
+    }
+    if (held.length && !isBack) this.drawOutlook(context, held[0], top);
   }
 
   drawSpan(context, span, top) {
@@ -212,6 +216,13 @@ class Lanes {
     context.fillRect(this.nowX, y, Math.min(this.x(until), this.width) - this.nowX, 8);
     context.globalAlpha = 1;
     if (this.x(until) < this.width) context.fillRect(this.x(until) - 1, y - 3, 2, 14);
+  }
+
+  /** Its job goes on, or waits to: what is held lies under what it does. */
+  drawClaim(context, pin, top) {
+    const from = Math.max(this.x(pin.since), this.left - 2);
+    context.fillStyle = palette.token("pinned");
+    context.fillRect(from, top + ROW - 5, Math.max(0, this.nowX - from), 3);
   }
 
   /** Nine in ten are back between the ends of the whisker's, half before its dot. */

@@ -1,6 +1,8 @@
 // Joins the parts: views go into the state, the state is drawn some times a second while the page is seen.
 
 const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 500 : 60;
+const STATUS = { gone: "server gone", key: "needs a key" };
+const LONGEST_GUESS_S = 1.5; // so far the clock runs on without a word of the server
 const SLOW_FRAMES = 4; // the figures are drawn with every fourth
 
 function start() {
@@ -34,14 +36,17 @@ function start() {
       setText(byId("fact-version"), `version ${state.hello.version}`);
       showNotice(state.numLeftOut ? `${formatMany(state.numLeftOut, "event")} came faster than they can be shown, and were left out.` : "");
     },
-    status: (name, text) => showStatus(name, text),
+    status: (name, text) => {
+      showStatus(name, STATUS[name]);
+      showNotice(name === "gone" ? `${text[0].toUpperCase()}${text.slice(1)}.` : "");
+    },
     askKey,
   });
 
   let frame = 0;
   function draw() {
-    const now = clock.now();
-    if (now !== null && state.gauges !== null) {
+    if (state.gauges !== null) {
+      const now = Math.min(clock.now(), state.now + LONGEST_GUESS_S);
       lanes.draw(now);
       pins.draw(now);
       decisions.draw();
@@ -59,6 +64,7 @@ function start() {
 function showStatus(name, text) {
   const status = byId("status");
   status.dataset.state = name;
+  document.body.dataset.state = name;
   setText(status.lastElementChild, text);
 }
 

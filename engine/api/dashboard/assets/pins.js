@@ -49,7 +49,7 @@ class PinRow {
   }
 
   showCountdown(pin, now) {
-    const left = pin.deadline - now;
+    const left = pin.isBack ? 0 : pin.deadline - now; // whoever is back has all the time it needs
     setText(this.left, left > 0 ? formatSeconds(left) : "is back");
     this.left.title = pin.reason ?? "";
     const whole = Math.max(pin.deadline - pin.since, 0.001);
@@ -86,6 +86,7 @@ class Pins {
     }
     pins.forEach((pin, place) => this.drawRow(pin, place, now));
     byId("pins-empty").hidden = pins.length > 0;
+    this.list.hidden = pins.length === 0;
     setText(byId("pins-empty"), this.emptyWords());
     const { pins: count, pinned_blocks: blocks } = this.state.gauges;
     setText(byId("pins-count"), count ? `${formatMany(count, "pin")}, ${formatMany(blocks, "block")}` : "");

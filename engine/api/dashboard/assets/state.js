@@ -206,6 +206,7 @@ class EngineState {
     }
     for (const [job, pins] of byJob) {
       const frontiers = (this.jobs.get(job)?.frontiers ?? []).filter((frontier) => frontier.ttl_s !== null);
+      for (const pin of pins) pin.isBack = this.jobs.has(job) && frontiers.length === 0;
       if (frontiers.length !== pins.length) continue;
       frontiers.sort((one, other) => one.ttl_s - other.ttl_s);
       pins.sort((one, other) => one.deadline - other.deadline);

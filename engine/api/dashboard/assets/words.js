@@ -5,7 +5,7 @@ function causeWords(event) {
   const held = event.held_s === undefined ? "" : ` after ${formatSeconds(event.held_s)}`;
   switch (event.cause) {
     case "handed_over":
-      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "its KV was still there" };
+      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "they need not be computed again" };
     case "expired":
       return { kind: "expired", text: `was not back${held}: its ${blocks} are let go`, why: "they stay cached until somebody needs the room" };
     case "broken":

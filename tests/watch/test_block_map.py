@@ -1,0 +1,107 @@
+"""Promises of the picture of the pool: it counts what the pool counts, and a block is its holder's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.watch.block_map import MAX_CELLS, BlockPainter, Holding
+from engine.watch.view import SHARED, BlockMap
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a test lets somebody hold."""
+
+    job: int | None
+    is_pin: bool
+    num_blocks: int
+
+
+helds = st.lists(
+    st.builds(Held, st.none() | st.integers(0, 300), st.booleans(), st.integers(1, 40)), max_size=12
+)
+
+
+def paint(num_blocks: int, helds: list[Held], num_cached: int = 0) -> BlockMap:
+    """A pool of which these hold blocks, one after the other, and of which so many free ones cache something."""
+    kv = KVCacheManager(num_blocks + 1, 16, 1 << 20)
+    holdings = []
+    for held in helds:
+        count = min(held.num_blocks, kv.pool.num_free_blocks)
+        job_id = None if held.job is None else f"job {held.job}"
+        holdings.append(Holding(job_id, held.is_pin, kv.pool.get_new_blocks(count)))
+    cached = kv.pool.get_new_blocks(min(num_cached, kv.pool.num_free_blocks))
+    kv.pool.cache_full_blocks(
+        cached, [number.to_bytes(32, "big") for number in range(len(cached))], 0, len(cached)
+    )
+    kv.pool.free_blocks(cached)
+    return BlockPainter(kv).paint(holdings)
+
+
+@given(st.integers(1, 500), helds, st.integers(0, 200))
+def test_the_map_counts_what_is_there(num_blocks: int, helds: list[Held], num_cached: int) -> None:
+    """A cell is a block here: as many of each kind as are held, cached or free."""
+    picture = paint(num_blocks, helds, num_cached)
+    left = num_blocks
+    counts = {False: 0, True: 0}
+    for held in helds:
+        count = min(held.num_blocks, left)
+        counts[held.is_pin] += count
+        left -= count
+    assert (picture.num_blocks, picture.blocks_per_cell) == (num_blocks, 1)
+    assert picture.running.count(255) == counts[False]
+    assert picture.pinned.count(255) == counts[True]
+    assert picture.cached.count(255) == min(num_cached, left)
+    assert all(
+        sum(cell) in (0, 255) for cell in zip(picture.running, picture.pinned, picture.cached, strict=True)
+    )
+
+
+@given(st.integers(MAX_CELLS + 1, 5 * MAX_CELLS), st.integers(1, 3000))
+def test_a_large_pool_is_told_in_few_cells(num_blocks: int, num_held: int) -> None:
+    """Never more than can be drawn, and the shares of the cells add up to the blocks."""
+    picture = paint(num_blocks, [Held(1, False, num_held)])
+    per_cell = picture.blocks_per_cell
+    assert len(picture.running) == -(-num_blocks // per_cell) <= MAX_CELLS
+    held = min(num_held, num_blocks)
+    told = sum(picture.running) / 255 * per_cell
+    assert abs(told - held) < per_cell
+
+
+def test_a_block_is_its_jobs() -> None:
+    """The job's place in the list says whose; what several jobs hold is shared; without a job nobody's."""
+    kv = KVCacheManager(7, 16, 1 << 20)
+    blocks = kv.pool.get_new_blocks(5)
+    picture = BlockPainter(kv).paint(
+        [
+            Holding("a", True, blocks[:3]),
+            Holding("b", False, blocks[2:4]),
+            Holding("a", False, blocks[:1]),
+            Holding(None, False, blocks[4:]),
+        ]
+    )
+    first, second = 2 + picture.jobs.index("a"), 2 + picture.jobs.index("b")
+    assert list(picture.owners) == [first, first, SHARED, second, 0, 0]
+    assert list(picture.running) == [255, 0, 255, 255, 255, 0]  # before what a pin holds beside it
+    assert list(picture.pinned) == [0, 255, 0, 0, 0, 0]
+
+
+def test_more_jobs_than_a_byte_can_number() -> None:
+    """Those beyond are told as shared: never as another job's."""
+    picture = paint(300, [Held(number, False, 1) for number in range(300)])
+    assert len(picture.jobs) == 254
+    assert set(picture.owners[254:]) == {SHARED}
+
+
+def test_a_large_pool_is_painted_quickly() -> None:
+    """100,000 blocks, half of them held: it takes a small part of the second between two pictures."""
+    kv = KVCacheManager(100_001, 16, 1 << 20)
+    holdings = [Holding(f"job {n}", n % 2 == 0, kv.pool.get_new_blocks(500)) for n in range(100)]
+    started_s = time.process_time()
+    BlockPainter(kv).paint(holdings)
+    assert time.process_time() - started_s < 0.25
