@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-policy test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ bench-grammar: $(STAMP) ## tokens per second with and without grammars (a minute
 
 bench-trace: $(STAMP) ## what the scheduler's trace costs, on and off side by side (4 minutes) [ARGS="--rounds 40"]
 	@$(BIN)/python -m eval.trace_overhead $(ARGS)
+
+bench-replay: $(STAMP) ## 100,000 simulated steps, traced and decided again: no difference (a minute)
+	@mkdir -p out
+	@$(BIN)/python -m continuum.cli simulate --workload swe-bench --jobs 48 --rate 0.3 --kv-tokens 120000 \
+	  --host-kv-tokens 200000 --policies continuum --trace out/replay.jsonl > out/replay.txt
+	@$(BIN)/python -m continuum.cli trace replay out/replay.jsonl
 
 bench-policy: $(STAMP) ## all policies on recorded jobs, simulated, and which promises hold (hours) [ARGS="--quick"]
 	@$(BIN)/python -m eval.policy_bench $(ARGS)
