@@ -161,6 +161,14 @@ def test_a_drag_zooms_all_charts_and_a_double_click_shows_all_again(shown: Page)
     assert seen_seconds(shown) == pytest.approx(whole_s)
 
 
+def test_lanes_are_of_the_jobs_that_were_there(shown: Page) -> None:
+    """Zoomed in to the beginning, those that came later take no room, and the reader is told."""
+    shown.evaluate("timeWindow.set(0, 2)")
+    expect(shown.locator("#job-count")).to_have_text(re.compile(rf"^[1-5] of {NUM_JOBS} in this stretch"))
+    shown.get_by_role("button", name="All", exact=True).click()
+    expect(shown.locator("#job-count")).to_have_text(f"{NUM_JOBS} jobs")
+
+
 def test_shift_and_a_drag_move_in_time(shown: Page) -> None:
     """The stretch stays as long as it is."""
     drag(shown, shown.locator("#gantt .u-over"), 0.4, 0.6)
@@ -229,8 +237,8 @@ def lane_point(page: Page, job_id: str) -> tuple[float, float]:
     page.locator("#gantt").scroll_into_view_if_needed()
     x, y = page.evaluate(
         """id => {
-            const index = jobs.findIndex((job) => job.job_id === id);
-            const [tile] = jobs[index].tiles.filter((one) => one.kind === "decode");
+            const index = gantt.lanes.findIndex((job) => job.job_id === id);
+            const [tile] = gantt.lanes[index].tiles.filter((one) => one.kind === "decode");
             const box = gantt.chart.over.getBoundingClientRect();
             return [box.left + gantt.chart.valToPos((tile.start_s + tile.end_s) / 2, "x"),
                     box.top + (index + 0.5) * LANE_PX - gantt.host.scrollTop];
@@ -301,6 +309,23 @@ def test_a_calls_points_can_be_looked_at_alone(shown: Page) -> None:
     assert all_points == NUM_JOBS * (NUM_TURNS - 1)
     shown.locator("#tool-table").get_by_role("button", name="grep").click()
     expect(shown.locator("#scatter-tool option:checked")).to_have_text("grep")
+
+
+def test_a_point_tells_its_gap_and_opens_its_job(shown: Page) -> None:
+    """Who sees one below the diagonal asks whose it was."""
+    shown.locator("#scatter").scroll_into_view_if_needed()
+    x, y, job_id = shown.evaluate(
+        """() => {
+            const [point] = grants.points;
+            const box = grants.chart.over.getBoundingClientRect();
+            return [box.left + grants.chart.valToPos(point.x, "x"),
+                    box.top + grants.chart.valToPos(point.y, "y"), point.job];
+        }"""
+    )
+    shown.mouse.move(x, y)
+    expect(shown.locator("#tip")).to_contain_text(re.compile(r"actual gap.*granted.*pin", re.DOTALL))
+    shown.mouse.click(x, y)
+    expect(shown.locator("#life h2")).to_have_text(job_id)
 
 
 def test_dark_is_as_the_system_says_and_as_the_reader_wants(page: Page, report: Path) -> None:

@@ -9,8 +9,10 @@ function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name === "data") Object.assign(node.dataset, value);
-    else if (name === "style") for (const [key, one] of Object.entries(value)) node.style.setProperty(key, one);
-    else if (name === "aria") for (const [key, one] of Object.entries(value)) node.setAttribute("aria-" + key, one);
+    else if (name === "style")
+      for (const [key, one] of Object.entries(value)) node.style.setProperty(key, one);
+    else if (name === "aria")
+      for (const [key, one] of Object.entries(value)) node.setAttribute("aria-" + key, one);
     else node[name] = value;
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
@@ -86,7 +88,9 @@ function shortened(text, room) {
   const signs = [...clean];
   if (signs.length <= room) return clean;
   const head = Math.max(0, Math.floor((room - 1) * 0.4));
-  return signs.slice(0, head).join("") + "…" + signs.slice(signs.length - Math.max(1, room - 1 - head)).join("");
+  return (
+    signs.slice(0, head).join("") + "…" + signs.slice(signs.length - Math.max(1, room - 1 - head)).join("")
+  );
 }
 
 // ---- colours ----
@@ -140,24 +144,39 @@ function swatch(token, shape = "") {
 
 /** Entries are [token, label, shape, what it means]. */
 function fillLegend(list, entries) {
-  list.replaceChildren(...entries.map(([token, label, shape, means]) => el("li", { title: means ?? "" }, swatch(token, shape), label)));
+  list.replaceChildren(
+    ...entries.map(([token, label, shape, means]) =>
+      el("li", { title: means ?? "" }, swatch(token, shape), label),
+    ),
+  );
 }
 
 /** Label and value, a line each; a label may have a colour. Lines are [label, value, token]. */
 function lines(entries) {
-  return el("dl", {}, ...entries.flatMap(([label, value, token]) => [
-    el("dt", {}, token ? swatch(token) : null, label),
-    el("dd", {}, value),
-  ]));
+  return el(
+    "dl",
+    {},
+    ...entries.flatMap(([label, value, token]) => [
+      el("dt", {}, token ? swatch(token) : null, label),
+      el("dd", {}, value),
+    ]),
+  );
 }
 
 /** One bar of several parts: [token, share, label], shares of the whole. */
 function partsBar(parts, label, className = "bar") {
-  return el("div", { className, role: "img", ariaLabel: label }, ...parts
-    .filter(([, share]) => share > 0)
-    .map(([token, share, told]) => el("i", {
-      title: told, style: { width: (100 * share).toFixed(3) + "%", background: "var(--" + token + ")" },
-    })));
+  return el(
+    "div",
+    { className, role: "img", ariaLabel: label },
+    ...parts
+      .filter(([, share]) => share > 0)
+      .map(([token, share, told]) =>
+        el("i", {
+          title: told,
+          style: { width: (100 * share).toFixed(3) + "%", background: "var(--" + token + ")" },
+        }),
+      ),
+  );
 }
 
 const tip = {

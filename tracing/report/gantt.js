@@ -1,4 +1,5 @@
 // Jobs as lanes over time: what each did at every moment, and below it when its KV was held over a tool call.
+// Only jobs that were there in the time window have a lane.
 "use strict";
 
 const LANE_PX = 20;
@@ -9,16 +10,25 @@ class Gantt {
     this.host = host;
     this.spacer = el("div", { className: "spacer" });
     this.stuck = el("div", { className: "stuck" });
-    this.chosen = null;
+    this.lanes = jobs;
+    this.chosen = null; // a job; likewise the next
     this.hovered = null;
     this.spacer.append(this.stuck);
     host.append(this.spacer);
-    this.chart = timeChart(this.stuck, this.height(), [[0, 1], [null, null]], {
-      series: [{ paths: () => null, points: { show: false } }],
-      y: { range: () => [0, 1] },
-      axis: { values: () => [], grid: { show: false }, ticks: { show: false } },
-      hooks: { draw: [() => this.draw()], setSize: [() => this.lay()] },
-    });
+    this.chart = timeChart(
+      this.stuck,
+      this.height(),
+      [
+        [0, 1],
+        [null, null],
+      ],
+      {
+        series: [{ paths: () => null, points: { show: false } }],
+        y: { range: () => [0, 1] },
+        axis: { values: () => [], grid: { show: false }, ticks: { show: false } },
+        hooks: { draw: [() => this.draw()], setScale: [(chart, scale) => scale === "x" && this.lay()] },
+      },
+    );
     this.lay();
     host.addEventListener("scroll", () => this.chart.redraw(false, false));
     this.connectMouse();
@@ -31,7 +41,12 @@ class Gantt {
   }
 
   lay() {
-    this.spacer.style.height = jobs.length * LANE_PX + 8 + AXIS_PX + "px";
+    this.lanes = jobs.filter((job) => job.ended_s >= timeWindow.min && job.began_s <= timeWindow.max);
+    this.spacer.style.height = Math.max(this.height(), this.lanes.length * LANE_PX + 8 + AXIS_PX) + "px";
+    byId("job-count").textContent =
+      this.lanes.length < jobs.length
+        ? `${count(this.lanes.length)} of ${count(jobs.length)} in this stretch of time`
+        : counted(jobs.length, "job");
   }
 
   // ---- drawing: in CSS pixels, on uPlot's canvas ----
@@ -43,20 +58,25 @@ class Gantt {
     const scale = uPlot.pxRatio;
     ctx.save();
     ctx.scale(scale, scale);
-    const box = { left: chart.bbox.left / scale, top: chart.bbox.top / scale, width: chart.bbox.width / scale, height: chart.bbox.height / scale };
+    const box = {
+      left: chart.bbox.left / scale,
+      top: chart.bbox.top / scale,
+      width: chart.bbox.width / scale,
+      height: chart.bbox.height / scale,
+    };
     ctx.beginPath();
     ctx.rect(0, box.top, box.left + box.width, box.height);
     ctx.clip();
     const first = Math.max(0, Math.floor(this.host.scrollTop / LANE_PX));
-    const last = Math.min(jobs.length, Math.ceil((this.host.scrollTop + box.height) / LANE_PX));
-    for (let index = first; index < last; index++) this.drawLane(ctx, box, jobs[index], index);
+    const last = Math.min(this.lanes.length, Math.ceil((this.host.scrollTop + box.height) / LANE_PX));
+    for (let index = first; index < last; index++)
+      this.drawLane(ctx, box, this.lanes[index], box.top + index * LANE_PX - this.host.scrollTop);
     ctx.restore();
   }
 
-  drawLane(ctx, box, job, index) {
-    const top = box.top + index * LANE_PX - this.host.scrollTop;
-    if (index === this.chosen || index === this.hovered) {
-      ctx.fillStyle = colour(index === this.chosen ? "line" : "panel");
+  drawLane(ctx, box, job, top) {
+    if (job === this.chosen || job === this.hovered) {
+      ctx.fillStyle = colour(job === this.chosen ? "line" : "panel");
       ctx.fillRect(0, top, box.left + box.width, LANE_PX);
     }
     this.drawName(ctx, box, job, top);
@@ -64,7 +84,8 @@ class Gantt {
     ctx.beginPath();
     ctx.rect(box.left, top, box.width, LANE_PX);
     ctx.clip();
-    const x = (time_s) => box.left + (box.width * (time_s - timeWindow.min)) / (timeWindow.max - timeWindow.min);
+    const x = (time_s) =>
+      box.left + (box.width * (time_s - timeWindow.min)) / (timeWindow.max - timeWindow.min);
     for (let number = job.firstTile(timeWindow.min); number < job.tiles.length; number++) {
       const tile = job.tiles[number];
       if (tile.start_s > timeWindow.max) break;
@@ -97,10 +118,11 @@ class Gantt {
 
   // ---- mouse and keys ----
 
+  /** The job whose lane it is. */
   laneAt(event) {
-    const y = event.clientY - this.chart.over.getBoundingClientRect().top + this.host.scrollTop;
-    const index = Math.floor(y / LANE_PX);
-    return index >= 0 && index < jobs.length ? index : null;
+    const { top, bottom } = this.chart.over.getBoundingClientRect();
+    if (event.clientY < top || event.clientY > bottom) return null;
+    return this.lanes[Math.floor((event.clientY - top + this.host.scrollTop) / LANE_PX)] ?? null;
   }
 
   connectMouse() {
@@ -110,26 +132,35 @@ class Gantt {
     over.addEventListener("mouseleave", () => this.highlight(null));
     // Names are left of what uPlot listens to. A drag, too, ends in a click.
     let downAt = 0;
-    this.stuck.addEventListener("mousedown", (event) => { downAt = event.clientX; }, true);
+    this.stuck.addEventListener(
+      "mousedown",
+      (event) => {
+        downAt = event.clientX;
+      },
+      true,
+    );
     this.stuck.addEventListener("click", (event) => {
-      const index = this.laneAt(event);
-      if (index !== null && Math.abs(event.clientX - downAt) < 4) openLife(jobs[index]);
+      const job = this.laneAt(event);
+      if (job && Math.abs(event.clientX - downAt) < 4) openLife(job);
     });
   }
 
-  highlight(index) {
-    if (index === this.hovered) return;
-    this.hovered = index;
+  highlight(job) {
+    if (job === this.hovered) return;
+    this.hovered = job;
     this.chart.redraw(false, false);
   }
 
   hover(event) {
-    const index = this.laneAt(event);
-    this.highlight(index);
-    if (index === null || event.buttons) return tip.hide();
-    const job = jobs[index];
+    const job = this.laneAt(event);
+    this.highlight(job);
+    if (!job || event.buttons) return tip.hide();
     const time_s = this.chart.posToVal(event.clientX - this.chart.over.getBoundingClientRect().left, "x");
-    tip.show(event.clientX, event.clientY, ...laneTip(job, time_s, (timeWindow.max - timeWindow.min) / this.chart.over.clientWidth));
+    tip.show(
+      event.clientX,
+      event.clientY,
+      ...laneTip(job, time_s, (timeWindow.max - timeWindow.min) / this.chart.over.clientWidth),
+    );
   }
 
   connectKeys() {
@@ -138,25 +169,30 @@ class Gantt {
       const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
       if (event.key in moves) {
         event.preventDefault();
-        const from = this.chosen ?? -1;
-        this.choose(Math.min(Math.max(from + moves[event.key], 0), jobs.length - 1));
+        const from = this.lanes.indexOf(this.chosen);
+        this.choose(this.lanes[Math.min(Math.max(from + moves[event.key], 0), this.lanes.length - 1)]);
       } else if (event.key === "Enter" && this.chosen !== null) {
         event.preventDefault(); // else it goes on to the button that gets the focus
-        openLife(jobs[this.chosen]);
+        openLife(this.chosen);
       }
     });
-    this.host.addEventListener("blur", () => { this.chosen = null; byId("gantt-choice").textContent = ""; this.chart.redraw(false, false); });
+    this.host.addEventListener("blur", () => {
+      this.chosen = null;
+      byId("gantt-choice").textContent = "";
+      this.chart.redraw(false, false);
+    });
   }
 
-  choose(index) {
-    if (!jobs.length) return;
-    this.chosen = index;
-    const top = index * LANE_PX;
+  choose(job) {
+    if (!job) return;
+    this.lay(); // the time window may just have moved
+    this.chosen = job;
+    const top = this.lanes.indexOf(job) * LANE_PX;
     const room = this.host.clientHeight - AXIS_PX - LANE_PX - 8;
     if (top < this.host.scrollTop) this.host.scrollTop = top;
     else if (top > this.host.scrollTop + room) this.host.scrollTop = top - room;
-    const job = jobs[index];
-    byId("gantt-choice").textContent = `${job.job_id}: ${counted(job.num_turns, "turn")}, ${duration(job.wall_s)}. Enter opens its life.`;
+    byId("gantt-choice").textContent =
+      `${job.job_id}: ${counted(job.num_turns, "turn")}, ${duration(job.wall_s)}. Enter opens its life.`;
     this.chart.redraw(false, false);
   }
 }
@@ -167,22 +203,55 @@ function laneTip(job, time_s, perPixel_s) {
   const tile = job.tiles[number];
   const title = el("strong", { className: "id" }, job.job_id);
   if (!tile || tile.start_s > time_s + 2 * perPixel_s)
-    return [title, lines([["turns", count(job.num_turns)], ["job time", duration(job.wall_s)], ["began at", moment(job.began_s)]])];
+    return [
+      title,
+      lines([
+        ["turns", count(job.num_turns)],
+        ["job time", duration(job.wall_s)],
+        ["began at", moment(job.began_s)],
+      ]),
+    ];
   const { token, label } = KINDS[tile.kind];
   const entries = [[label, duration(tile.end_s - tile.start_s), token]];
-  if (tile.turn !== null && tile.turn !== undefined) entries.unshift(["turn", `${tile.turn} of ${job.num_turns}`]);
+  if (tile.turn !== null && tile.turn !== undefined)
+    entries.unshift(["turn", `${tile.turn} of ${job.num_turns}`]);
   if (tile.gap?.tools) entries.push(["call", el("bdi", {}, tile.gap.tools)]);
-  const pin = tile.gap ? job.pinAfter.get(tile.gap.req_id) : job.pins.find((one) => one.began_s <= time_s && time_s <= one.ended_s);
+  const pin = tile.gap
+    ? job.pinAfter.get(tile.gap.req_id)
+    : job.pins.find((one) => one.began_s <= time_s && time_s <= one.ended_s);
   if (pin && pin.outcome !== "refused") {
-    entries.push(["KV held", `${duration(pin.ended_s - pin.began_s)}, ${counted(pin.num_blocks, "block")}`, "pinned"]);
-    entries.push(["granted", duration(grantedSeconds(pin))], ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]]);
+    entries.push([
+      "KV held",
+      `${duration(pin.ended_s - pin.began_s)}, ${counted(pin.num_blocks, "block")}`,
+      "pinned",
+    ]);
+    entries.push(
+      ["granted", duration(grantedSeconds(pin))],
+      ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]],
+    );
   } else if (tile.gap) entries.push(["KV", pin ? "refused: no room among the pins" : "not held"]);
   return [title, lines(entries), el("p", {}, `at ${moment(tile.start_s, 0.001)}; click for the job's life`)];
 }
 
 function ganttLegend() {
-  const present = new Set(jobs.flatMap((job) => report.kinds.filter((kind, index) => job.seconds[index] > 0)));
-  return [...Object.entries(KINDS).filter(([kind]) => present.has(kind))
-    .map(([kind, { token, label, means }]) => [token, label, kind === "tool" || kind === "client" ? "thin" : "", means]),
-    ...(jobs.some((job) => job.pins.length) ? [["pinned", "KV held by a pin", "thin"], ["expired", "pin expired", "tick"], ["broken", "pin broken", "tick"]] : [])];
+  const present = new Set(
+    jobs.flatMap((job) => report.kinds.filter((kind, index) => job.seconds[index] > 0)),
+  );
+  return [
+    ...Object.entries(KINDS)
+      .filter(([kind]) => present.has(kind))
+      .map(([kind, { token, label, means }]) => [
+        token,
+        label,
+        kind === "tool" || kind === "client" ? "thin" : "",
+        means,
+      ]),
+    ...(jobs.some((job) => job.pins.length)
+      ? [
+          ["pinned", "KV held by a pin", "thin"],
+          ["expired", "pin expired", "tick"],
+          ["broken", "pin broken", "tick"],
+        ]
+      : []),
+  ];
 }

@@ -6,29 +6,84 @@ const report = JSON.parse(byId("data").textContent);
 /** How seconds are coloured and called, in the order in which a turn goes through them. */
 const KINDS = {
   queue: { token: "queue", label: "queued", means: "waits for its place" },
-  memory: { token: "memory", label: "waiting for memory", means: "the engine had budget and seats to give, but not the blocks" },
+  memory: {
+    token: "memory",
+    label: "waiting for memory",
+    means: "the engine had budget and seats to give, but not the blocks",
+  },
   load: { token: "loading", label: "loading", means: "its KV comes back from host memory" },
   prefill: { token: "prefill", label: "prefill", means: "its prompt is computed" },
-  recompute: { token: "recompute", label: "recompute", means: "what a preemption threw away is computed again" },
+  recompute: {
+    token: "recompute",
+    label: "recompute",
+    means: "what a preemption threw away is computed again",
+  },
   decode: { token: "decode", label: "decode", means: "its answer is made" },
   preempted: { token: "preempted", label: "preempted", means: "lost its blocks and waits to run again" },
   tool: { token: "tool", label: "tool", means: "its calls are under way" },
   client: { token: "client", label: "client", means: "between two turns, and nothing was called" },
 };
-const OUTCOMES = { handed_over: "handed over to the next turn", expired: "expired before the job came back", broken: "broken: the memory was needed",
-  released: "released: the job ended", refused: "refused: no room among the pins", open: "still held where the trace ends", none: "not held" };
-const OUTCOME_TOKENS = { handed_over: "handed-over", expired: "expired", broken: "broken", released: "released", refused: "edge", open: "pinned",
-  none: "edge" };
+const OUTCOMES = {
+  handed_over: "handed over to the next turn",
+  expired: "expired before the job came back",
+  broken: "broken: the memory was needed",
+  released: "released: the job ended",
+  refused: "refused: no room among the pins",
+  open: "still held where the trace ends",
+  none: "not held",
+};
+const OUTCOME_TOKENS = {
+  handed_over: "handed-over",
+  expired: "expired",
+  broken: "broken",
+  released: "released",
+  refused: "edge",
+  open: "pinned",
+  none: "edge",
+};
 
 const rows = {
-  turn: (row) => ({ req_id: row[0], number: row[1], arrived_s: row[2], end: row[3], num_prompt_tokens: row[4], num_output_tokens: row[5],
-    num_known_tokens: row[6], cached_tokens: row[7], loaded_tokens: row[8], recomputed_tokens: row[9], num_preemptions: row[10],
-    tiles: tilesOf(row[11], row[2], row[1]) }),
-  gap: (row) => ({ req_id: row[0], started_s: row[1], ended_s: row[2], tools: row[3] === null ? null : report.strings[row[3]], told: row[4] }),
-  pin: (row) => ({ req_id: row[0], began_s: row[1], ended_s: row[2], outcome: row[3], num_blocks: row[4], blocks_at_end: row[5],
-    deadline_s: row[6], num_shrinks: row[7], broken_by: row[8], saved_s: row[9], decisions: row[10].map(rows.decision),
-    inputs: report.input_names[row[11]].map((name, index) => [name, row[12][index]]) }),
-  decision: (row) => ({ now_s: row[0], ttl_s: row[1], rule: report.strings[row[2]], reason: report.strings[row[3]] }),
+  turn: (row) => ({
+    req_id: row[0],
+    number: row[1],
+    arrived_s: row[2],
+    end: row[3],
+    num_prompt_tokens: row[4],
+    num_output_tokens: row[5],
+    num_known_tokens: row[6],
+    cached_tokens: row[7],
+    loaded_tokens: row[8],
+    recomputed_tokens: row[9],
+    num_preemptions: row[10],
+    tiles: tilesOf(row[11], row[2], row[1]),
+  }),
+  gap: (row) => ({
+    req_id: row[0],
+    started_s: row[1],
+    ended_s: row[2],
+    tools: row[3] === null ? null : report.strings[row[3]],
+    told: row[4],
+  }),
+  pin: (row) => ({
+    req_id: row[0],
+    began_s: row[1],
+    ended_s: row[2],
+    outcome: row[3],
+    num_blocks: row[4],
+    blocks_at_end: row[5],
+    deadline_s: row[6],
+    num_shrinks: row[7],
+    broken_by: row[8],
+    saved_s: row[9],
+    decisions: row[10].map(rows.decision),
+    inputs: report.input_names[row[11]].map((name, index) => [name, row[12][index]]),
+  }),
+  decision: (row) => ({
+    now_s: row[0],
+    ttl_s: row[1],
+    rule: report.strings[row[2]],
+    reason: report.strings[row[3]],
+  }),
 };
 
 /** Spans that follow each other, as tiles. A wait is two of them: for its place, and for memory. */
@@ -51,7 +106,7 @@ function tilesOf(spans, start_s, turn) {
 
 /** What was granted in the end, if the trace says. */
 function grantedSeconds(pin) {
-  return pin.outcome === "refused" ? 0 : pin.decisions.at(-1)?.ttl_s ?? null;
+  return pin.outcome === "refused" ? 0 : (pin.decisions.at(-1)?.ttl_s ?? null);
 }
 
 class Job {
@@ -115,9 +170,15 @@ const jobById = new Map(jobs.map((job) => [job.job_id, job]));
 /** A bar of where seconds went, by kind. */
 function secondsBar(seconds, className) {
   const total = seconds.reduce((a, b) => a + b, 0) || 1;
-  const parts = report.kinds.map((kind, index) => [KINDS[kind].token, seconds[index] / total,
-    `${KINDS[kind].label}: ${duration(seconds[index])}, ${percent(seconds[index] / total)}`]);
-  const told = parts.filter(([, share]) => share > 0).map(([, , text]) => text).join("; ");
+  const parts = report.kinds.map((kind, index) => [
+    KINDS[kind].token,
+    seconds[index] / total,
+    `${KINDS[kind].label}: ${duration(seconds[index])}, ${percent(seconds[index] / total)}`,
+  ]);
+  const told = parts
+    .filter(([, share]) => share > 0)
+    .map(([, , text]) => text)
+    .join("; ");
   return partsBar(parts, told || "nothing", className);
 }
 
@@ -125,6 +186,21 @@ function secondsBar(seconds, className) {
 function secondsTold(seconds) {
   const total = seconds.reduce((a, b) => a + b, 0) || 1;
   const items = report.kinds.map((kind, index) => [kind, seconds[index]]).filter(([, value]) => value > 0);
-  return [secondsBar(seconds, "bar"), el("ul", { className: "shares" }, ...items.map(([kind, value]) => el("li", { title: KINDS[kind].means },
-    swatch(KINDS[kind].token), el("span", {}, KINDS[kind].label), el("span", {}, duration(value)), el("span", {}, percent(value / total)))))];
+  return [
+    secondsBar(seconds, "bar"),
+    el(
+      "ul",
+      { className: "shares" },
+      ...items.map(([kind, value]) =>
+        el(
+          "li",
+          { title: KINDS[kind].means },
+          swatch(KINDS[kind].token),
+          el("span", {}, KINDS[kind].label),
+          el("span", {}, duration(value)),
+          el("span", {}, percent(value / total)),
+        ),
+      ),
+    ),
+  ];
 }

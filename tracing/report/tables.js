@@ -6,8 +6,13 @@ function sortableTable(table, columns, items, sorted) {
   const body = el("tbody");
   let [by, descending] = [sorted, true];
   let wanted = () => true;
-  const heads = columns.map((column, index) => el("th", { scope: "col", className: column.left ? "left" : "" },
-    el("button", { type: "button", onclick: () => sort(index) }, column.head)));
+  const heads = columns.map((column, index) =>
+    el(
+      "th",
+      { scope: "col", className: column.left ? "left" : "" },
+      el("button", { type: "button", onclick: () => sort(index) }, column.head),
+    ),
+  );
   table.replaceChildren(el("thead", {}, el("tr", {}, ...heads)), body);
 
   function sort(index) {
@@ -24,10 +29,26 @@ function sortableTable(table, columns, items, sorted) {
     const { key } = columns[by];
     const order = items.filter(wanted).sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
     if (descending) order.reverse();
-    body.replaceChildren(...order.map((item) => el("tr", {}, ...columns.map((column, index) => el(index ? "td" : "th",
-      { className: (column.left ? "left " : "") + (column.className ?? "") }, column.cell(item))))));
+    body.replaceChildren(
+      ...order.map((item) =>
+        el(
+          "tr",
+          {},
+          ...columns.map((column, index) =>
+            el(
+              index ? "td" : "th",
+              { className: (column.left ? "left " : "") + (column.className ?? "") },
+              column.cell(item),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   fill();
-  return (filter) => { wanted = filter; fill(); };
+  return (filter) => {
+    wanted = filter;
+    fill();
+  };
 }

@@ -1,8 +1,10 @@
 // The stretch of time that all charts of the page show, and what moves it: mouse, wheel, keys, buttons.
 "use strict";
 
-const STEPS_S = [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30,
-  60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
+const STEPS_S = [
+  1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15,
+  30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000,
+];
 const LEAST_WINDOW_S = 0.0005;
 const AXIS_PX = 34;
 
@@ -20,7 +22,8 @@ const timeWindow = {
     this.max = this.min + width;
     for (const chart of this.charts) chart.setScale("x", { min: this.min, max: this.max });
     const told = byId("window");
-    if (told) told.textContent = `${moment(this.min, width / 100)} – ${moment(this.max, width / 100)} (${duration(width)})`;
+    if (told)
+      told.textContent = `${moment(this.min, width / 100)} – ${moment(this.max, width / 100)} (${duration(width)})`;
   },
   /** Narrower (factor below 1) or wider, with `at` staying where it is. */
   zoom(factor, at = (this.min + this.max) / 2) {
@@ -38,13 +41,25 @@ const timeWindow = {
   },
   move(how) {
     const moves = {
-      left: () => this.pan(-0.25), right: () => this.pan(0.25), in: () => this.zoom(0.5), out: () => this.zoom(2), all: () => this.all(),
+      left: () => this.pan(-0.25),
+      right: () => this.pan(0.25),
+      in: () => this.zoom(0.5),
+      out: () => this.zoom(2),
+      all: () => this.all(),
     };
     moves[how]();
   },
 };
 
-const MOVE_KEYS = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "−": "out", "0": "all" };
+const MOVE_KEYS = {
+  ArrowLeft: "left",
+  ArrowRight: "right",
+  "+": "in",
+  "=": "in",
+  "-": "out",
+  "−": "out",
+  0: "all",
+};
 
 /** Keys that move what a chart shows; `move` is told left, right, in, out or all. */
 function connectKeys(host, move) {
@@ -68,42 +83,66 @@ function lanesScrollbarPx() {
 }
 
 function axisStyle() {
-  return { stroke: () => colour("quiet"), font: "12px system-ui, sans-serif",
-    grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1, size: 5 } };
+  return {
+    stroke: () => colour("quiet"),
+    font: "12px system-ui, sans-serif",
+    grid: { stroke: () => colour("line"), width: 1 },
+    ticks: { stroke: () => colour("line"), width: 1, size: 5 },
+  };
 }
 
 function timeAxis() {
-  return { ...axisStyle(), size: AXIS_PX, space: 70, incrs: STEPS_S,
-    values: (chart, splits, axis, space, step_s) => splits.map((split) => moment(split, step_s)) };
+  return {
+    ...axisStyle(),
+    size: AXIS_PX,
+    space: 70,
+    incrs: STEPS_S,
+    values: (chart, splits, axis, space, step_s) => splits.map((split) => moment(split, step_s)),
+  };
 }
 
 /** A chart over time that keeps to the time window. `options`: series, bands, hooks, y (its scale), axis (of y), besideLanes. */
 function timeChart(host, height, data, options) {
-  const chart = new uPlot({
-    width: host.clientWidth - horizontalPadding(host),
-    height,
-    padding: [8, () => 14 + (options.besideLanes ? lanesScrollbarPx() : 0), 0, 0],
-    legend: { show: false },
-    cursor: {
-      y: false,
-      points: { show: false },
-      drag: { x: true, y: false, setScale: false, click: () => {} },
-      sync: { key: "trace", scales: ["x", null], setSeries: false, filters: { pub: isHover, sub: isHover } },
-      bind: {
-        mousedown: (self, target, handler) => (event) => {
-          if (event.button === 0 && event.shiftKey) startPan(self, event);
-          else if (event.button === 0) handler(event);
-          return null;
+  const chart = new uPlot(
+    {
+      width: host.clientWidth - horizontalPadding(host),
+      height,
+      padding: [8, () => 14 + (options.besideLanes ? lanesScrollbarPx() : 0), 0, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: { show: false },
+        drag: { x: true, y: false, setScale: false, click: () => {} },
+        sync: {
+          key: "trace",
+          scales: ["x", null],
+          setSeries: false,
+          filters: { pub: isHover, sub: isHover },
         },
-        dblclick: () => () => { timeWindow.all(); return null; },
+        bind: {
+          mousedown: (self, target, handler) => (event) => {
+            if (event.button === 0 && event.shiftKey) startPan(self, event);
+            else if (event.button === 0) handler(event);
+            return null;
+          },
+          dblclick: () => () => {
+            timeWindow.all();
+            return null;
+          },
+        },
       },
+      scales: { x: { time: false }, y: options.y || {} },
+      axes: [
+        timeAxis(),
+        { ...axisStyle(), size: () => gutter() - (options.axis.labelSize ?? 0), ...options.axis },
+      ],
+      series: [{}, ...options.series],
+      bands: options.bands || [],
+      hooks: { ...options.hooks, setSelect: [zoomToSelection] },
     },
-    scales: { x: { time: false }, y: options.y || {} },
-    axes: [timeAxis(), { ...axisStyle(), size: () => gutter() - (options.axis.labelSize ?? 0), ...options.axis }],
-    series: [{}, ...options.series],
-    bands: options.bands || [],
-    hooks: { ...options.hooks, setSelect: [zoomToSelection] },
-  }, data, host);
+    data,
+    host,
+  );
   timeWindow.charts.push(chart);
   chart.setScale("x", { min: timeWindow.min, max: timeWindow.max });
   chart.over.addEventListener("wheel", (event) => onWheel(chart, event), { passive: false });
