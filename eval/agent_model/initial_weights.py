@@ -74,19 +74,26 @@ class _CopyingHeads:
             attention.o_proj.weight[:, self._rows(head)] = 0.03 * self._place(head)
 
     def copy(self) -> None:
-        """The first key-value head of the second layer has the token before as key, the token as value."""
+        """Keys of the second layer are the token before, or the two before; values are the token itself."""
         attention = self._decoder.attention(1)
         attention.q_norm.weight.fill_(SHARPNESS)
         slow = self._slow_channels()
-        for head in range(self._heads // self._kv_heads):
-            attention.q_proj.weight[self._rows(head)] *= 0.05
-            attention.q_proj.weight[self._rows(head)][slow] = self._read[: len(slow)]
-            attention.o_proj.weight[:, self._rows(head)] = 0.05 * self._read.T
-        before = self._place(0).T
-        rows = self._rows(0)
-        attention.k_proj.weight[rows] *= 0.05
-        attention.k_proj.weight[rows][slow] = before[: len(slow)]
-        attention.v_proj.weight[rows] = self._read
+        half = len(slow) // 2
+        present, before, two_before = self._read, self._place(0).T, self._place(1).T
+        queries = (present[: 2 * half], torch.cat([present[:half], before[:half]]))
+        keys = (before[: 2 * half], torch.cat([before[:half], two_before[:half]]))
+        for kv_head in range(self._kv_heads):
+            rows = self._rows(kv_head)
+            attention.k_proj.weight[rows] *= 0.05
+            attention.k_proj.weight[rows][slow[: 2 * half]] = keys[kv_head % 2]
+            attention.v_proj.weight[rows] = present
+        for head in range(self._heads):
+            rows = self._rows(head)
+            attention.q_proj.weight[rows] *= 0.05
+            attention.q_proj.weight[rows][slow[: 2 * half]] = queries[
+                head * self._kv_heads // self._heads % 2
+            ]
+            attention.o_proj.weight[:, rows] = 0.03 * present.T
 
     def _rows(self, head: int) -> slice:
         return slice(head * self._head_dim, (head + 1) * self._head_dim)

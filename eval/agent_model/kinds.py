@@ -183,7 +183,7 @@ def follow(w: World) -> Plan:
 
 
 def _chain_link(w: World, path: str, line: str) -> None:
-    lines = [w.prose() for _ in range(w.rng.choice((0, 0, 1, 2)))]
+    lines = w.filler()
     lines.insert(w.rng.randrange(len(lines) + 1), line)
     w.add(path, lines)
 
@@ -449,7 +449,7 @@ KINDS: Mapping[Kind, float] = {
     lines_of_folder: 1.8,
     misnamed: 1.5,
     misplaced_key: 1.2,
-    outside: 0.5,
+    outside: 0.8,
     write_setting: 1.0,
     write_word: 0.6,
     long_errand: 1.8,

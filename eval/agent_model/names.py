@@ -48,8 +48,9 @@ class Names:
 
     def word(self) -> str:
         """A word that this object has not given before."""
-        kind = self._rng.random()
-        return self._new(self._english if kind < 0.25 else self._letters if kind < 0.35 else self._syllables)
+        draws = (self._english, self._spliced, self._letters, self._syllables)
+        (draw,) = self._rng.choices(draws, (0.15, 0.15, 0.1, 0.6))
+        return self._new(draw)
 
     def number(self, low: int, high: int) -> int:
         """Between ``low`` and ``high``; from 100 on, numbers of training and of evaluation differ."""
@@ -101,6 +102,11 @@ class Names:
 
     def _english(self) -> str:
         return self._rng.choice(_ENGLISH)
+
+    def _spliced(self) -> str:
+        """The beginning of one word and the end of another: so no piece of a word tells the next."""
+        first, second = self._english(), self._english()
+        return first[: self._rng.randint(2, 4)] + second[-self._rng.randint(2, 4) :]
 
     def _letters(self) -> str:
         return "".join(self._rng.choices(_LETTERS, k=self._rng.randint(3, 7)))

@@ -53,6 +53,10 @@ class World:
     def prose_lines(self, low: int, high: int) -> list[str]:
         return [self.prose() for _ in range(self.rng.randint(low, high))]
 
+    def filler(self) -> list[str]:
+        """What else stands in a file: a few lines, now and then a page of them."""
+        return self.prose_lines(10, 60) if self.rng.random() < LONG_SHARE else self.prose_lines(0, 3)
+
     def add(self, path: str, lines: Sequence[str]) -> str:
         self.files[path] = "\n".join(lines) + "\n"
         return path
@@ -61,7 +65,7 @@ class World:
         """A file that holds the facts, a line each, between others."""
         form = self.rng.choice(("{}: {}", "{} = {}", "{}: {}"))
         lines = [form.format(key, value) for key, value in facts.items()]
-        lines += self.prose_lines(0, 3) if self.rng.random() > LONG_SHARE else self.prose_lines(10, 40)
+        lines += self.filler()
         self.rng.shuffle(lines)
         return self.add(path if path is not None else self.names.path(), lines)
 
