@@ -33,7 +33,7 @@ WITH_HOST = [*SCARCE, "--host-kv-tokens", "60000"]
 
 def simulated(path: Path, policy: str, *flags: str) -> Path:
     """The trace of some hundred turns in a small pool."""
-    jobs = ["--workload", "swe-bench:tokens=0.3", "--jobs", "10", "--rate", "1", "--max-turns", "12"]
+    jobs = ["--workload", "swe-bench:tokens=0.3", "--jobs", "9", "--rate", "1", "--max-turns", "8"]
     assert main(["simulate", *jobs, *(flags or SCARCE), "--policies", policy, "--trace", str(path)]) == 0
     return path
 
