@@ -38,6 +38,8 @@ SETTLE_S = 0.3
 """After a switch, before anything is counted: files are opened, and the last batch of a trace is written."""
 GOAL = 0.98
 """Of the throughput without a trace: what is left of it with one."""
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+"""The clock of processor times is no finer."""
 OFF, AGAIN = "off", "off again"
 ENDINGS = {"on": ".jsonl", "on, compressed": ".jsonl.zst"}
 STATES = (OFF, *ENDINGS, AGAIN)
@@ -90,14 +92,14 @@ class Load:
         began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
         await asyncio.sleep(seconds)
         num_tokens, passed_s = self.num_tokens - before, time.perf_counter() - began
-        cpu_s = _cpu_s(self.engine.core_pid) - cpu_before_s
+        cpu_s = max(TICK_S, _cpu_s(self.engine.core_pid) - cpu_before_s)
         return Window(num_tokens / passed_s, cpu_s / max(1, num_tokens))
 
 
 def _cpu_s(pid: int) -> float:
     """Processor time that all threads of a process have used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ def report(found: dict[str, Measured]) -> str:
     ]
     for state in ENDINGS:
         lines.append(f"  {state}: {_written(found[state])}")
-        lines.append(f"  {state}: throughput {_verdict(_ratio(speed[OFF], speed[state]))}")
+        lines.append(f"  {state}: throughput {verdict(_ratio(speed[OFF], speed[state]))}")
     return "\n".join(lines)
 
 
@@ -191,7 +193,8 @@ def _written(measured: Measured) -> str:
     )
 
 
-def _verdict(estimate: Estimate) -> str:
+def verdict(estimate: Estimate) -> str:
+    """Of a ratio of throughputs: how much is lost, and whether that is what was promised."""
     cost = f"is {100 * (1 - estimate.value):.1f} % less"
     if estimate.low is None or estimate.high is None or estimate.low < GOAL <= estimate.high:
         return f"{cost}; these rounds cannot tell whether that is within {100 * (1 - GOAL):.0f} %"

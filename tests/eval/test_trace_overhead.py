@@ -1,0 +1,39 @@
+"""The promise of ``make bench-trace``: each state of the trace is measured in each round, beside off."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from eval.intervals import Estimate
+from eval.trace_overhead import main, verdict
+
+
+def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Throughput and processor time of all four states, ratios with intervals, and what was written."""
+    assert main(["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]) == 0
+    said = capsys.readouterr().out
+    ratio = r"\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)"
+    for state in ("on", "on, compressed", "off again"):
+        assert len(re.findall(rf"^    {state} +[\d,]+   {ratio}$", said, re.MULTILINE)) == 2, said
+    assert len(re.findall(r"^    off +[\d,]+ +$", said, re.MULTILINE)) == 2
+    events = re.findall(
+        r"^  (on.*): ([\d,]+) events and \d+\.\d\d MB a second, 0 dropped$", said, re.MULTILINE
+    )
+    assert [state for state, _ in events] == ["on", "on, compressed"]
+    assert all(int(count.replace(",", "")) > 10 for _, count in events)
+
+
+def test_the_verdict() -> None:
+    """The whole interval decides; one that reaches over the goal decides nothing."""
+    assert verdict(Estimate(0.99, 0.985, 0.995)) == "is 1.0 % less: within 2 %"
+    assert verdict(Estimate(0.95, 0.94, 0.96)) == "is 5.0 % less: TOO MUCH"
+    assert "cannot tell" in verdict(Estimate(0.99, 0.97, 1.01))
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--seconds", "0"], ["--streams", "0"]])
+def test_arguments_that_measure_nothing(wrong: list[str]) -> None:
+    """Refused at once."""
+    with pytest.raises(SystemExit):
+        main(wrong)
