@@ -90,10 +90,11 @@ class Load:
     async def window(self, seconds: float) -> Window:
         """What happens within so many seconds, or until there is a token at all."""
         began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
-        await asyncio.sleep(seconds)
-        while self.num_tokens == before:
-            await asyncio.sleep(SETTLE_S)
-        num_tokens, passed_s = self.num_tokens - before, time.perf_counter() - began
+        num_tokens = 0
+        while not num_tokens:
+            await asyncio.sleep(seconds)
+            num_tokens = self.num_tokens - before
+        passed_s = time.perf_counter() - began
         cpu_s = max(TICK_S, _cpu_s(self.engine.core_pid) - cpu_before_s)
         return Window(num_tokens / passed_s, cpu_s / num_tokens)
 
