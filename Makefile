@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy agent-model agent-score test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ bench-replay: $(STAMP) ## 100,000 simulated steps, traced and decided again: no 
 
 bench-policy: $(STAMP) ## all policies on recorded jobs, simulated, and which promises hold (hours) [ARGS="--quick"]
 	@$(BIN)/python -m eval.policy_bench $(ARGS)
+
+agent-model: $(STAMP) ## train the model in the box anew, into out/agent-model (an hour on two cores)
+	@$(BIN)/python -m eval.agent_model.train --out out/agent-model $(ARGS)
+
+agent-score: $(STAMP) ## what the model in the box solves of 200 new tasks (minutes) [ARGS="--temperature 0.7"]
+	@$(BIN)/python -m eval.agent_model.evaluate $(ARGS)
 
 test: $(STAMP) ## run the tests [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(ARGS)

@@ -38,8 +38,11 @@ IMPURE = {
 }
 """What the pure core must not know: devices, processes, clocks, text, grammars."""
 
-TORCH_USERS = ("engine/worker/",)
-"""Only the worker computes; everything else must start without loading torch."""
+TORCH_USERS = (
+    "engine/worker/",
+    *(f"eval/agent_model/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
+)
+"""Only the worker computes, and who trains the model in the box; all else must start without torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,13 @@ from eval.agents.tools import SCHEMAS
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 VOCAB_SIZE = 1536
-NUM_DIALOGUES = 3000
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 _PARTS = Regex(r"\p{L}+|\p{N}|[^\p{L}\p{N}]+")
 
 
-def make_tokenizer(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Trained on the first dialogues of this seed, with the chat template."""
+def make_tokenizer(seed: int, num_dialogues: int) -> PreTrainedTokenizerFast:
+    """Trained on so many conversations of this seed, with the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -38,12 +37,12 @@ def make_tokenizer(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedTokeniz
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(TOOL_TOKENS),
+        vocab_size=VOCAB_SIZE - len(TOOL_TOKENS),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    tokenizer.train_from_iterator(_texts(seed, num_dialogues), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TOOL_TOKENS])
     return _with_template(tokenizer)
 
@@ -73,9 +72,9 @@ def _with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def _texts(seed: int) -> Iterator[str]:
+def _texts(seed: int, num_dialogues: int) -> Iterator[str]:
     """What is between the special tokens."""
     template = _with_template(Tokenizer(models.BPE()))
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + TOOL_TOKENS)))
-    for dialogue in islice(draw_dialogues(seed), NUM_DIALOGUES):
+    for dialogue in islice(draw_dialogues(seed), num_dialogues):
         yield from special.split(rendered(template, dialogue))

@@ -28,6 +28,7 @@ from eval.agent_model.initial_weights import initialise
 from eval.agent_model.network import Network, NetworkShape
 from eval.agent_model.tokenizer import make_tokenizer, token_id
 
+TOKENIZER_DIALOGUES = 3000
 WARMUP_STEPS = 100
 LAST_RATE = 0.02
 """Of the highest learning rate, at the end."""
@@ -41,7 +42,7 @@ class Recipe:
     num_dialogues: int = 24_000
     epochs: int = 1
     """Without the text of the tools."""
-    epochs_with_tools: float = 0.25
+    epochs_with_tools: float = 0.12
     num_held_out: int = 400
     batch_tokens: int = 2048
     learning_rate: float = 3e-3
@@ -108,7 +109,7 @@ def train(recipe: Recipe, folder: Path) -> None:
     """Write the whole model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _say("Tokenizer ...")
-    tokenizer = make_tokenizer(recipe.seed)
+    tokenizer = make_tokenizer(recipe.seed, min(recipe.num_dialogues, TOKENIZER_DIALOGUES))
     tokenizer.save_pretrained(folder)
     _say(f"{recipe.num_dialogues:,} conversations ...")
     examples = make_examples(folder, recipe.seed, recipe.num_dialogues)
