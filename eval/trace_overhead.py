@@ -198,7 +198,8 @@ def _written(measured: Measured) -> str:
 
 def verdict(estimate: Estimate) -> str:
     """Of a ratio of throughputs: how much is lost, and whether that is what was promised."""
-    cost = f"is {100 * (1 - estimate.value):.1f} % less"
+    lost = 100 * (1 - estimate.value)
+    cost = f"is {abs(lost):.1f} % {'less' if lost >= 0 else 'more'}"
     if estimate.low is None or estimate.high is None or estimate.low < GOAL <= estimate.high:
         return f"{cost}; these rounds cannot tell whether that is within {100 * (1 - GOAL):.0f} %"
     return f"{cost}: within {100 * (1 - GOAL):.0f} %" if estimate.low >= GOAL else f"{cost}: TOO MUCH"
