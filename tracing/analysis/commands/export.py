@@ -19,9 +19,10 @@ _FORMS = """\
 formats:
   perfetto, chrome   one JSON file for ui.perfetto.dev or chrome://tracing: a process per job with its turns,
                      the calls between them and its pins, and the pool and the queue as counters
-  mooncake           a request per line with the ids of its blocks of 512 tokens, sessions named: what
-                     continuum bench and simulate, aiperf and Dynamo's simulator replay
-  dynamo             rows of NVIDIA Dynamo's request traces (dynamo.request.trace.v1)
+  mooncake           a request per line with the ids of its blocks of 512 tokens, sessions named: a workload
+                     for continuum bench and simulate
+  dynamo             rows of NVIDIA Dynamo's request traces (dynamo.request.trace.v1), with what its replay
+                     demands: times, lengths, hashes of blocks, calls
   csv, parquet       a folder with a file for each table: turns, jobs, gaps, pins, spans, steps; or, if OUT
                      ends with .csv or .parquet, the turns alone. Columns: docs/trace-tables.md
 """

@@ -1,10 +1,11 @@
-"""Rows of NVIDIA Dynamo's request traces (``dynamo.request.trace.v1``): its simulator and aiperf replay them.
+"""Rows of NVIDIA Dynamo's request traces (``dynamo.request.trace.v1``), with what its replay demands.
 
 A ``request_end`` per turn with the hashes of its prompt's blocks, and a ``tool_end`` per call between turns.
 """
 
 from __future__ import annotations
 
+import struct
 from hashlib import blake2b
 from typing import TextIO
 
@@ -14,7 +15,7 @@ from tracing.analysis.exports.arrivals import InArrivalOrder
 from tracing.analysis.exports.export import JsonLines, Silent
 from tracing.analysis.exports.prompt_blocks import PromptBlocks
 from tracing.analysis.jobs import GapLife, TurnEnd, TurnLife
-from tracing.events import RequestArrived, TraceEvent, TraceHeader
+from tracing.events import BLOCK_NAME_BYTES, RequestArrived, TraceEvent, TraceHeader
 
 SCHEMA = "dynamo.request.trace.v1"
 
@@ -78,7 +79,7 @@ class DynamoExport(Silent):
         self._lines = JsonLines(file)
         self._encoder = msgspec.json.Encoder()
         self._blocks = PromptBlocks()
-        self._order = InArrivalOrder[Row]()
+        self._order = InArrivalOrder[tuple[TurnLife, bytes]]()
         self._header: TraceHeader | None = None
         self._num_unknown = 0
         self._num_unfinished = 0
@@ -97,36 +98,34 @@ class DynamoExport(Silent):
         return 1000 * (now - header.monotonic_s + header.wall_time_s)
 
     def turn(self, turn: TurnLife) -> None:
-        row = self._row(turn)
-        self._blocks.forget(turn.req_id)
-        for ready in self._order.end(turn.req_id, row):
-            self._write(ready)
-
-    def _row(self, turn: TurnLife) -> Row | None:
         names = self._blocks.of(turn.req_id)
-        if names is None or self._header is None:
+        self._blocks.forget(turn.req_id)
+        ready: tuple[TurnLife, bytes] | None = None
+        if names is None:
             self._num_unknown += 1
-            return None
-        if turn.end is not TurnEnd.ENDED:
+        elif turn.end is not TurnEnd.ENDED:
             self._num_unfinished += 1
-            return None
-        hashes = [int.from_bytes(name, "big") for name in names]
-        if turn.num_prompt_tokens > len(names) * self._header.block_size:
-            hashes.append(_unfilled(names[-1] if names else b"", turn.req_id))
+        else:
+            ready = turn, names
+        for each, its_names in self._order.end(turn.req_id, ready):
+            self._write(self._row(each, its_names))
+
+    def _row(self, turn: TurnLife, names: bytes) -> Row:
+        assert self._header is not None, "a trace begins with one"
+        size = self._header.block_size
+        hashes = list(struct.unpack(f">{len(names) // BLOCK_NAME_BYTES}Q", names))
+        if turn.num_prompt_tokens > len(hashes) * size:
+            hashes.append(_unfilled(names[-BLOCK_NAME_BYTES:], turn.req_id))
+        replay = Replay(
+            trace_block_size=size, input_length=turn.num_prompt_tokens, input_sequence_hashes=hashes
+        )
         return Row(
             schema=SCHEMA,
             event_type="request_end",
             event_time_unix_ms=round(self._unix_ms(turn.ended_s)),
             event_source="continuum",
             agent_context=AgentContext(session_id=turn.job_id or turn.req_id),
-            request=self._metrics(
-                turn,
-                Replay(
-                    trace_block_size=self._header.block_size,
-                    input_length=turn.num_prompt_tokens,
-                    input_sequence_hashes=hashes,
-                ),
-            ),
+            request=self._metrics(turn, replay),
         )
 
     def _metrics(self, turn: TurnLife, replay: Replay) -> RequestMetrics:

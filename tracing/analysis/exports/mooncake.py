@@ -16,7 +16,7 @@ from tracing.analysis.exports.arrivals import InArrivalOrder
 from tracing.analysis.exports.export import JsonLines, Silent
 from tracing.analysis.exports.prompt_blocks import PromptBlocks
 from tracing.analysis.jobs import GapLife, TurnEnd, TurnLife
-from tracing.events import RequestArrived, TraceEvent, TraceHeader
+from tracing.events import BLOCK_NAME_BYTES, RequestArrived, TraceEvent, TraceHeader
 
 BLOCK_TOKENS = 512
 
@@ -102,7 +102,8 @@ class MooncakeExport(Silent):
             return None
         size = self._header.block_size
         ends = range(BLOCK_TOKENS, turn.num_prompt_tokens + 1, BLOCK_TOKENS)
-        return _Turn(turn, tuple(self._id(names[end // size - 1]) for end in ends))
+        places = [(end // size - 1) * BLOCK_NAME_BYTES for end in ends]
+        return _Turn(turn, tuple(self._id(names[at : at + BLOCK_NAME_BYTES]) for at in places))
 
     def _id(self, name: bytes) -> int:
         """Of the block of 512 tokens that ends with, or within, the one of this name."""

@@ -70,8 +70,9 @@ class PromptBlocks:
         self._ends[name] = segment
         return segment
 
-    def of(self, req_id: str) -> list[bytes] | None:
-        """Names of the full blocks of its prompt; None: its arrival is not in the trace."""
+    def of(self, req_id: str) -> bytes | None:
+        """Names of the full blocks of its prompt, one behind the other; None: its arrival is not in the
+        trace."""
         found = self._of.get(req_id)
         if found is None:
             return None
@@ -83,8 +84,7 @@ class PromptBlocks:
             parts.append(bytes(at.names[: (end - at.num_before) * BLOCK_NAME_BYTES]))
             end = min(end, at.num_before)
             at = at.before
-        chain = b"".join(reversed(parts))
-        return [chain[place : place + BLOCK_NAME_BYTES] for place in range(0, len(chain), BLOCK_NAME_BYTES)]
+        return b"".join(reversed(parts))
 
     def forget(self, req_id: str) -> None:
         """It is over; others may still go on from its blocks."""
