@@ -27,7 +27,9 @@ def parse(*arguments: str) -> argparse.Namespace:
 def test_without_flags_every_record_has_its_defaults() -> None:
     """The flags repeat no default: they take them from the records."""
     args = parse("m")
-    assert engine_config(args) == EngineConfig(model=ModelConfig(model="m"))
+    assert engine_config(args) == EngineConfig(
+        model=ModelConfig(model="m"), telemetry=TelemetryConfig(model_name="m")
+    )
     assert server_config(args) == ServerConfig(served_model_names=("m",))
     assert continuum_config(args) == ContinuumConfig()
 
@@ -62,6 +64,7 @@ def test_flags_reach_their_records() -> None:
         cache=CacheConfig(block_size=32, enable_prefix_caching=False, kv_cache_memory_bytes=2 * 2**30),
         scheduler=SchedulerConfig(max_num_seqs=4, enable_chunked_prefill=False),
         trace=TraceConfig(trace_path="t.jsonl", trace_max_bytes=2**28, trace_max_files=4),
+        telemetry=TelemetryConfig(model_name="a"),
         log_stats=False,
     )
     assert server_config(args).served_model_names == ("a", "b")
