@@ -14,7 +14,14 @@ from continuum.cli import main
 from continuum.config import ContinuumConfig
 from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
 from engine.api.config import ServerConfig
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TelemetryConfig,
+    TraceConfig,
+)
 from engine.errors import ConfigError
 
 
