@@ -34,6 +34,7 @@ from engine.messages import (
     JobFinished,
     JobStats,
     JobStatus,
+    PastTurn,
     Signal,
     ToolCall,
     ToolGapStarted,
@@ -568,11 +569,10 @@ class ContinuumPolicy:
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
         job = self._jobs.get(job_id)
-        if job is None:
-            return None
-        status = self._status(job, now)
-        status.past_turns = self._log.of_job(job_id, now)
-        return status
+        return None if job is None else self._status(job, now)
+
+    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
+        return self._log.of_job(job_id, now)
 
     def _status(self, job: Job, now: float) -> JobStatus:
         frontiers = [

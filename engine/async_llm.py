@@ -25,6 +25,7 @@ from engine.messages import (
     JobFinished,
     JobRef,
     JobStatus,
+    PastTurn,
     Signal,
     ToolCall,
     ToolGapStarted,
@@ -190,6 +191,10 @@ class AsyncLLM:
         """What is known of one job; None: of no such job."""
         self.start()
         return msgspec.convert(await self._client.call_utility("job", job_id), JobStatus | None)
+
+    async def past_turns(self, job_id: str) -> list[PastTurn]:
+        """The turns of a job that have ended, oldest first, as far as they are remembered."""
+        return await self._utility("past_turns", list[PastTurn], job_id)
 
     async def tool_signal(self, signal: ToolSignal) -> TurnReceipt | None:
         """What the client itself says of its tool calls; the new decision, None if it means no known turn."""

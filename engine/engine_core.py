@@ -28,6 +28,7 @@ from engine.messages import (
     EngineReady,
     FinishReason,
     JobStatus,
+    PastTurn,
     SchedulerStats,
     Signal,
     TurnReceipt,
@@ -112,6 +113,7 @@ class EngineCore:
             "statistics": self.statistics,
             "jobs": self.jobs,
             "job": self.job,
+            "past_turns": self.past_turns,
             "check_invariants": self.check_invariants,
             "pause": self.pause,
             "resume": self.resume,
@@ -321,6 +323,10 @@ class EngineCore:
     def job(self, job_id: str) -> JobStatus | None:
         with self._changed:
             return self.policy.job(job_id, self._clock.now())
+
+    def past_turns(self, job_id: str) -> list[PastTurn]:
+        with self._changed:
+            return list(self.policy.past_turns(job_id, self._clock.now()))
 
     def check_invariants(self) -> None:
         with self._changed:

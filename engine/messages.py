@@ -286,8 +286,6 @@ class JobStatus(msgspec.Struct, kw_only=True):
     expected_return_s: float | None
     """Until the turn that is expected first; None: not known."""
     frontiers: list[FrontierStatus]
-    past_turns: list[PastTurn] = []
-    """The latest that ended, oldest first, as far as they are remembered; only told of a job alone."""
 
 
 class TraceState(msgspec.Struct, kw_only=True):

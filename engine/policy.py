@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from engine.core.block_hash import BlockHash
-from engine.messages import JobStats, JobStatus, Signal, TurnReceipt
+from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
 from engine.request import Request
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ class SchedulingPolicy(Protocol):
     def job(self, job_id: str, now: float) -> JobStatus | None:
         """What it knows of one; None: of no such job."""
 
+    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
+        """Turns that ended of a job, which may have finished: oldest first, as far as they are remembered."""
+
     def describe(self) -> PolicyDescription:
         """What it is, for the head of a trace."""
 
@@ -228,6 +231,9 @@ class FcfsPolicy:
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
         return None
+
+    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
+        return ()
 
     def describe(self) -> PolicyDescription:
         return PolicyDescription(self.name)

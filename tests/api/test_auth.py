@@ -62,6 +62,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Path, log: P
         *("--ssl-keyfile", str(certificates / "key.pem")),
         *("--allowed-origins", f'["{ORIGIN}"]'),
         *("--request-timeout-s", str(REQUEST_TIMEOUT_S)),
+        "--no-dashboard",
     ]
     environment = {"CONTINUUM_API_KEY": f"{ENVIRONMENT_KEY}, sk-other"}
     with running_server(model, *flags, log=log, environment=environment) as running:
@@ -127,6 +128,13 @@ def test_probes_need_no_key(http: httpx.Client) -> None:
     """Health, version and metrics tell nothing of what is asked."""
     for path in ("/health", "/ping", "/version", "/metrics"):
         assert http.get(path).status_code == 200
+
+
+def test_the_dashboard_can_be_left_out(http: httpx.Client) -> None:
+    """With ``--no-dashboard`` there is no page, and nothing behind it."""
+    headers = {"x-api-key": KEY}
+    for path in ("/dashboard", "/dashboard/feed", "/dashboard/jobs/a"):
+        assert http.get(path, headers=headers).status_code == 404
 
 
 def test_the_libraries_raise_their_own_errors(guarded: Server, trusting: ssl.SSLContext) -> None:

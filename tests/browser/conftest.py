@@ -9,7 +9,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Playwright, Route, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Playwright,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "out" / "screenshots"
@@ -43,6 +52,7 @@ def browser() -> Iterator[Browser]:
             )
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         yield browser
         browser.close()
 

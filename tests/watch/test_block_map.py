@@ -28,7 +28,7 @@ helds = st.lists(
 
 
 def paint(num_blocks: int, helds: list[Held], num_cached: int = 0) -> BlockMap:
-    """A pool of which these hold blocks, one after the other, and of which so many free ones cache something."""
+    """A pool of which these hold blocks, one after the other; so many of the free ones cache something."""
     kv = KVCacheManager(num_blocks + 1, 16, 1 << 20)
     holdings = []
     for held in helds:

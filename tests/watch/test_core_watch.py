@@ -14,7 +14,7 @@ from continuum.policy import ContinuumPolicy
 from engine.clock import ManualClock
 from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.engine_core import EngineCore
-from engine.messages import EngineCoreRequest, JobRef, ToolCall, ToolGapStarted
+from engine.messages import EngineCoreRequest, JobFinished, JobRef, ToolCall, ToolGapStarted
 from engine.policy import FcfsPolicy, PolicyContext, SchedulingPolicy
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
@@ -201,16 +201,14 @@ def test_a_job_is_told_with_its_pins(make_room: Make) -> None:
 
 
 def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
-    """Each with its times and its receipt, also of turns that ended before anybody looked."""
+    """Each with its times and its receipt: also what ended before anybody looked, or of a finished job."""
     room = make_room()
     room.run("t1-11111111", [3] * 64, job="job")
     room.core.signal(ToolGapStarted("t1-11111111", [ToolCall("bash", '{"command": "ls"}')]))
     room.run("other-1", [9] * 64, job="other")
     room.clock.advance(0.3)
     room.run("t2-11111111", [3] * 80, job="job")
-    status = room.core.job("job")
-    assert status is not None
-    first, second = status.past_turns
+    first, second = room.core.past_turns("job")
     assert (first.turn, second.turn) == (1, 2)
     assert first.tools == ["bash/ls"]
     assert second.tools is None
@@ -219,7 +217,9 @@ def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
     assert first.queue_s == pytest.approx(STEP_S)
     assert first.decode_s == pytest.approx(2 * STEP_S)
     assert second.gap_s == pytest.approx(3 * STEP_S + 0.3)
-    assert all(each.past_turns == [] for each in room.core.jobs(10))
+    room.core.signal(JobFinished("job"))
+    assert room.core.job("job") is None
+    assert [turn.turn for turn in room.core.past_turns("job")] == [1, 2]
 
 
 def test_each_viewer_is_told_everything(room: Room) -> None:

@@ -66,8 +66,8 @@ class Audience:
         self._showing: asyncio.Task[None] | None = None
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """Views as the core writes them, for as long as they are wanted. OverloadedError if there are too many
-        who look on, ServerClosingError when the server stops, EngineDeadError when the core has died."""
+        """Views as the core writes them, for as long as they are wanted. OverloadedError if too many look on,
+        ServerClosingError when the server stops, EngineDeadError when the core has died."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise OverloadedError(f"{MAX_VIEWERS} viewers look on already; try again later.")
         viewer = _Viewer()

@@ -18,7 +18,7 @@ from engine.api.errors import Dialect
 from engine.api.http import sse
 from engine.api.http.connection import EventStream
 from engine.api.http.streams import begun
-from engine.messages import JobStatus
+from engine.messages import JobStatus, PastTurn
 from engine.version import package_version
 
 router = APIRouter(include_in_schema=False)
@@ -44,6 +44,8 @@ class JobLife(msgspec.Struct, kw_only=True):
     object: Literal["dashboard.job"] = "dashboard.job"
     job: JobStatus | None
     """None: it has finished, was forgotten, or the policy knows no jobs."""
+    past_turns: list[PastTurn]
+    """Also of a job that has finished, as far as they are remembered."""
 
 
 @endpoint(router, "GET", "/dashboard")
@@ -63,10 +65,10 @@ async def feed(request: Request) -> Response:
 
 @endpoint(router, "GET", "/dashboard/jobs/{job_id:path}")
 async def job(request: Request) -> Response:
-    """One job as ``/v1/jobs`` tells of it; that it is not known is no error of a page that saw it."""
-    engine = model_of(request).engine
-    known = await engine.job(request.path_params["job_id"]) if engine.knows_jobs else None
-    return json_response(JobLife(job=known))
+    """One job as ``/v1/jobs`` tells of it, and its turns; that it is not known is no error of who saw it."""
+    engine, job_id = model_of(request).engine, request.path_params["job_id"]
+    known = await engine.job(job_id) if engine.knows_jobs else None
+    return json_response(JobLife(job=known, past_turns=await engine.past_turns(job_id)))
 
 
 def _hello(request: Request) -> Hello:

@@ -72,10 +72,11 @@ class Life {
     if (!this.isJob() || !this.state.hello.knows_jobs) return this.show(null, "This request belongs to no job that the server knows.");
     try {
       const response = await fetch(`dashboard/jobs/${encodeURIComponent(key)}`, { headers: withKey(), cache: "no-store" });
-      const status = response.ok ? (await response.json()).job : null;
+      const { job, past_turns: turns } = response.ok ? await response.json() : { job: null, past_turns: [] };
       if (key !== this.key) return undefined;
-      if (status) this.status = status;
-      return this.show(this.status, status ? "" : "The job is finished, or forgotten: this is what was seen of it.");
+      if (job) this.status = job;
+      this.turns.replaceChildren(...turns.toReversed().map((turn) => turnRow(turn)));
+      return this.show(this.status, job ? "" : "The job is finished, or was forgotten.");
     } catch {
       return undefined; // the feed says that the server is gone
     }
@@ -93,7 +94,6 @@ class Life {
     if (status.kind) facts.push(["kind", status.kind]);
     this.facts.replaceChildren(...facts.map(([name, value]) => el("span", "chip", `${name} `, el("b", "", value))));
     this.ahead.replaceChildren(...this.aheadOf(status));
-    this.turns.replaceChildren(...(status.past_turns ?? []).toReversed().map((turn) => turnRow(turn)));
   }
 
   /** What is expected of each branch that has not gone on yet. */

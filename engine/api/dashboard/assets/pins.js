@@ -5,6 +5,7 @@ const ENDS = {
   expired: ["expired", "ran out"],
   broken: ["broken", "broken for another"],
   released: ["released", "let go"],
+  superseded: ["released", "left behind"],
 };
 const MAX_PIN_ROWS = 100;
 
@@ -58,7 +59,7 @@ class PinRow {
   }
 
   showEnd(pin) {
-    const [colour, words] = ENDS[pin.cause];
+    const [colour, words] = ENDS[pin.cause] ?? ENDS.released;
     this.element.className = "ended";
     this.track.hidden = true;
     setText(this.left, words);

@@ -10,6 +10,8 @@ function causeWords(event) {
       return { kind: "expired", text: `was not back${held}: its ${blocks} are let go`, why: "they stay cached until somebody needs the room" };
     case "broken":
       return { kind: "broken", text: `lost its ${blocks}${held}`, why: event.by ? `broken for request ${plainId(event.by)}` : "pins may hold only so much" };
+    case "superseded":
+      return { kind: "released", text: `went on without ${blocks}${held}`, why: "its next prompt parted from them" };
     default:
       return { kind: "released", text: `let its ${blocks} go${held}`, why: "no turn is expected, or its client has left" };
   }
