@@ -17,6 +17,8 @@ from tests.api.server import running_server
 from tracing.analysis.jobs import JobLife, TurnEnd, TurnLife
 from tracing.analysis.lives import Lives, read_lives
 
+pytestmark = pytest.mark.timeout(300)  # a server is started and serves 22 turns before the first test
+
 NUM_BLOCKS = 300
 """Of 16 tokens: less than the jobs want at once."""
 EDGE_S = 3.0

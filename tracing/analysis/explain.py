@@ -19,6 +19,9 @@ _INPUTS = {
     "tool_median_s": "median time to return",
     "all_observations": "calls seen in all",
     "prefill_s": "to compute it again",
+    "reload_s": "to load it again",
+    "pool_share": "share of the pool",
+    "last_probability": "probability that no turn follows",
     "queue_delay_s": "mean wait of turns that come back to nothing",
     "memoryfulness": "memoryfulness of job lengths",
     "called_tools": "it called tools",
@@ -225,7 +228,8 @@ class Explanation:
         when, held = self._since(pin.ended_s), f"after {seconds(pin.held_s)} s"
         match pin.outcome:
             case PinOutcome.HANDED_OVER:
-                saved = f", which spared {seconds(pin.saved_s)} s of computing" if pin.saved_s else ""
+                work = "computing" if pin.reload_s is None else "loading"
+                saved = f", which spared {seconds(pin.saved_s)} s of {work}" if pin.saved_s else ""
                 return f"{when} it was taken over by the next turn {held}{saved}."
             case PinOutcome.EXPIRED:
                 return f"{when} it ran out {held}: nothing had come back for it."
@@ -233,6 +237,8 @@ class Explanation:
                 return f"{when} it was broken {held}, for {self._who(pin.broken_by)}."
             case PinOutcome.RELEASED:
                 return f"{when} it was let go {held}."
+            case PinOutcome.SUPERSEDED:
+                return f"{when} it was let go {held}: its job went on without it."
             case _:
                 return f"It is still held where the trace ends, {held}."
 
@@ -261,7 +267,9 @@ def _input(name: str, value: float | int | str | bool) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    return f"{seconds(value)} s" if name.endswith("_s") else count(round(value, 2))
+    if name.endswith("_s"):
+        return f"{seconds(value)} s"
+    return format(value, ".2g") if abs(value) < 1 else count(round(value, 2))
 
 
 def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Explanation | None:

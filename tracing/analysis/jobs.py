@@ -30,6 +30,8 @@ class PinOutcome(Enum):
     EXPIRED = "expired"
     BROKEN = "broken"
     RELEASED = "released"
+    SUPERSEDED = "superseded"
+    """Its job went on without it."""
     REFUSED = "refused"
     """There was no room for it among the pins."""
     OPEN = "open"
@@ -206,9 +208,15 @@ class PinLife:
         return self.last_decision.ttl_s if self.last_decision is not None else 0.0
 
     @property
-    def recompute_s(self) -> float | None:
-        """What the policy thought it would cost to have all of it again, by computing."""
-        return self._input("prefill_s")
+    def reload_s(self) -> float | None:
+        """What the policy thought it would cost to load all of it again; None where no copies are kept."""
+        return self._input("reload_s")
+
+    @property
+    def again_s(self) -> float | None:
+        """What the policy thought it would cost to have all of it again, by loading it where there are
+        copies, else by computing it; None if it did not ask itself."""
+        return self._input("prefill_s") if self.reload_s is None else self.reload_s
 
     @property
     def expected_s(self) -> float | None:
@@ -229,10 +237,10 @@ class PinLife:
 
     @property
     def saved_s(self) -> float:
-        """Seconds of computing that it spared the turn that took it over; 0 if none did."""
+        """Seconds that it spared the turn that took it over; 0 if none did."""
         if self.outcome is not PinOutcome.HANDED_OVER or not self.num_blocks:
             return 0.0
-        return (self.recompute_s or 0.0) * self.blocks_at_end / self.num_blocks
+        return (self.again_s or 0.0) * self.blocks_at_end / self.num_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

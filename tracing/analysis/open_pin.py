@@ -78,7 +78,8 @@ class PinReader:
                 pin = self._open.pop(event.pin_id)
                 pin.deadline_s = event.deadline_s
                 outcome = PinOutcome(event.cause) if event.cause is not None else PinOutcome.RELEASED
-                self._on_pin(pin.close(event.now, outcome, event.by))
+                broken_by = event.by if outcome is PinOutcome.BROKEN else None
+                self._on_pin(pin.close(event.now, outcome, broken_by))
             case _:  # of a pin that began before the trace
                 pass
 

@@ -29,7 +29,7 @@ class OutcomeTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks times seconds that they held."""
     mean_held_s: float
     saved_s: float
-    """Seconds of computing that they spared, by the policy's estimate."""
+    """Seconds of computing, or of loading where there are copies, that they spared: the policy's estimate."""
 
 
 class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +45,9 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     """Held, and no turn took it over although none was refused to it: nobody came back, or too late."""
     in_vain_block_s: float
     too_early: int
-    """Given up, or refused, before the next turn came; it came, and computed again."""
+    """Given up, or refused, before the next turn came; it came, and computed or loaded again."""
     too_early_s: float
-    """Seconds of computing that this cost, by the policy's estimate."""
+    """Seconds of computing or loading that this cost, by the policy's estimate."""
 
 
 class ToolTtl(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +103,11 @@ def _with_returns(tables: TraceTables) -> pl.DataFrame:
     """A row per pin, with what its turn called, when the next one came, and what that computed again."""
     block_size = tables.facts.header.block_size
     gaps = tables.gaps.select("req_id", "tools", "duration_s", "next_req_id", came_s="ended_s")
-    returns = tables.turns.select(
-        next_req_id="req_id", again_tokens="recomputed_tokens", next_started_s="started_s"
-    )
+    lost_tokens = pl.col("recomputed_tokens") + pl.col("loaded_tokens")
+    returns = tables.turns.select(next_req_id="req_id", again_tokens=lost_tokens)
     held_tokens = (pl.col("num_blocks") * block_size).clip(lower_bound=1)
     again = (pl.col("again_tokens") / held_tokens).clip(upper_bound=1.0).fill_null(0.0)
-    lost = pl.col("outcome").is_in(["expired", "broken", "released", "refused"])
+    lost = pl.col("outcome").is_in(["expired", "broken", "released", "superseded", "refused"])
     came = pl.col("came_s").is_not_null()
     return (
         tables.pins.join(gaps, on="req_id", how="left")
@@ -118,7 +117,7 @@ def _with_returns(tables: TraceTables) -> pl.DataFrame:
             .then(pl.lit(NO_CALL))
             .otherwise(pl.col("tools").fill_null(UNTOLD)),
             too_early=lost & came & (pl.col("again_tokens") > 0),
-            again_s=again * pl.col("recompute_s").fill_null(0.0),
+            again_cost_s=again * pl.col("again_s").fill_null(0.0),
         )
         .with_columns(in_vain=lost & (pl.col("block_s") > 0))
         .collect()
@@ -134,7 +133,7 @@ def _by_tools(pins: pl.DataFrame) -> list[ToolPins]:
         "in_vain": pl.col("in_vain").sum(),
         "in_vain_block_s": pl.col("block_s").filter(pl.col("in_vain")).sum(),
         "too_early": pl.col("too_early").sum(),
-        "too_early_s": pl.col("again_s").filter(pl.col("too_early")).sum(),
+        "too_early_s": pl.col("again_cost_s").filter(pl.col("too_early")).sum(),
     }
     by_tools = pins.group_by("tools").agg(**totals).sort(["block_s", "tools"], descending=[True, False])
     rows = list(by_tools.iter_rows(named=True))
@@ -194,7 +193,7 @@ def _render_outcomes(study: PinStudy) -> list[str]:
     lines = table(["outcome", "pins", "held s", "block-s", "of pins", "of pool", "spared s"], rows)
     spared = sum(each.saved_s for each in study.outcomes)
     text = f"Pins held {percent(total_s, study.pool_block_s)} of the pool over time"
-    text += f" and spared {seconds(spared)} s of computing"
+    text += f" and spared {seconds(spared)} s of computing or loading"
     if spared > 0:
         text += f": {count(total_s / spared)} block-seconds for each second"
     return [*lines, *wrapped(text + ".")]
@@ -259,8 +258,9 @@ def _more(rows: list[ToolPins] | list[ToolTtl], limit: int) -> list[str]:
 
 _ABOUT_REGRET = """\
 In vain: held, and no turn took it over. Too early: given up, or refused, before the next turn came, which
-then computed again what was lost. Seconds spared and seconds that this cost are the policy's own estimates of
-computing; the wait of a turn that comes back to nothing is not in them.
+then computed or loaded again what was lost. Seconds spared and seconds that this cost are the policy's own
+estimates of computing, or of loading where copies are kept; the wait of a turn that comes back to nothing is
+not in them.
 """
 _ABOUT_TTL = """\
 Granted against what it took, of turns that were to be held and were continued. Covered: gaps no longer than

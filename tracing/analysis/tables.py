@@ -172,7 +172,7 @@ PINS: tuple[Column, ...] = (
         pl.Float64,
         "median of the time to return, as the last decision saw it; null: nothing learned",
     ),
-    Column("recompute_s", pl.Float64, "what all of it would cost to compute again, by the policy's estimate"),
+    Column("again_s", pl.Float64, "to load all of it again, or compute it: the policy's estimate"),
     Column("saved_s", pl.Float64, "of that: spared the turn that took it over"),
 )
 
