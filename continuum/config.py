@@ -44,6 +44,8 @@ class ContinuumConfig:
     """Any request that has waited so long may break any pin."""
     infer_jobs: bool = True
     """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
+    release_superseded: bool = True
+    """Let go at once of what a job goes on without: a history that was summarised, rewound or changed."""
     max_jobs: int = 10_000
     """Jobs remembered; beyond, the one idle longest is forgotten."""
     job_idle_s: float = 3600.0

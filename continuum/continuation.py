@@ -32,6 +32,17 @@ class Continuation:
 NEW_BRANCH = Continuation()
 
 
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A frontier that its job went on without, taking nobody's place."""
+
+    frontier: Frontier
+    num_shared_blocks: int
+    same_task: bool
+    """The prompt is of the same conversation, cut short or changed: it holds its first prompt. If not it
+    begins as that did, with what all prompts of the agent begin with, and a summary follows."""
+
+
 def num_blocks_to_share(num_prompt_tokens: int, block_size: int) -> int:
     """Blocks of a turn's prompt that a later prompt must share to continue it: all but the last full one,
     which may already hold the start of the reply, as a template renders it when the reply is not there."""
@@ -60,6 +71,21 @@ def continuation_of(frontiers: Iterable[Frontier], request: Request, block_size:
     if not parted:
         return NEW_BRANCH
     return _parting(max(parted, key=lambda one: one.likeness))
+
+
+def left_behind_by(frontiers: Iterable[Frontier], request: Request, block_size: int) -> LeftBehind | None:
+    """The frontier that a prompt which takes nobody's place has gone on without; None: there is none.
+
+    It waits for no tool, and the prompt parts from it within the prompt that it had answered. Of several the
+    one that has most in common with it, the latest of equals.
+    """
+    at_rest = (each for each in frontiers if each.is_at_rest and not each.is_superseded)
+    near = [_Nearness(each, request, block_size) for each in at_rest]
+    left = [one for one in near if one.turns_away and (one.same_task or one.cuts_short)]
+    if not left:
+        return None
+    nearest = max(left, key=lambda one: (one.num_shared_blocks, one.frontier.ended_s))
+    return LeftBehind(nearest.frontier, nearest.num_shared_blocks, nearest.same_task)
 
 
 def continuation_of_one(frontier: Frontier, request: Request, block_size: int) -> Continuation:
@@ -135,6 +161,25 @@ class _Nearness:
             longer = self._request.num_prompt_tokens > self.frontier.num_prompt_tokens
             return longer and self.num_shared_blocks > 0 and self.frontier.is_alone
         return self.holds_reply
+
+    @property
+    def turns_away(self) -> bool:
+        """It begins as that turn's prompt did and does not hold all of it: whoever only asks something beside
+        it holds it whole, whoever goes on from the reply, too."""
+        num_blocks = num_blocks_to_share(self.frontier.num_prompt_tokens, self._block_size)
+        return 0 < self.num_shared_blocks < num_blocks
+
+    @property
+    def same_task(self) -> bool:
+        """It holds what that turn's conversation began with."""
+        return self.num_shared_blocks >= num_blocks_to_share(self.frontier.num_task_tokens, self._block_size)
+
+    @property
+    def cuts_short(self) -> bool:
+        """It is shorter than the prompt of that turn, whose conversation had gone on for a while."""
+        frontier = self.frontier
+        has_history = frontier.num_prompt_tokens > frontier.num_task_tokens
+        return has_history and self._request.num_prompt_tokens < frontier.num_prompt_tokens
 
     @property
     def likeness(self) -> tuple[int, int, float]:

@@ -313,6 +313,7 @@ def _add_continuum_flags(group: _Group) -> None:
     group.add("pin_tenant_share", "largest share of that for one tenant (the request's user)", float, "SHARE")
     group.add("max_wait_s", "who has waited this long may take what is held", float, "SECONDS")
     group.add_switch("infer_jobs", "recognise jobs that no client names by what their prompts continue")
+    group.add_switch("release_superseded", "reuse first what a job's next prompt shows to be of no more use")
     group.add("max_jobs", "jobs remembered; beyond, the one idle longest is forgotten", int, "JOBS")
     group.add("job_idle_s", "a job idle for so long is forgotten", float, "SECONDS")
     group.add(

@@ -14,7 +14,8 @@ from heapq import nlargest
 from itertools import islice
 
 from continuum.frontier_index import FrontierIndex
-from continuum.jobs import Frontier, Job, JobTable
+from continuum.jobs import Frontier, Job, JobTable, Turn
+from continuum.kept_prefixes import KeptPrefixes, landmarks_of
 from engine.core.block_hash import BlockHash
 from engine.request import Request
 
@@ -30,6 +31,8 @@ class JobRegistry:
         self._jobs = JobTable(max_jobs, idle_s)
         self._questions = JobTable(min(max_jobs, MAX_QUESTIONS), idle_s)
         self._index = FrontierIndex(block_size)
+        self._prefixes = KeptPrefixes()
+        """Of all frontiers that may be continued, and of the prompts of open turns."""
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._questions)
@@ -109,17 +112,51 @@ class JobRegistry:
         """A turn of its job ended with these blocks. Only inferred jobs are recognised by theirs: whoever
         names a job names all its turns."""
         frontier.beginning = self._index.beginning_of(frontier, block_hashes)
+        frontier.landmarks = landmarks_of(block_hashes, len(block_hashes))
         self.restore_frontier(frontier)
 
     def restore_frontier(self, frontier: Frontier) -> None:
         """The turn that had continued it came to nothing."""
         frontier.job.frontiers.append(frontier)
+        if not frontier.is_superseded:
+            self._prefixes.add(frontier.landmarks)
         if frontier.job.is_inferred:
             self._index.add(frontier)
 
     def remove_frontier(self, frontier: Frontier) -> None:
         frontier.job.frontiers.remove(frontier)
+        if not frontier.is_superseded:
+            self._prefixes.remove(frontier.landmarks)
         self._index.remove(frontier)
+
+    def supersede(self, frontier: Frontier) -> None:
+        """Its job went on without it: it may still be come back to, and keeps no blocks till then."""
+        frontier.is_superseded = True
+        self._prefixes.remove(frontier.landmarks)
+
+    # ---- prefixes that are kept ----
+
+    def begin_turn(self, turn: Turn, num_prompt_blocks: int) -> None:
+        block_hashes = turn.request.block_hashes
+        turn.landmarks = landmarks_of(block_hashes, min(num_prompt_blocks, len(block_hashes)))
+        self._prefixes.add(turn.landmarks)
+
+    def end_turn(self, turn: Turn) -> None:
+        self._prefixes.remove(turn.landmarks)
+
+    def num_shared_blocks(self, frontier: Frontier, block_hashes: list[BlockHash], turn: Turn) -> int:
+        """Blocks at the start of a frontier, superseded or gone by now, that others may ask for: exactly told
+        of its own job, too high by up to a half of other jobs. ``turn``, which is open, does not count."""
+        job = frontier.job
+        others = [each for each in job.frontiers if each is not frontier and not each.is_superseded]
+        turns = list(job.turns.values())
+        num_shared = [each.chain.num_shared(block_hashes) for each in others]
+        num_shared += [
+            frontier.chain.num_shared(each.request.block_hashes) for each in turns if each is not turn
+        ]
+        own = [each.landmarks for each in (*others, *turns)]
+        elsewhere = self._prefixes.num_shared_blocks(frontier.landmarks, own)
+        return min(len(block_hashes), max([*num_shared, elsewhere]))
 
 
 def _inferred_id(request: Request) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from continuum.forecast import JobCourse
+from continuum.kept_prefixes import Landmarks
 from continuum.told import Told
 from engine.core.block_hash import BlockHash
-from engine.messages import TurnReceipt
+from engine.messages import ToolState, TurnReceipt
 from engine.policy import Pin, PinEnd
 from engine.request import Request
 from estimator.tool_key import ToolKey
@@ -86,11 +87,25 @@ class Frontier:
     told: Told | None = None
     learned: bool = False
     """How long its tools took is known, or will never be."""
+    num_task_tokens: int = 0
+    """Prompt of the first turn of its line: what all turns of this conversation begin with."""
+    landmarks: Landmarks = ()
+    is_superseded: bool = False
+    """Its job went on without it, and it is not expected back."""
 
     @property
     def is_alone(self) -> bool:
         """No other branch of the job is known and no turn of it under way."""
-        return len(self.job.frontiers) == 1 and not self.job.turns
+        if self.job.turns:
+            return False
+        return all(each is self or each.is_superseded for each in self.job.frontiers)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """It waits for no tool: it called none, or its client gave the call up."""
+        if self.told is not None and self.told.state is ToolState.CANCELLED:
+            return True
+        return self.tools is not None and not self.tools
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +125,14 @@ class Turn:
     diverged_at_token: int | None = None
     """Where its prompt parts from what its job had computed; None: it does not."""
     num_diverged_tokens: int = 0
+    num_superseded_tokens: int = 0
+    """Tokens of its job that it showed to be of no more use."""
+    supersedes: str | None = None
+    """Request of the turn at whose end they were."""
+    num_task_tokens: int = 0
+    """Prompt of the first turn of its line."""
+    landmarks: Landmarks = ()
+    """Of its prompt."""
 
     @property
     def external_id(self) -> str:
@@ -143,6 +166,8 @@ class Job:
     is_established: bool = True
     """It is known to be more than a single question and its answer."""
     num_turns: int = 0
+    has_come_back: bool = False
+    """To a frontier that it seemed to have gone on without: it keeps several conversations."""
     queued_s: float = 0.0
     """All that its turns waited until they were admitted."""
     turns: dict[str, Turn] = field(default_factory=dict)

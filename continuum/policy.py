@@ -12,7 +12,14 @@ from dataclasses import asdict, dataclass
 
 from continuum.break_rule import BreakRule
 from continuum.config import ContinuumConfig
-from continuum.continuation import Continuation, continuation_of, continuation_of_one, prompt_tail
+from continuum.continuation import (
+    Continuation,
+    continuation_of,
+    continuation_of_one,
+    left_behind_by,
+    prompt_tail,
+)
+from continuum.dead_ends import DeadEnds
 from continuum.forecast import WorkForecast
 from continuum.job_registry import JobRegistry
 from continuum.job_status import frontier_status, job_status
@@ -42,7 +49,7 @@ from engine.messages import (
     ToolState,
     TurnReceipt,
 )
-from engine.policy import Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
+from engine.policy import DeadEnd, Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
 from engine.request import Request
 from estimator.survival import SurvivalCurve
 
@@ -53,6 +60,7 @@ KIND_TOKENS = 128
 UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")
+LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ class ContinuumPolicy:
         self._block_size = context.block_size
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, context.block_size)
         self._pins = PinTable(int(context.num_blocks * config.pin_budget), config.pin_tenant_share)
+        self._dead_ends = DeadEnds(self._jobs, context.num_blocks)
         self._turns: dict[str, Turn] = {}
         self._frontiers: dict[str, Frontier] = {}
         """Of turns that ended and may still get a signal, by request id."""
@@ -122,6 +131,8 @@ class ContinuumPolicy:
         self._changed: list[Request] = []
         self._breaking_for: str | None = None
         """Request that was last asked for: a pin that breaks now gives way to it. None: to another pin."""
+        self._superseded_by: str | None = None
+        """Request whose job goes on without what is let go of now."""
 
     # ---- a turn arrives and is admitted ----
 
@@ -138,6 +149,10 @@ class ContinuumPolicy:
         turn = self._open_turn(job, request, continuation)
         if turn.frontier is not None:
             self._come_back(turn, turn.frontier, now, is_retry=continuation.is_retry)
+        if self._config.release_superseded:
+            self._supersede(turn, continuation)
+        if turn.frontier is not None:
+            self._dead_ends.forget(turn.frontier)
         job.rank = job_rank(turn, self._age_weight(), self._config.work_weight * self.remaining_work_s(turn))
         self._trace.turn_arrived(turn, now)
 
@@ -159,8 +174,10 @@ class ContinuumPolicy:
             continuation.num_shared_blocks * self._block_size,
             diverged_at_token=continuation.diverged_at_token,
             num_diverged_tokens=continuation.num_diverged_tokens,
+            num_task_tokens=request.num_prompt_tokens if frontier is None else frontier.num_task_tokens,
         )
         job.turns[request.request_id] = self._turns[request.request_id] = turn
+        self._jobs.begin_turn(turn, request.num_prompt_tokens // self._block_size)
         return turn
 
     def _count_turn(self, job: Job, request: Request) -> None:
@@ -180,12 +197,40 @@ class ContinuumPolicy:
         """The turn takes the place of this frontier and, when it is admitted, of its pin."""
         self._jobs.remove_frontier(frontier)
         self._frontiers.pop(frontier.request_id, None)
+        if frontier.is_superseded:
+            frontier.is_superseded, turn.job.has_come_back = False, True
         if not is_retry:
             turn.gap_s = max(0.0, turn.request.arrival_time - frontier.ended_s)
             self._tally.gap_closed(frontier, turn.gap_s)
             self._close_gap(turn, frontier, turn.gap_s, now)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
+
+    def _supersede(self, turn: Turn, continuation: Continuation) -> None:
+        """Let go of what the turn's prompt shows its job to go on without."""
+        if continuation.frontier is None:
+            self._leave_behind(turn)
+        elif continuation.diverged_at_token is not None:
+            self._let_go_behind(continuation.frontier, continuation.num_shared_blocks, turn)
+
+    def _leave_behind(self, turn: Turn) -> None:
+        """It takes nobody's place: there may be a frontier that nobody will come back to now. A job that did
+        come back to one keeps several conversations, and is believed about none again."""
+        job = turn.job
+        left = None if job.has_come_back else left_behind_by(job.frontiers, turn.request, self._block_size)
+        if left is None:
+            return
+        frontier = left.frontier
+        if left.same_task:
+            turn.num_task_tokens = frontier.num_task_tokens
+        self._jobs.supersede(frontier)
+        self._let_go_behind(frontier, left.num_shared_blocks, turn)
+        frontier.receipt = copy(frontier.receipt)  # the first one has gone to the client
+        self._tell(frontier, LEFT_BEHIND)
+
+    def _let_go_behind(self, frontier: Frontier, num_shared_blocks: int, turn: Turn) -> None:
+        num_blocks = self._dead_ends.supersede(frontier, num_shared_blocks, turn)
+        turn.supersedes, turn.num_superseded_tokens = frontier.request_id, num_blocks * self._block_size
 
     def _close_gap(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
         """The tools returned: learn how long it took."""
@@ -284,6 +329,7 @@ class ContinuumPolicy:
         if turn is None:
             return None
         del turn.job.turns[request.request_id]
+        self._jobs.end_turn(turn)
         turn.job.last_active_s = now
         if turn.frontier is not None and turn.frontier.pin is not None:
             self._pins.let_go(turn.frontier.pin)
@@ -321,8 +367,10 @@ class ContinuumPolicy:
             prompt_tail=prompt_tail(request, self._block_size),
             num_replies=request.job.num_replies if request.job is not None else None,
             num_results=request.job.num_results if request.job is not None else None,
+            num_task_tokens=turn.num_task_tokens,
         )
         self._jobs.add_frontier(frontier, block_hashes)
+        self._dead_ends.remember(frontier, block_hashes)
         self._frontiers[request.request_id] = frontier
         if len(job.frontiers) > MAX_FRONTIERS:
             self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
@@ -489,6 +537,7 @@ class ContinuumPolicy:
 
     def _drop_frontier(self, frontier: Frontier) -> None:
         self._jobs.remove_frontier(frontier)
+        self._dead_ends.forget(frontier)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.pin is not None:
             self._pins.let_go(frontier.pin)
@@ -537,20 +586,34 @@ class ContinuumPolicy:
         return self._pins.due(now)
 
     def next_due_s(self) -> float | None:
-        return self._pins.next_due_s()
+        return 0.0 if self._dead_ends else self._pins.next_due_s()
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
         frontier = self._pins.ended(pin, cause)
-        by = self._breaking_for if cause is PinEnd.BROKEN else None
-        self._trace.ended(pin, frontier, cause, by, now)
+        by = None
         if cause is PinEnd.BROKEN:
+            by = self._breaking_for
+        elif cause is PinEnd.SUPERSEDED:
+            by = self._superseded_by
+        self._trace.ended(pin, frontier, cause, by, now)
+        if cause in (PinEnd.BROKEN, PinEnd.SUPERSEDED):
             for turn in frontier.job.turns.values():
                 if turn.frontier is frontier and turn.num_cached_tokens is None:
                     self._changed.append(turn.request)
 
     def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
-        self._trace.shrunk(pin, num_blocks_lost, self._breaking_for, now)
+        self._trace.shrunk(pin, num_blocks_lost, None, self._breaking_for, now)
+
+    def take_superseded(self) -> Iterator[DeadEnd]:
+        for dead in self._dead_ends.take():
+            self._superseded_by = dead.by
+            yield dead
+
+    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
+        if num_unpinned_blocks and dead.pin is not None:
+            self._pins.shrunk(dead.pin, num_unpinned_blocks)
+            self._trace.shrunk(dead.pin, num_unpinned_blocks, PinEnd.SUPERSEDED, dead.by, now)
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

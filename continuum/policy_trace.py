@@ -92,6 +92,8 @@ class PolicyTrace:
                 gap_s=gap_s,
                 diverged_at_token=turn.diverged_at_token,
                 diverged_tokens=turn.num_diverged_tokens,
+                supersedes=turn.supersedes,
+                superseded_tokens=turn.num_superseded_tokens,
             )
         )
 
@@ -134,7 +136,10 @@ class PolicyTrace:
             event.reason = frontier.receipt.reason if frontier.receipt is not None else None
             self._tracer.emit(event)
 
-    def shrunk(self, pin: Pin, num_blocks_lost: int, by: str | None, now: float) -> None:
+    def shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd | None, by: str | None, now: float
+    ) -> None:
+        """``cause``: None where it was broken."""
         if self._tracer.on:
             self._tracer.emit(
                 PinEvent(
@@ -144,6 +149,7 @@ class PolicyTrace:
                     job_id=pin.job_id,
                     req_id=pin.request_id,
                     num_blocks=num_blocks_lost,
+                    cause=None if cause is None else cause.value,
                     by=by,
                 )
             )

@@ -20,4 +20,5 @@ def make_receipt(turn: Turn) -> TurnReceipt:
         gap_s=turn.gap_s,
         diverged_at_token=turn.diverged_at_token,
         diverged_tokens=turn.num_diverged_tokens,
+        superseded_tokens=turn.num_superseded_tokens,
     )

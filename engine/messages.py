@@ -199,7 +199,8 @@ class TurnReceipt(msgspec.Struct, omit_defaults=True, kw_only=True):
     expected_tool_s: float | None = None
     """Median of what the estimator expects the tool to take."""
     previous_pin: str | None = None
-    """How the pin this turn came back to had ended: handed_over, expired, broken, released."""
+    """How the pin this turn came back to had ended: handed_over, expired, broken, released,
+    superseded."""
     gap_s: float | None = None
     """Measured time since the job's previous turn ended."""
     diverged_at_token: int | None = None
@@ -207,6 +208,9 @@ class TurnReceipt(msgspec.Struct, omit_defaults=True, kw_only=True):
     nowhere."""
     diverged_tokens: int = 0
     """Tokens of the job beyond that, of no use any more."""
+    superseded_tokens: int = 0
+    """Tokens of the job that were let go when this turn came, as it shows that the job goes on without them:
+    their memory is reused first."""
 
 
 class FrontierStatus(msgspec.Struct, kw_only=True):
@@ -383,6 +387,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Events of the trace that were lost."""
     telemetry_dropped: int = 0
     """Spans that the collector did not get."""
+    superseded_blocks: int = 0
+    """Of the device: let go to be reused first, since their jobs went on without them."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

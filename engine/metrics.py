@@ -127,6 +127,7 @@ class Metrics:
         if receipt.diverged_at_token is not None:
             self._divergences.inc()
             self._diverged_tokens.inc(receipt.diverged_tokens)
+        self._superseded_tokens.inc(receipt.superseded_tokens)
 
     def record_rejection(self, limit: str) -> None:
         """A request was refused because of the limit of this name."""
@@ -158,6 +159,7 @@ class Metrics:
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         self._loaded_tokens.inc(stats.loaded_tokens)
         self._failed_loads.inc(stats.failed_loads)
+        self._superseded_blocks.inc(stats.superseded_blocks)
         self._trace_dropped.inc(stats.trace_dropped)
         self._telemetry_dropped.inc(stats.telemetry_dropped)
         self._cache_queries.inc(stats.prefix_cache_queries)
@@ -241,6 +243,12 @@ class Metrics:
         )
         self._diverged_tokens = self._counter(
             "continuum:prompt_diverged_tokens", "Tokens of a job beyond where its next prompt parted from it."
+        )
+        self._superseded_tokens = self._counter(
+            "continuum:superseded_tokens", "Tokens let go since their job's next prompt goes on without them."
+        )
+        self._superseded_blocks = self._counter(
+            "continuum:superseded_blocks", "Of these, KV blocks of the device that nobody held: reused first."
         )
         self._loaded_tokens = self._counter(
             "continuum:host_kv_loaded_tokens", "Tokens whose KV came back from the host tier."

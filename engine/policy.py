@@ -28,6 +28,8 @@ class PinEnd(StrEnum):
     EXPIRED = "expired"
     BROKEN = "broken"
     RELEASED = "released"
+    SUPERSEDED = "superseded"
+    """Its job went on without these blocks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,20 @@ class Pin:
 
     def __post_init__(self) -> None:
         self.num_blocks = len(self.block_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """The last blocks of a frontier, which no turn will ask for any more: its job went on without them."""
+
+    block_hashes: Sequence[BlockHash]
+    """Of the dead blocks, first to last."""
+    num_kept_blocks: int
+    """Of the frontier, before them."""
+    pin: Pin | None
+    """The frontier's, if it had one when this was decided."""
+    by: str
+    """Request that went on without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +149,13 @@ class SchedulingPolicy(Protocol):
     def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
         """A partial break took the tail of this pin."""
 
+    def take_superseded(self) -> Iterable[DeadEnd]:
+        """What jobs went on without since the last call: its pins end there, and its blocks are reused before
+        any other that caches something."""
+
+    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
+        """That was done. So many blocks were cut off its pin, which lives on; 0: it had none, or it ended."""
+
     def pins(self) -> Iterable[Pin]:
         """All pins alive, for a reset of the prefix cache and for checks."""
 
@@ -216,6 +239,12 @@ class FcfsPolicy:
 
     def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
         raise AssertionError("this policy holds no pins")
+
+    def take_superseded(self) -> Iterable[DeadEnd]:
+        return ()
+
+    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
+        raise AssertionError("this policy knows no jobs that go on")
 
     def pins(self) -> Iterable[Pin]:
         return ()

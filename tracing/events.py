@@ -87,7 +87,8 @@ class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected_tool_s: float | None = None
     """Median of what the estimator expects the calls to take, from the end of the turn."""
     previous_pin: str | None = None
-    """How the pin that this turn came back to had ended: handed_over | expired | broken | released."""
+    """How the pin that this turn came back to had ended: handed_over | expired | broken | released |
+    superseded."""
     gap_s: float | None = None
     """Since the job's previous turn ended."""
 
@@ -344,11 +345,13 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     inputs: dict[str, float | int | str | bool | None] = {}
     """What the rule was given; feeding it back gives the same decision."""
     cause: str | None = None
-    """For ``ended``: handed_over | expired | broken | released."""
+    """For ``ended``: handed_over | expired | broken | released | superseded (the job went on without it). For
+    ``shrunk``: superseded, or None where it was broken."""
     held_s: float | None = None
     """For ``ended``: since the turn ended."""
     by: str | None = None
-    """Request for which it was broken, or shrunk; None: for another pin, as all may hold only so much."""
+    """Request for which it was broken, or shrunk; of one that is superseded: that goes on without it. None:
+    for another pin, as all may hold only so much."""
 
 
 class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, omit_defaults=True):
@@ -383,6 +386,10 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """Where the prompt parts from what the job had computed, in full blocks."""
     diverged_tokens: int = 0
     """Tokens of the job beyond that, of no use any more."""
+    supersedes: str | None = None
+    """For a turn that shows its job to go on without the end of an earlier one: the request of that one."""
+    superseded_tokens: int = 0
+    """So many tokens of it that are reused first from now on, where nobody else holds them."""
     told_remaining_s: float | None = None
     """Seconds that the client says its calls will still take."""
 

@@ -26,7 +26,7 @@ from tracing.events import (
 )
 
 PIN_KINDS = ("created", "decided", "refused", "shrunk", "ended")
-PIN_CAUSES = ("handed_over", "expired", "broken", "released")
+PIN_CAUSES = ("handed_over", "expired", "broken", "released", "superseded")
 TELL_OF_PINS = ("continuum", "known-work", "oracle")
 """Policies whose decisions about pins and jobs are records; of others' pins only steps tell."""
 UNTIMED = (TraceHeader, TraceGap, TraceEnd)

@@ -36,6 +36,7 @@ def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnRece
         recomputed_tokens=sum(receipt.recomputed_tokens for receipt in receipts),
         pinned_tokens=sum(receipt.pinned_tokens for receipt in receipts),
         diverged_tokens=sum(receipt.diverged_tokens for receipt in receipts),
+        superseded_tokens=sum(receipt.superseded_tokens for receipt in receipts),
     )
 
 

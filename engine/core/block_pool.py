@@ -2,7 +2,8 @@
 prefix.
 
 A block is free when nobody refers to it; a free block keeps its hash and can be found until it is reused.
-Blocks without a hash are reused first, then hashed ones, least recently used first.
+Blocks without a hash are reused first, then those whose content is said to be of no more use, then hashed
+ones, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class KVCacheBlock:
     block_hash: BlockHash | None = None
     prev_free: KVCacheBlock | None = field(default=None)
     next_free: KVCacheBlock | None = field(default=None)
+    is_dead: bool = False
+    """Free, and findable still, but nobody is expected to look for it."""
 
     def __repr__(self) -> str:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
@@ -113,6 +116,8 @@ class BlockPool:
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._free = FreeKVCacheBlockQueue(self.blocks[1:])
+        self._dead = FreeKVCacheBlockQueue(())
+        """Free ones that are reused as soon as no block is empty."""
         self.num_freed = 0
         """Blocks that became free since the start; only grows."""
         self.num_free_empty_blocks = num_blocks - 1
@@ -126,7 +131,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._free.num_free_blocks
+        return self._free.num_free_blocks + self._dead.num_free_blocks
 
     @property
     def num_cached_blocks(self) -> int:
@@ -151,7 +156,7 @@ class BlockPool:
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
         """``count`` blocks for one holder; what they cached before is forgotten."""
-        blocks = self._free.popleft_n(count)
+        blocks = self._free.popleft_n(count) if not self._dead.num_free_blocks else self._take_in_order(count)
         num_empty = count
         for block in blocks:
             if block.block_hash is not None:
@@ -161,12 +166,44 @@ class BlockPool:
         self.num_free_empty_blocks -= num_empty
         return blocks
 
+    def _take_in_order(self, count: int) -> list[KVCacheBlock]:
+        """Empty blocks, then dead ones, then the others."""
+        num_empty = min(count, self.num_free_empty_blocks)
+        num_dead = min(count - num_empty, self._dead.num_free_blocks)
+        dead = self._dead.popleft_n(num_dead)
+        for block in dead:
+            block.is_dead = False
+        empty = self._free.popleft_n(num_empty)
+        return [*empty, *dead, *self._free.popleft_n(count - num_empty - num_dead)]
+
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more holder for each of these blocks."""
         for block in blocks:
             if block.ref_cnt == 0:
-                self._free.remove(block)
+                if block.is_dead:
+                    self._dead.remove(block)
+                    block.is_dead = False
+                else:
+                    self._free.remove(block)
             block.ref_cnt += 1
+
+    def reuse_first(self, block_hashes: Iterable[BlockHash]) -> int:
+        """Nobody is expected to look for these any more: those that are free are reused before others that
+        cache something, the first in order first. Returns how many. Whoever finds one of them before that may
+        have it."""
+        dead: list[KVCacheBlock] = []
+        for block_hash in block_hashes:
+            found = self._by_hash.get(block_hash)
+            if found is None:
+                continue
+            for block in found.values() if type(found) is dict else (found,):
+                assert isinstance(block, KVCacheBlock)
+                if block.ref_cnt == 0 and not block.is_dead:
+                    self._free.remove(block)
+                    block.is_dead = True
+                    dead.append(block)
+        self._dead.extend(dead)
+        return len(dead)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
         """One holder less; returns how many became free. Those first in order are reused first."""
@@ -219,8 +256,10 @@ class BlockPool:
         if self.num_free_blocks != self.num_usable_blocks:
             return False
         self._by_hash.clear()
+        self._free.extend_left(self._dead.popleft_n(self._dead.num_free_blocks))
         for block in self.blocks:
             block.block_hash = None
+            block.is_dead = False
         self.num_free_empty_blocks = self.num_usable_blocks
         return True
 
@@ -229,10 +268,13 @@ class BlockPool:
 
     def check_invariants(self, references: dict[int, int]) -> None:
         """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
-        free = [block.block_id for block in self._free]
+        free = [block.block_id for queue in (self._free, self._dead) for block in queue]
         assert len(free) == len(set(free)) == self.num_free_blocks, "free list is inconsistent"
         num_empty = sum(1 for block in self._free if block.block_hash is None)
         assert num_empty == self.num_free_empty_blocks, "free blocks that cache nothing are miscounted"
+        dead = {block.block_id for block in self._dead}
+        assert dead == {b.block_id for b in self.blocks if b.is_dead}, "dead blocks are in the wrong list"
+        assert all(block.block_hash is not None for block in self._dead), "a dead block is empty"
         in_free_list = set(free)
         for block in self.blocks[1:]:
             expected = references.get(block.block_id, 0)

@@ -83,6 +83,14 @@ class HostTier:
             if block_hash in idle:
                 idle.move_to_end(block_hash)
 
+    def give_way_first(self, block_hashes: Iterable[BlockHash]) -> None:
+        """The end of a chain that nobody is expected to ask for any more: its idle contents give way before
+        all others, its last one first."""
+        idle = self._idle
+        for block_hash in block_hashes:
+            if block_hash in idle:
+                idle.move_to_end(block_hash, last=False)
+
     def discard(self, block_hashes: Iterable[BlockHash]) -> None:
         """Forget contents that cannot be had; those that another transfer uses are its own to judge."""
         for block_hash in block_hashes:

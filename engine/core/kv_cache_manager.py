@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool, KVCacheBlock
 from engine.core.kv_cache_coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
 from engine.request import Request
@@ -212,6 +213,11 @@ class KVCacheManager:
             if freed == wanted:
                 return count, freed
         return len(blocks), freed
+
+    def reuse_first(self, block_hashes: Sequence[BlockHash]) -> int:
+        """The end of a chain that nobody is expected to ask for: what of it nobody holds is reused before
+        anything else that is cached, its last block first. Returns how many blocks that is."""
+        return self.pool.reuse_first(reversed(block_hashes))
 
     # ---- loads ----
 

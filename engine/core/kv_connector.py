@@ -57,6 +57,9 @@ class KVConnector(Protocol):
     def request_finished(self, request: Request) -> None:
         """The request lets go of its blocks, at its end or preempted: its copies were of use until now."""
 
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        """The end of a chain that nobody is expected to ask for any more: its copies give way first."""
+
     def reset_cache(self) -> bool:
         """Forget every copy; False, and no change, while a load reads any."""
 

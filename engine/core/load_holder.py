@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.core.block_hash import BlockHash
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.kv_connector import KVConnector, KVConnectorStatistics
@@ -144,6 +145,11 @@ class LoadHolder:
         """The request lets go of its blocks: the copies of what it had computed were of use until now."""
         if self._connector is not None:
             self._connector.request_finished(request)
+
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Nobody is expected to ask for these any more."""
+        if self._connector is not None:
+            self._connector.superseded(block_hashes)
 
     def reset_cache(self) -> bool:
         """Forget all copies; False while a load reads any."""

@@ -77,6 +77,9 @@ class OffloadingConnector:
     def request_finished(self, request: Request) -> None:
         self.tier.touch(request.block_hashes[: request.num_computed_tokens // self._block_size])
 
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        self.tier.give_way_first(block_hashes)
+
     def reset_cache(self) -> bool:
         return self.tier.reset()
 

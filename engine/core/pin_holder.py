@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.policy import Pin, PinEnd, SchedulingPolicy
+from engine.core.load_holder import LoadHolder
+from engine.policy import DeadEnd, Pin, PinEnd, SchedulingPolicy
 from engine.request import Request
 
 MAX_KEPT = 4096
@@ -20,11 +21,13 @@ MAX_KEPT = 4096
 class PinHolder:
     """The blocks of pins are the KVCacheManager's; every pin ends here, and is counted by cause."""
 
-    def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy) -> None:
+    def __init__(self, kv: KVCacheManager, loads: LoadHolder, policy: SchedulingPolicy) -> None:
         self._kv = kv
+        self._loads = loads
         self._policy = policy
         self._held_since_s: dict[int, float] = {}
         self._num_ended: dict[str, int] = {}
+        self._num_superseded_blocks = 0
         self._block_s: dict[str, float] = {}
         self._held_s: dict[str, deque[float]] = {}
 
@@ -34,12 +37,20 @@ class PinHolder:
         self._held_since_s[pin.pin_id] = now
 
     def expire(self, now: float) -> None:
+        """End what is due, and let go of what jobs went on without."""
+        for dead in self._policy.take_superseded():
+            self._let_go_first(dead, now)
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
 
     def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
         for pin in pins:
             self._end(pin, cause, now)
+
+    def take_superseded(self) -> int:
+        """Blocks on the device that jobs went on without since the last call, and that nobody else held."""
+        num_blocks, self._num_superseded_blocks = self._num_superseded_blocks, 0
+        return num_blocks
 
     def take_ended(self) -> dict[str, int]:
         """Pins ended since the last call, by cause."""
@@ -94,6 +105,27 @@ class PinHolder:
             self._shrink(pin, num_freed, now)
         # Blocks of a broken pin that the request hit are free now, yet needed: measure, don't assume.
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _let_go_first(self, dead: DeadEnd, now: float) -> None:
+        """On both tiers: the blocks, as far as nobody else holds them, and the copies."""
+        num_unpinned_blocks = self._cut(dead, now)
+        self._num_superseded_blocks += self._kv.reuse_first(dead.block_hashes)
+        self._loads.superseded(dead.block_hashes)
+        self._policy.on_superseded(dead, num_unpinned_blocks, now)
+
+    def _cut(self, dead: DeadEnd, now: float) -> int:
+        """Blocks taken off a pin that lives on; none if it ended, now or before, or held none of the dead."""
+        pin = dead.pin
+        if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= dead.num_kept_blocks:
+            return 0
+        if not dead.num_kept_blocks:
+            self._end(pin, PinEnd.SUPERSEDED, now)
+            return 0
+        num_blocks = pin.num_blocks - dead.num_kept_blocks
+        self._kv.shrink_pin(pin.pin_id, num_blocks)
+        pin.num_blocks -= num_blocks
+        self._count(pin, num_blocks, PinEnd.SUPERSEDED, now)
+        return num_blocks
 
     def _shrink(self, pin: Pin, wanted: int, now: float) -> None:
         """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""

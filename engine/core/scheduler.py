@@ -120,8 +120,8 @@ class Scheduler:
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
-        self.pins = PinHolder(self.kv, policy)
         self.loads = LoadHolder(self.kv, kv_connector)
+        self.pins = PinHolder(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue()
@@ -625,6 +625,7 @@ class Scheduler:
             pins_ended=self.pins.take_ended(),
             pin_block_s=self.pins.take_block_s(),
             pin_held_s=self.pins.take_held_s(),
+            superseded_blocks=self.pins.take_superseded(),
             jobs=self.policy.take_job_stats(),
             num_host_blocks=tier.num_blocks,
             num_used_host_blocks=tier.num_used_blocks,

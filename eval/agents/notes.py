@@ -16,6 +16,7 @@ _PIN_WORDS = {
     "expired": "its pin had expired",
     "broken": "its pin had been broken",
     "released": "its pin had been released",
+    "superseded": "its pin had been superseded",
 }
 
 

@@ -112,15 +112,18 @@ def _number(kind: str, unit: str, parameter: str, default: float, most: float) -
     return number
 
 
+_SWITCH = {"true": True, "false": False}
+
+
 def _continuum_config(parameter: str) -> ContinuumConfig:
     """``name=value,...`` of ContinuumConfig's fields; a value has the type of the field's default.
 
-    Switches are no options here: what is played by a policy names its jobs.
+    ``infer_jobs`` is no option here: what is played by a policy names its jobs.
     """
     defaults = {
         field.name: field.default
         for field in fields(ContinuumConfig)
-        if field.default is not MISSING and not isinstance(field.default, bool)
+        if field.default is not MISSING and field.name != "infer_jobs"
     }
     options: dict[str, str | float | int] = {}
     for part in parameter.split(",") if parameter else ():
@@ -130,6 +133,11 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         if name not in defaults:
             raise PolicyError(f"continuum has no option {name!r}; it has {', '.join(defaults)}.")
         default = defaults[name]
+        if isinstance(default, bool):
+            if value not in _SWITCH:
+                raise PolicyError(f"continuum:{name} takes true or false, not {value!r}.")
+            options[name] = _SWITCH[value]
+            continue
         kind = type(default) if isinstance(default, float | int) else str
         try:
             options[name] = kind(value)

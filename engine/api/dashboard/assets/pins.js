@@ -5,6 +5,7 @@ const ENDS = {
   expired: ["expired", "ran out"],
   broken: ["broken", "broken for another"],
   released: ["released", "let go"],
+  superseded: ["released", "left behind by its job"],
   superseded: ["released", "left behind"],
 };
 const MAX_PIN_ROWS = 100;

@@ -12,6 +12,8 @@ function causeWords(event) {
       return { kind: "broken", text: `lost its ${blocks}${held}`, why: event.by ? `broken for request ${plainId(event.by)}` : "pins may hold only so much" };
     case "superseded":
       return { kind: "released", text: `went on without ${blocks}${held}`, why: "its next prompt parted from them" };
+    case "superseded":
+      return { kind: "released", text: `went on without its ${blocks}${held}`, why: "its next prompt parts from them" };
     default:
       return { kind: "released", text: `let its ${blocks} go${held}`, why: "no turn is expected, or its client has left" };
   }
@@ -41,6 +43,7 @@ function pinWords(event) {
     case "refused":
       return { kind: "broken", text: "is not held", why: event.reason ?? "" };
     case "shrunk":
+      if (event.cause) return causeWords(event);
       return { kind: "broken", text: `lost ${formatMany(event.num_blocks, "block")} of what is held`, why: event.by ? `for request ${plainId(event.by)}` : "" };
     case "ended":
       return causeWords(event);
