@@ -52,7 +52,7 @@ bench-step: $(STAMP) ## what the scheduler alone costs, in microseconds (seconds
 bench-grammar: $(STAMP) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m eval.grammar_bench $(ARGS)
 
-bench-trace: $(STAMP) ## what the scheduler's trace costs, on and off side by side (4 minutes) [ARGS="--rounds 40"]
+bench-trace: $(STAMP) ## what a trace costs, and a viewer, on and off side by side (5 minutes) [ARGS="--rounds 40"]
 	@$(BIN)/python -m eval.trace_overhead $(ARGS)
 
 bench-replay: $(STAMP) ## 100,000 simulated steps, traced and decided again: no difference (a minute)

@@ -1,4 +1,4 @@
-"""``make bench-trace``: what the scheduler's trace costs, by a model that costs next to nothing.
+"""``make bench-trace``: what a trace costs, and a viewer, by a model that costs next to nothing.
 
 One engine under a steady load, its trace switched on and off between short windows: each round has every
 state once and "off" twice, in an order of its own, so that what else the machine does meets all of them.
@@ -15,12 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
+from engine.api.config import ServerConfig
+from engine.api.dashboard.audience import Audience
+from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
 from engine.config import TraceConfig
 from engine.core_proc import CoreSpec
@@ -42,7 +45,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """The clock of processor times is no finer."""
 OFF, AGAIN = "off", "off again"
 ENDINGS = {"on": ".jsonl", "on, compressed": ".jsonl.zst"}
-STATES = (OFF, *ENDINGS, AGAIN)
+WATCHED = "watched"
+"""Off, while somebody looks at the dashboard."""
+STATES = (OFF, *ENDINGS, WATCHED, AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +127,16 @@ async def measure(
 ) -> dict[str, Measured]:
     """All states in each round."""
     found = {state: Measured() for state in STATES}
+    audience = Audience(ServedModel(engine, ServerConfig(served_model_names=("tiny",))))
     chance = random.Random(0)
     async with load.running():
         await load.window(seconds)  # warm
         for number in range(rounds):
             for state in chance.sample(STATES, len(STATES)):
-                await _measure_window(engine, folder, load, found[state], ENDINGS.get(state), seconds)
+                if state == WATCHED:
+                    found[state].windows.append(await _watched_window(audience, load, seconds))
+                else:
+                    await _measure_window(engine, folder, load, found[state], ENDINGS.get(state), seconds)
             print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     return found
 
@@ -152,6 +161,24 @@ async def _measure_window(
     path.unlink()
 
 
+async def _watched_window(audience: Audience, load: Load, seconds: float) -> Window:
+    """The core is asked as it is for a page: by a front end, some times a second."""
+    watching = asyncio.create_task(_watch(audience))
+    try:
+        await asyncio.sleep(SETTLE_S)
+        return await load.window(seconds)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(audience: Audience) -> None:
+    async with aclosing(audience.views()) as views:
+        async for _ in views:
+            pass
+
+
 def report(found: dict[str, Measured]) -> str:
     """Each state beside "off" of the same rounds."""
     speed = {state: [window.tokens_per_s for window in each.windows] for state, each in found.items()}
@@ -165,9 +192,10 @@ def report(found: dict[str, Measured]) -> str:
         *_table(cpu),
         "",
     ]
-    for state in ENDINGS:
-        lines.append(f"  {state}: {_written(found[state])}")
-        lines.append(f"  {state}: throughput {verdict(_ratio(speed[OFF], speed[state]))}")
+    lines += [f"  {state}: {_written(found[state])}" for state in ENDINGS]
+    lines += [
+        f"  {state}: throughput {verdict(_ratio(speed[OFF], speed[state]))}" for state in (*ENDINGS, WATCHED)
+    ]
     return "\n".join(lines)
 
 

@@ -11,11 +11,11 @@ from eval.trace_overhead import main, verdict
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Throughput and processor time of all four states, ratios with intervals, and what was written."""
+    """Throughput and processor time of all five states, ratios with intervals, and what was written."""
     assert main(["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]) == 0
     said = capsys.readouterr().out
     ratio = r"\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)"
-    for state in ("on", "on, compressed", "off again"):
+    for state in ("on", "on, compressed", "watched", "off again"):
         assert len(re.findall(rf"^    {state} +[\d,]+   {ratio}$", said, re.MULTILINE)) == 2, said
     assert len(re.findall(r"^    off +[\d,]+ +$", said, re.MULTILINE)) == 2
     events = re.findall(
