@@ -271,6 +271,14 @@ def _add_cache_flags(group: _Group) -> None:
     group.add("kv_cache_memory_bytes", "exact size of the KV pool, such as 2G", _number, "BYTES")
     group.add("num_gpu_blocks_override", "exact number of KV blocks", int, "BLOCKS")
     group.add("kv_offloading_size", "host memory for copies of KV blocks; none by default", float, "GIB")
+    group.add("kv_offloading_disk_size", "disk for copies that host memory drops; none", float, "GIB")
+    group.add("kv_offloading_disk_path", "folder for them; what it holds ends with the server", str, "FOLDER")
+    group.add(
+        "kv_offloading_disk_min_tokens",
+        "compute fewer rather than read them from disk; measured at the start by default",
+        int,
+        "TOKENS",
+    )
     group.add_switch("enable_prefix_caching", "reuse the KV of equal prefixes")
 
 

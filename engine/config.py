@@ -20,6 +20,21 @@ def _at_least(name: str, value: float, limit: float) -> None:
         raise ConfigError(f"{name} must be at least {limit}, got {value}.")
 
 
+def _check_gib(name: str, size: float | None) -> None:
+    if size is not None and not 0 < size < math.inf:
+        raise ConfigError(f"{name} must be a positive GiB count, got {size}.")
+
+
+def _blocks_of(name: str, size_gib: float | None, bytes_per_block: int) -> int:
+    """Whole blocks in a size; 0 if there is none. ConfigError if it is less than a block's."""
+    if size_gib is None:
+        return 0
+    num_blocks = int(size_gib * 2**30) // bytes_per_block
+    if not num_blocks:
+        raise ConfigError(f"{name} of {size_gib} GiB holds no block: one takes {bytes_per_block} bytes.")
+    return num_blocks
+
+
 def _is_http_url(text: str) -> bool:
     try:
         url = urlsplit(text)
@@ -77,6 +92,24 @@ class CacheConfig:
     """GiB of host memory for copies of KV blocks that the pool may drop; none by default."""
     num_host_blocks_override: int | None = None
     """Exact number of such copies; overrides the size."""
+    kv_offloading_disk_size: float | None = None
+    """GiB of disk for copies that host memory drops; none by default."""
+    kv_offloading_disk_path: str | None = None
+    """Folder for them, on the disk that is to hold them."""
+    kv_offloading_disk_min_tokens: int | None = None
+    """Fewer are computed rather than read from disk; by default as both are measured at the start."""
+    num_disk_blocks_override: int | None = None
+    """Exact number of copies on disk; overrides the size."""
+
+    @property
+    def has_disk_tier(self) -> bool:
+        return self.num_disk_blocks_override is not None or self.kv_offloading_disk_size is not None
+
+    def num_disk_blocks(self, bytes_per_block: int) -> int:
+        """Copies that the disk holds; 0 without one. ConfigError if its size is less than a block's."""
+        if self.num_disk_blocks_override is not None:
+            return self.num_disk_blocks_override
+        return _blocks_of("kv_offloading_disk_size", self.kv_offloading_disk_size, bytes_per_block)
 
     @property
     def has_host_tier(self) -> bool:
@@ -86,15 +119,7 @@ class CacheConfig:
         """Copies that the host tier holds; 0 without one. ConfigError if its size is less than a block's."""
         if self.num_host_blocks_override is not None:
             return self.num_host_blocks_override
-        if self.kv_offloading_size is None:
-            return 0
-        num_blocks = int(self.kv_offloading_size * 2**30) // bytes_per_block
-        if not num_blocks:
-            raise ConfigError(
-                f"kv_offloading_size of {self.kv_offloading_size} GiB holds no block: one takes "
-                f"{bytes_per_block} bytes."
-            )
-        return num_blocks
+        return _blocks_of("kv_offloading_size", self.kv_offloading_size, bytes_per_block)
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
@@ -105,19 +130,32 @@ class CacheConfig:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
         self._check_host_tier()
+        self._check_disk_tier()
 
     def _check_host_tier(self) -> None:
         if self.num_host_blocks_override is not None:
             _at_least("num_host_blocks_override", self.num_host_blocks_override, 1)
-        if self.kv_offloading_size is not None and not 0 < self.kv_offloading_size < math.inf:
-            raise ConfigError(
-                f"kv_offloading_size must be a positive GiB count, got {self.kv_offloading_size}."
-            )
+        _check_gib("kv_offloading_size", self.kv_offloading_size)
         if self.has_host_tier and not self.enable_prefix_caching:
             name = (
                 "kv_offloading_size" if self.num_host_blocks_override is None else "num_host_blocks_override"
             )
             raise ConfigError(f"{name} needs prefix caching: copies are found by the hashes of blocks.")
+
+    def _check_disk_tier(self) -> None:
+        if self.num_disk_blocks_override is not None:
+            _at_least("num_disk_blocks_override", self.num_disk_blocks_override, 1)
+        _check_gib("kv_offloading_disk_size", self.kv_offloading_disk_size)
+        if self.has_disk_tier != (self.kv_offloading_disk_path is not None):
+            raise ConfigError("kv_offloading_disk_size and kv_offloading_disk_path need each other.")
+        if self.has_disk_tier and not self.has_host_tier:
+            raise ConfigError(
+                "kv_offloading_disk_size needs kv_offloading_size: the disk takes what host memory drops."
+            )
+        if self.kv_offloading_disk_min_tokens is not None:
+            _at_least("kv_offloading_disk_min_tokens", self.kv_offloading_disk_min_tokens, 1)
+            if not self.has_disk_tier:
+                raise ConfigError("kv_offloading_disk_min_tokens needs kv_offloading_disk_size.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,11 @@ class EngineCore:
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
         """Over the pool that the executor found room for, with a second tier if there is one."""
         block_size = config.cache.block_size
-        connector = OffloadingConnector(info.num_host_blocks, block_size) if info.num_host_blocks else None
+        connector = (
+            OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
+            if info.num_host_blocks
+            else None
+        )
         return Scheduler(
             config.scheduler,
             block_size=block_size,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.core.disk_tier import DiskLevel
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 
 
@@ -20,6 +21,8 @@ class ModelInfo:
     dtype: str
     num_host_blocks: int = 0
     """Slots of the host tier; 0 without one."""
+    disk_level: DiskLevel | None = None
+    """Behind the host tier; None: there is none."""
 
 
 class Executor(Protocol):

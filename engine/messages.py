@@ -381,8 +381,20 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
-    """Tokens whose KV came back from the host tier."""
+    """Tokens whose KV came back from the host tier or from disk."""
     failed_loads: int = 0
+    num_disk_blocks: int = 0
+    """Slots of the disk behind the host tier; 0 without one."""
+    num_used_disk_blocks: int = 0
+    disk_loaded_tokens: int = 0
+    """Of those loaded: read from disk."""
+    disk_failed_loads: int = 0
+    """Of those that failed: loads that read from disk."""
+    disk_written_blocks: int = 0
+    disk_failed_writes: int = 0
+    """Blocks that could not be written."""
+    disk_dropped_writes: int = 0
+    """Blocks that were not written because too many were on their way already."""
     trace_dropped: int = 0
     """Events of the trace that were lost."""
     telemetry_dropped: int = 0

@@ -157,8 +157,9 @@ class Metrics:
         return generate_latest(self._scraped)
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
-        self._loaded_tokens.inc(stats.loaded_tokens)
-        self._failed_loads.inc(stats.failed_loads)
+        self._loaded_tokens.inc(stats.loaded_tokens - stats.disk_loaded_tokens)
+        self._failed_loads.inc(stats.failed_loads - stats.disk_failed_loads)
+        self._record_disk(stats)
         self._superseded_blocks.inc(stats.superseded_blocks)
         self._trace_dropped.inc(stats.trace_dropped)
         self._telemetry_dropped.inc(stats.telemetry_dropped)
@@ -176,6 +177,13 @@ class Metrics:
                 self._pin_held.labels(*self._values, cause).observe(held_s)
         if stats.jobs is not None:
             self._record_jobs(stats.jobs)
+
+    def _record_disk(self, stats: SchedulerStats) -> None:
+        self._disk_loaded_tokens.inc(stats.disk_loaded_tokens)
+        self._disk_failed_loads.inc(stats.disk_failed_loads)
+        self._disk_written_blocks.inc(stats.disk_written_blocks)
+        self._disk_failed_writes.inc(stats.disk_failed_writes)
+        self._disk_dropped_writes.inc(stats.disk_dropped_writes)
 
     def _record_jobs(self, stats: JobStats) -> None:
         for error_s in stats.gap_errors_s:
@@ -197,6 +205,8 @@ class Metrics:
             self._jobs.set(stats.jobs.num_jobs, timestamp)
         if stats.num_host_blocks:
             self._host_usage.set(stats.num_used_host_blocks / stats.num_host_blocks, timestamp)
+        if stats.num_disk_blocks:
+            self._disk_usage.set(stats.num_used_disk_blocks / stats.num_disk_blocks, timestamp)
 
     def _record_finished(self, stats: FinishedRequestStats) -> None:
         self._success.labels(*self._values, stats.finish_reason).inc()
@@ -224,6 +234,27 @@ class Metrics:
         self._viewers = self._gauge("continuum:dashboard_viewers", "Pages that look on by /dashboard.")
         self._host_usage = self._gauge(
             "continuum:host_kv_usage_perc", "Slots of the host tier in use; 1 is all of them."
+        )
+        self._disk_usage = self._gauge(
+            "continuum:disk_kv_usage_perc", "Slots of the disk tier that hold KV; 1 is all of them."
+        )
+
+    def _make_disk_counters(self) -> None:
+        self._disk_loaded_tokens = self._counter(
+            "continuum:disk_kv_loaded_tokens", "Tokens whose KV came back from the disk tier."
+        )
+        self._disk_failed_loads = self._counter(
+            "continuum:disk_kv_failed_loads", "Loads that read from the disk tier and came to nothing."
+        )
+        self._disk_written_blocks = self._counter(
+            "continuum:disk_kv_written_blocks", "KV blocks that the host tier dropped and the disk keeps."
+        )
+        self._disk_failed_writes = self._counter(
+            "continuum:disk_kv_failed_writes", "KV blocks that could not be written to the disk tier."
+        )
+        self._disk_dropped_writes = self._counter(
+            "continuum:disk_kv_dropped_writes",
+            "KV blocks not written: too many were on their way to the disk.",
         )
 
     def _make_counters(self) -> None:
@@ -256,6 +287,7 @@ class Metrics:
         self._failed_loads = self._counter(
             "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
         )
+        self._make_disk_counters()
         self._trace_dropped = self._counter(
             "continuum:trace_events_dropped",
             "Events of the trace that were lost: they came faster than they could be written.",

@@ -57,8 +57,38 @@ NO_COPIES = BlockCopies()
 
 
 @dataclass(frozen=True, slots=True)
+class DiskReads:
+    """KV blocks to read from the disk pool into the device pool: block ``block_ids[i]`` from slot
+    ``disk_slots[i]``."""
+
+    block_ids: Sequence[int] = ()
+    disk_slots: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+
+NO_DISK_READS = DiskReads()
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWrites:
+    """Slots of the host pool to write to the disk pool: ``host_slots[i]`` to ``disk_slots[i]``, which names
+    the write, since a slot takes one at a time."""
+
+    host_slots: Sequence[int] = ()
+    disk_slots: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.disk_slots)
+
+
+NO_DISK_WRITES = DiskWrites()
+
+
+@dataclass(frozen=True, slots=True)
 class KVLoad:
-    """Blocks of one request to be filled from the host pool.
+    """Blocks of one request to be filled from the host pool, and from disk.
 
     Named by an id of its own: the request may be aborted, and its id used again, while the copy runs.
     """
@@ -66,6 +96,11 @@ class KVLoad:
     load_id: int
     request_id: str
     copies: BlockCopies
+    reads: DiskReads = NO_DISK_READS
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.copies) + len(self.reads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +119,8 @@ class SchedulerOutput:
     In this order: ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A
     load may take several steps; the scheduler leaves its blocks and slots alone until it is reported. A store
     is not reported: it is done when the step is, or the worker itself lets a later write of that block, or a
-    later load from that slot, wait for it.
+    later load from that slot, wait for it. ``kv_disk_writes`` take the host's slots as they were before the
+    step's stores, and may take several steps, too.
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -99,6 +135,8 @@ class SchedulerOutput:
     """Host to device. May come with no token scheduled."""
     kv_stores: BlockCopies = NO_COPIES
     """Device to host."""
+    kv_disk_writes: DiskWrites = NO_DISK_WRITES
+    """Host to disk."""
     masks: Future[TokenMasks] | None = None
     """Made while the step runs: the worker waits for them before it samples. None if no request sampled in
     this step has a grammar."""
@@ -116,7 +154,11 @@ class ModelRunnerOutput:
     finished_loads: Sequence[int] = ()
     """Ids of loads, of this plan or an earlier one, whose blocks are now filled. Each load ends once."""
     failed_loads: Sequence[int] = ()
-    """Ids of loads that came to nothing: their tokens will be computed, their host slots are forgotten."""
+    """Ids of loads that came to nothing: their tokens will be computed, their slots are forgotten."""
+    finished_disk_writes: Sequence[int] = ()
+    """Slots of the disk that now hold what was to be written there, by this plan or an earlier one."""
+    failed_disk_writes: Sequence[int] = ()
+    """Slots that could not be written: they are not used again."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

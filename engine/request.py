@@ -64,6 +64,7 @@ class Request:
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_disk_tokens",
         "num_external_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -116,6 +117,8 @@ class Request:
         """Prefix-cache hit when first admitted, what was loaded from another tier included; None before."""
         self.num_external_computed_tokens = 0
         """Of those computed when last admitted: loaded from another tier."""
+        self.num_disk_tokens = 0
+        """Of these: read from disk."""
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None

@@ -14,7 +14,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
+from engine.core.disk_tier import DiskLevel
 from engine.errors import ModelLoadError
 from engine.executor import ModelInfo
 from engine.messages import TokenLogprobs
@@ -83,6 +84,7 @@ class FakeExecutor:
             vocab_size=behaviour.vocab_size,
             dtype="float32",
             num_host_blocks=config.cache.num_host_blocks(BYTES_PER_BLOCK),
+            disk_level=_disk_level(config.cache),
         )
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -104,7 +106,7 @@ class FakeExecutor:
             if row.params.logprobs is not None:
                 logprobs[req_id] = [_certain(token, row.params.logprobs, self.info.vocab_size)]
         finished, failed = self._loads_reported(plan)
-        return ModelRunnerOutput(req_ids, sampled, logprobs, finished, failed)
+        return ModelRunnerOutput(req_ids, sampled, logprobs, finished, failed, plan.kv_disk_writes.disk_slots)
 
     def _loads_reported(self, plan: SchedulerOutput) -> tuple[list[int], list[int]]:
         """Ids of the loads that finish in this step, and of those that fail in it."""
@@ -158,6 +160,18 @@ class FakeExecutor:
 
     def shutdown(self) -> None:
         self._rows.clear()
+
+
+def _disk_level(cache: CacheConfig) -> DiskLevel | None:
+    """A disk that is faster than any model, and takes all it is given."""
+    num_blocks = cache.num_disk_blocks(BYTES_PER_BLOCK)
+    if not num_blocks:
+        return None
+    return DiskLevel(
+        num_blocks=num_blocks,
+        max_writes=num_blocks,
+        fixed_tokens=float(cache.kv_offloading_disk_min_tokens or 0),
+    )
 
 
 def _by_request(masks: TokenMasks) -> dict[str, npt.NDArray[np.bool_]]:

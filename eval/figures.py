@@ -155,6 +155,7 @@ ALL = (
     Figure("  computed", lambda r: r.computed_prefill_tokens, tokens, Better.LESS),
     _RECOMPUTED,
     Figure("  loaded from host memory", lambda r: r.host_tokens_loaded, tokens),
+    Figure("    of these read from disk", lambda r: r.disk_tokens_loaded, tokens),
     _PREEMPTIONS,
     Figure("KV pool in use at the end, %", _percent_of("kv_usage_at_end"), percent, Better.LESS),
     Figure("turns pinned (receipts)", lambda r: r.num_pinned_turns, count),

@@ -131,7 +131,9 @@ class RunResult(msgspec.Struct, kw_only=True):
     held_in_vain_share: float | None
     """The same as a share of pool times ``wall_s``; None if the pool is unknown."""
     host_tokens_loaded: int | None = None
-    """Tokens whose KV came back from host memory."""
+    """Tokens whose KV came back from host memory, or from the disk behind it."""
+    disk_tokens_loaded: int | None = None
+    """Of these: read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
     num_solved: int | None = None
@@ -209,6 +211,7 @@ def summarise(
         held_in_vain_token_s=_held_in_vain_token_s(counters),
         held_in_vain_share=_held_in_vain_share(counters, wall_s),
         host_tokens_loaded=counters.host_tokens_loaded,
+        disk_tokens_loaded=counters.disk_tokens_loaded,
         kv_usage_at_end=counters.kv_usage_at_end,
         notes=list(notes),
         jobs=ordered,

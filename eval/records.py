@@ -92,7 +92,9 @@ class EngineCounters(msgspec.Struct, kw_only=True):
     pin_block_s: dict[str, float] = {}
     """Blocks times seconds that pins held, by how the holding ended; all but handed_over was for nothing."""
     host_tokens_loaded: int | None = None
-    """Tokens whose KV came back from host memory."""
+    """Tokens whose KV came back from host memory, or from the disk behind it."""
+    disk_tokens_loaded: int | None = None
+    """Of these: read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
 

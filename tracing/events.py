@@ -46,6 +46,14 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Copies that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0
     """Fewer tokens are computed again rather than loaded from the host tier; 0 without one."""
+    num_disk_blocks: int = 0
+    """Copies that fit on disk, where the host tier puts what it drops; 0: there is none."""
+    max_disk_writes: int = 0
+    """Of blocks to disk, in flight at once: one more is not written."""
+    disk_fixed_tokens: float = 0.0
+    """To begin a read from disk takes as long as computing so many tokens."""
+    disk_read_share: float = 0.0
+    """To read a token's KV from disk takes this share of the time to compute it."""
     enable_prefix_caching: bool = True
     """Whether equal prefixes are found again."""
     max_model_len: int = 0
@@ -234,9 +242,14 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     blocks: dict[str, bytes] = {}
     """Names of the blocks that these tokens filled, ``BLOCK_NAME_BYTES`` each, by request."""
     finished_loads: list[int] = []
-    """Loads from the host tier that are done, counted from 1 in the order in which they started."""
+    """Loads from the host tier and from disk that are done, counted from 1 in the order in which they
+    started."""
     failed_loads: list[int] = []
     """Those that came to nothing: their tokens are computed."""
+    finished_disk_writes: list[int] = []
+    """Slots of the disk that have been written."""
+    failed_disk_writes: list[int] = []
+    """Slots that could not be written, and are not used again."""
     receipts: list[Receipt] = []
     """Of the turns that ended, in their order."""
 
@@ -276,6 +289,8 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     """Requests that have their blocks and wait for a load, or for the step after it."""
     host_blocks: int = 0
     """Copies on the host tier."""
+    disk_blocks: int = 0
+    """Copies on disk; one may be on the host tier, too."""
 
 
 class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_only=True):
@@ -298,9 +313,13 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     free_blocks: int
     """After the step was planned."""
     loads: dict[str, int] = {}
-    """Request id to blocks that start to be loaded from the host tier."""
+    """Request id to blocks that start to be loaded from the host tier or from disk."""
+    disk_loads: dict[str, int] = {}
+    """Of these: those that are read from disk; requests without one are left out."""
     stored_blocks: int = 0
     """Blocks that this step copies to the host tier."""
+    written_blocks: int = 0
+    """Blocks dropped by the host tier that start to be written to disk."""
 
 
 class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event", kw_only=True):
@@ -319,7 +338,9 @@ class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event
     resumed: bool
     """It ran before and was preempted."""
     loaded_tokens: int = 0
-    """Of the hit: loaded from the host tier."""
+    """Of the hit: loaded from the host tier or from disk."""
+    disk_tokens: int = 0
+    """Of the loaded ones: read from disk."""
 
 
 class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, omit_defaults=True):

@@ -145,6 +145,8 @@ class InputTrace:
             now=now,
             finished_loads=list(result.finished_loads),
             failed_loads=list(result.failed_loads),
+            finished_disk_writes=list(result.finished_disk_writes),
+            failed_disk_writes=list(result.failed_disk_writes),
             receipts=_receipts(outputs),
         )
         if not before.sampled or before.sampled != list(plan.num_scheduled_tokens):

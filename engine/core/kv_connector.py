@@ -5,12 +5,13 @@ Named after V1's KVConnector, scheduler side. Bookkeeping only: the worker copie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.block_hash import BlockHash
-from engine.outputs import NO_COPIES, BlockCopies, KVLoad
+from engine.core.disk_tier import DiskLevel, DiskWriteCounts
+from engine.outputs import NO_COPIES, NO_DISK_WRITES, BlockCopies, DiskWrites, KVLoad
 from engine.request import Request
 
 
@@ -20,14 +21,17 @@ class KVConnectorMetadata:
 
     loads: Sequence[KVLoad] = ()
     stores: BlockCopies = NO_COPIES
+    disk_writes: DiskWrites = NO_DISK_WRITES
 
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorStatistics:
-    """How full the tier is."""
+    """How full the tier is: in host memory, and on disk."""
 
     num_blocks: int
     num_used_blocks: int
+    num_disk_blocks: int = 0
+    num_used_disk_blocks: int = 0
 
 
 class KVConnector(Protocol):
@@ -35,6 +39,8 @@ class KVConnector(Protocol):
 
     min_load_tokens: int
     """Fewer are computed instead of loaded."""
+    disk_level: DiskLevel | None
+    """Behind host memory; None: there is none."""
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
         """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks; 0 if none,
@@ -42,8 +48,9 @@ class KVConnector(Protocol):
 
     def update_state_after_alloc(
         self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
-    ) -> None:
-        """The request got blocks for the tokens that were matched: load into them with the next plan."""
+    ) -> int:
+        """The request got blocks for the tokens that were matched: load into them with the next plan. Returns
+        how many of the tokens are read from disk."""
 
     def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         """When the next plan has run these blocks hold this content: keep copies of those that are new."""
@@ -53,6 +60,12 @@ class KVConnector(Protocol):
 
     def end_load(self, load_id: int, loaded: bool) -> None:
         """The worker reported a load; what could not be loaded is not offered again."""
+
+    def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        """The worker reported the writes to these slots of the disk."""
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        """What became of writes to disk since the last call."""
 
     def request_finished(self, request: Request) -> None:
         """The request lets go of its blocks, at its end or preempted: its copies were of use until now."""

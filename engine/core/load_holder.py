@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import KVCacheBlock
+from engine.core.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.kv_connector import KVConnector, KVConnectorStatistics
 from engine.outputs import SchedulerOutput
@@ -27,6 +28,21 @@ class _Load:
 
     request: Request
     num_tokens: int
+    num_disk_tokens: int
+    """Of these: read from disk."""
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """What became of loads since the last call."""
+
+    num_tokens: int = 0
+    """That were loaded."""
+    num_disk_tokens: int = 0
+    """Of these: read from disk."""
+    num_failed: int = 0
+    num_failed_disk: int = 0
+    """Of these: loads that read from disk."""
 
 
 class LoadHolder:
@@ -39,8 +55,7 @@ class LoadHolder:
         self._in_flight: dict[int, _Load] = {}
         self._loading: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
-        self._num_loaded_tokens = 0
-        self._num_failed = 0
+        self._counts = LoadCounts()
 
     @property
     def num_requests(self) -> int:
@@ -56,6 +71,10 @@ class LoadHolder:
     def min_load_tokens(self) -> int:
         """Fewer are not loaded; 0 without another tier."""
         return 0 if self._connector is None else self._connector.min_load_tokens
+
+    @property
+    def disk_level(self) -> DiskLevel | None:
+        return None if self._connector is None else self._connector.disk_level
 
     @property
     def ready(self) -> list[Request]:
@@ -83,8 +102,10 @@ class LoadHolder:
         block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
         request.num_computed_tokens = len(hit) * self._kv.block_size
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        self._connector.update_state_after_alloc(load_id, request, block_ids, request.num_computed_tokens)
-        self._in_flight[load_id] = _Load(request, num_tokens)
+        num_disk_tokens = self._connector.update_state_after_alloc(
+            load_id, request, block_ids, request.num_computed_tokens
+        )
+        self._in_flight[load_id] = _Load(request, num_tokens, num_disk_tokens)
         self._loading[request.request_id] = request
 
     def end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
@@ -102,10 +123,13 @@ class LoadHolder:
         if loaded:
             request.num_computed_tokens += load.num_tokens
             request.num_external_computed_tokens = load.num_tokens
+            request.num_disk_tokens = load.num_disk_tokens
             self._kv.cache_loaded(request)
-            self._num_loaded_tokens += load.num_tokens
+            self._counts.num_tokens += load.num_tokens
+            self._counts.num_disk_tokens += load.num_disk_tokens
         else:
-            self._num_failed += 1
+            self._counts.num_failed += 1
+            self._counts.num_failed_disk += load.num_disk_tokens > 0
             if request.first_scheduled_time is None:
                 request.num_cached_tokens = request.num_computed_tokens
         request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
@@ -139,7 +163,13 @@ class LoadHolder:
                 block_ids = self._kv.block_ids(request_id, start, end)
                 connector.store_blocks(request.block_hashes[start:end], block_ids)
         meta = connector.build_connector_meta()
-        plan.kv_loads, plan.kv_stores = meta.loads, meta.stores
+        plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
+
+    def end_disk_writes(self, finished: Sequence[int], failed: Sequence[int]) -> None:
+        """The worker reported the writes to these slots of the disk."""
+        if finished or failed:
+            assert self._connector is not None, "nothing was ever written"
+            self._connector.end_disk_writes(finished, failed)
 
     def release(self, request: Request) -> None:
         """The request lets go of its blocks: the copies of what it had computed were of use until now."""
@@ -155,11 +185,13 @@ class LoadHolder:
         """Forget all copies; False while a load reads any."""
         return self._connector is None or self._connector.reset_cache()
 
-    def take_counts(self) -> tuple[int, int]:
-        """Tokens loaded, and loads that failed, since the last call."""
-        counts = self._num_loaded_tokens, self._num_failed
-        self._num_loaded_tokens = self._num_failed = 0
+    def take_counts(self) -> LoadCounts:
+        counts, self._counts = self._counts, LoadCounts()
         return counts
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        """Of writes to disk, since the last call."""
+        return NO_DISK_COUNTS if self._connector is None else self._connector.take_write_counts()
 
     def tier_statistics(self) -> KVConnectorStatistics:
         return NO_TIER if self._connector is None else self._connector.statistics()

@@ -1,33 +1,55 @@
 """A KVConnector whose second tier is host memory, write-through: a block is copied as soon as it is full, so
-that the device may drop it at any time for nothing."""
+that the device may drop it at any time for nothing. What host memory drops may go on to a disk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.core.block_hash import BlockHash
-from engine.core.host_tier import HostTier
+from engine.core.block_tier import BlockTier
+from engine.core.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskTier, DiskWriteCounts
 from engine.core.kv_connector import KVConnectorMetadata, KVConnectorStatistics
-from engine.outputs import NO_COPIES, BlockCopies, KVLoad
+from engine.outputs import NO_COPIES, NO_DISK_READS, NO_DISK_WRITES, BlockCopies, DiskReads, KVLoad
 from engine.request import Request
+
+Item = TypeVar("Item")
 
 MIN_LOAD_TOKENS = 64
 """Fewer are computed instead. A transfer costs about a millisecond before its first byte; an 8B model on an
 H200 computes some 43 tokens in it (13.96 GFLOP per token at 600 TFLOP/s effective)."""
 
 
-class OffloadingConnector:
-    """Implements ``KVConnector`` on a ``HostTier``."""
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Contents that a load in flight reads."""
 
-    def __init__(self, num_blocks: int, block_size: int, min_load_tokens: int = MIN_LOAD_TOKENS) -> None:
+    in_memory: list[BlockHash]
+    on_disk: list[BlockHash]
+
+
+class OffloadingConnector:
+    """Implements ``KVConnector`` on a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` behind it."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        min_load_tokens: int = MIN_LOAD_TOKENS,
+        disk_level: DiskLevel | None = None,
+    ) -> None:
         """``num_blocks``: slots of the host pool. ``block_size`` in tokens, the device pool's."""
-        self.tier = HostTier(num_blocks)
+        self.disk = None if disk_level is None else DiskTier(disk_level)
+        self.disk_level = disk_level
+        self.tier = BlockTier(num_blocks, None if self.disk is None else self.disk.write)
         self.min_load_tokens = min_load_tokens
         self._block_size = block_size
         self._min_load_blocks = max(1, -(-min_load_tokens // block_size))
-        self._loads: dict[int, list[BlockHash]] = {}
-        """Contents that loads in flight read."""
+        self._loads: dict[int, _Sources] = {}
+        self._num_blocks_being_read = 0
+        """From disk."""
         self._new_loads: list[KVLoad] = []
         self._new_stores: dict[BlockHash, tuple[int, int]] = {}
         """Of the next plan: block and slot."""
@@ -37,17 +59,44 @@ class OffloadingConnector:
         start, end = num_computed_tokens // size, (request.num_tokens - 1) // size
         if end - start < self._min_load_blocks:
             return 0
-        num_held = self.tier.count_held(request.block_hashes[start:end])
+        num_held = self._num_worth_loading(request.block_hashes[start:end])
         return num_held * size if num_held >= self._min_load_blocks else 0
+
+    def _num_worth_loading(self, block_hashes: Sequence[BlockHash]) -> int:
+        """How many of these, from the first on: up to the first that only the disk has, unless reading is
+        faster than computing."""
+        num_in_memory = self.tier.count_held(block_hashes)
+        disk = self.disk
+        if disk is None or num_in_memory == len(block_hashes):
+            return num_in_memory
+        num_held, num_on_disk = num_in_memory, 0
+        for block_hash in block_hashes[num_in_memory:]:
+            if block_hash not in self.tier:
+                if block_hash not in disk.tier:
+                    break
+                num_on_disk += 1
+            num_held += 1
+        size, num_to_read = self._block_size, num_on_disk + self._num_blocks_being_read
+        is_worth = disk.level.is_worth((num_held - num_in_memory) * size, num_to_read * size)
+        return num_held if num_on_disk and is_worth else num_in_memory
 
     def update_state_after_alloc(
         self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
-    ) -> None:
+    ) -> int:
         first = num_computed_tokens // self._block_size
         hashes = request.block_hashes[first : first + len(block_ids)]
-        self._loads[load_id] = hashes
-        copies = BlockCopies(block_ids, self.tier.acquire(hashes))
-        self._new_loads.append(KVLoad(load_id, request.request_id, copies))
+        sources, copies, reads = _Sources(hashes, []), block_ids, NO_DISK_READS
+        if self.disk is not None and self.tier.count_held(hashes) < len(hashes):
+            on_disk = [block_hash not in self.tier for block_hash in hashes]
+            sources = _Sources(_where(on_disk, False, hashes), _where(on_disk, True, hashes))
+            copies = _where(on_disk, False, block_ids)
+            slots = self.disk.tier.acquire(sources.on_disk)
+            reads = DiskReads(_where(on_disk, True, block_ids), slots)
+        self._loads[load_id] = sources
+        self._num_blocks_being_read += len(reads)
+        from_memory = BlockCopies(copies, self.tier.acquire(sources.in_memory))
+        self._new_loads.append(KVLoad(load_id, request.request_id, from_memory, reads))
+        return len(reads) * self._block_size
 
     def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         for block_hash, block_id in zip(block_hashes, block_ids, strict=True):
@@ -57,7 +106,8 @@ class OffloadingConnector:
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         loads, self._new_loads = self._new_loads, []
-        return KVConnectorMetadata(loads, self._take_stores())
+        disk_writes = NO_DISK_WRITES if self.disk is None else self.disk.take_writes()
+        return KVConnectorMetadata(loads, self._take_stores(), disk_writes)
 
     def _take_stores(self) -> BlockCopies:
         """Slots were busy while the plan was made, so that it names none twice; from now on they may be
@@ -69,25 +119,58 @@ class OffloadingConnector:
         return BlockCopies([block for block, _ in stores.values()], [slot for _, slot in stores.values()])
 
     def end_load(self, load_id: int, loaded: bool) -> None:
-        hashes = self._loads.pop(load_id)
-        self.tier.release(hashes)
-        if not loaded:
-            self.tier.discard(hashes)
+        sources = self._loads.pop(load_id)
+        self._num_blocks_being_read -= len(sources.on_disk)
+        _end_use(self.tier, sources.in_memory, loaded)
+        if self.disk is not None:
+            _end_use(self.disk.tier, sources.on_disk, loaded)
+
+    def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        if self.disk is not None:
+            self.disk.end_writes(finished, failed)
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        return NO_DISK_COUNTS if self.disk is None else self.disk.take_counts()
 
     def request_finished(self, request: Request) -> None:
-        self.tier.touch(request.block_hashes[: request.num_computed_tokens // self._block_size])
+        hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        self.tier.touch(hashes)
+        if self.disk is not None:
+            self.disk.tier.touch(hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         self.tier.give_way_first(block_hashes)
+        if self.disk is not None:
+            self.disk.tier.give_way_first(block_hashes)
 
     def reset_cache(self) -> bool:
-        return self.tier.reset()
+        if self._loads:
+            return False
+        return self.tier.reset() and (self.disk is None or self.disk.reset())
 
     def statistics(self) -> KVConnectorStatistics:
-        return KVConnectorStatistics(self.tier.num_blocks, len(self.tier))
+        if self.disk is None:
+            return KVConnectorStatistics(self.tier.num_blocks, len(self.tier))
+        disk = self.disk.tier
+        return KVConnectorStatistics(self.tier.num_blocks, len(self.tier), disk.num_blocks, len(disk))
 
     def check_invariants(self, load_ids: Sequence[int]) -> None:
         assert sorted(self._loads) == sorted(load_ids), "a load is lost or unknown"
         assert not self._new_loads, "loads were planned and not handed out"
         assert not self._new_stores
-        self.tier.check_invariants(Counter(h for hashes in self._loads.values() for h in hashes))
+        loads = self._loads.values()
+        self.tier.check_invariants(Counter(h for load in loads for h in load.in_memory))
+        if self.disk is not None:
+            self.disk.check_invariants(Counter(h for load in loads for h in load.on_disk))
+        assert self._num_blocks_being_read == sum(len(load.on_disk) for load in loads)
+
+
+def _where(flags: Sequence[bool], wanted: bool, items: Sequence[Item]) -> list[Item]:
+    """The items whose flag is so."""
+    return [item for flag, item in zip(flags, items, strict=True) if flag is wanted]
+
+
+def _end_use(tier: BlockTier, block_hashes: Sequence[BlockHash], worked: bool) -> None:
+    tier.release(block_hashes)
+    if not worked:
+        tier.discard(block_hashes)

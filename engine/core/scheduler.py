@@ -14,6 +14,7 @@ from enum import Enum
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
+from engine.core.disk_tier import NO_DISK
 from engine.core.input_trace import InputTrace
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector
@@ -65,6 +66,8 @@ class SchedulerStatistics:
     num_pins: int
     num_host_blocks: int
     num_used_host_blocks: int
+    num_disk_blocks: int
+    num_used_disk_blocks: int
     pause_state: str
 
 
@@ -416,7 +419,7 @@ class Scheduler:
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
         victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = victim.num_external_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
         self._counts.num_preemptions += 1
@@ -469,6 +472,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Append what was sampled, end what is done; the outputs are for the front end."""
         traced = self._inputs.begin_output(result, self.requests) if self._tracer.on else None
+        self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
         self.loads.end(result.finished_loads, loaded=True)
         self.loads.end(result.failed_loads, loaded=False)
         outputs: list[EngineCoreOutput] = []
@@ -609,7 +613,7 @@ class Scheduler:
         """Gauges now and counts since the last call."""
         counts, self._counts = self._counts, _Counts()
         pool, tier = self.kv.pool, self.loads.tier_statistics()
-        num_loaded_tokens, num_failed_loads = self.loads.take_counts()
+        loads, writes = self.loads.take_counts(), self.loads.take_write_counts()
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.waiting) + self.loads.num_requests + len(self.compiling),
@@ -629,8 +633,15 @@ class Scheduler:
             jobs=self.policy.take_job_stats(),
             num_host_blocks=tier.num_blocks,
             num_used_host_blocks=tier.num_used_blocks,
-            loaded_tokens=num_loaded_tokens,
-            failed_loads=num_failed_loads,
+            loaded_tokens=loads.num_tokens,
+            failed_loads=loads.num_failed,
+            num_disk_blocks=tier.num_disk_blocks,
+            num_used_disk_blocks=tier.num_used_disk_blocks,
+            disk_loaded_tokens=loads.num_disk_tokens,
+            disk_failed_loads=loads.num_failed_disk,
+            disk_written_blocks=writes.num_written,
+            disk_failed_writes=writes.num_failed,
+            disk_dropped_writes=writes.num_dropped,
         )
 
     def statistics(self) -> SchedulerStatistics:
@@ -647,6 +658,8 @@ class Scheduler:
             num_pins=kv.num_pins,
             num_host_blocks=tier.num_blocks,
             num_used_host_blocks=tier.num_used_blocks,
+            num_disk_blocks=tier.num_disk_blocks,
+            num_used_disk_blocks=tier.num_used_disk_blocks,
             pause_state=self.pause_state.value,
         )
 
@@ -691,7 +704,7 @@ class Scheduler:
     def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
         """What a trace that begins now begins with. ``from_start``: nothing has come in yet."""
         self._inputs.begin()
-        policy, config = self.policy.describe(), self.config
+        policy, config, disk = self.policy.describe(), self.config, self.loads.disk_level or NO_DISK
         return TraceHeader(
             wall_time_s=wall_time_s,
             monotonic_s=now,
@@ -704,6 +717,10 @@ class Scheduler:
             num_blocks=self.kv.pool.num_usable_blocks,
             num_host_blocks=self.loads.tier_statistics().num_blocks,
             min_load_tokens=self.loads.min_load_tokens,
+            num_disk_blocks=disk.num_blocks,
+            max_disk_writes=disk.max_writes,
+            disk_fixed_tokens=disk.fixed_tokens,
+            disk_read_share=disk.read_share,
             enable_prefix_caching=self.kv.enable_caching,
             max_model_len=self.max_model_len,
             max_num_seqs=config.max_num_seqs,

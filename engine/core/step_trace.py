@@ -40,6 +40,7 @@ class StepTrace:
     ) -> None:
         self._step += 1
         self._now = now
+        tier = loads.tier_statistics()
         self._tracer.emit(
             StepSnapshot(
                 step=self._step,
@@ -55,7 +56,8 @@ class StepTrace:
                 total_blocks=kv.pool.num_usable_blocks,
                 token_budget=budget,
                 num_loading=loads.num_requests,
-                host_blocks=loads.tier_statistics().num_used_blocks,
+                host_blocks=tier.num_used_blocks,
+                disk_blocks=tier.num_used_disk_blocks,
             )
         )
 
@@ -68,6 +70,7 @@ class StepTrace:
                 job_id=request.job.job_id if request.job else None,
                 hit_tokens=request.num_computed_tokens,
                 loaded_tokens=request.num_external_computed_tokens,
+                disk_tokens=request.num_disk_tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_tokens=request.num_tokens,
                 resumed=request.status is RequestStatus.PREEMPTED,
@@ -94,7 +97,9 @@ class StepTrace:
                 tokens=dict(plan.num_scheduled_tokens),
                 total_tokens=plan.total_num_scheduled_tokens,
                 free_blocks=num_free_blocks,
-                loads={load.request_id: len(load.copies) for load in plan.kv_loads},
+                loads={load.request_id: load.num_blocks for load in plan.kv_loads},
+                disk_loads={load.request_id: len(load.reads) for load in plan.kv_loads if load.reads},
                 stored_blocks=len(plan.kv_stores),
+                written_blocks=len(plan.kv_disk_writes),
             )
         )

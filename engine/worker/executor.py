@@ -9,12 +9,13 @@ from engine.executor import ModelInfo
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.disk_level import open_disk
 from engine.worker.host_pool import HostPool, choose_num_host_blocks
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
 from engine.worker.model_runner import ModelRunner
-from engine.worker.profile_run import measure_activations
+from engine.worker.profile_run import measure_activations, measure_token_s
 from engine.worker.sampler import Sampler
 
 
@@ -34,12 +35,15 @@ class UniProcExecutor:
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, activation_bytes)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks)
         pool = spec.allocate(num_blocks, loaded.device)
+        opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, spec, config))
+        disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.vocab_size,
             dtype=str(loaded.dtype).removeprefix("torch."),
             num_host_blocks=num_host_blocks,
+            disk_level=disk_level,
         )
         batch = InputBatch(
             config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
@@ -50,7 +54,7 @@ class UniProcExecutor:
             batch,
             Sampler(config.model.seed),
             loaded.device,
-            HostPool(pool, num_host_blocks) if num_host_blocks else None,
+            HostPool(pool, num_host_blocks, disk) if num_host_blocks else None,
         )
 
     @property
@@ -62,5 +66,7 @@ class UniProcExecutor:
         return self._runner.execute_model(plan)
 
     def shutdown(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
         self._runner = None
         torch.cuda.empty_cache()

@@ -7,35 +7,82 @@ from collections.abc import Sequence
 import torch
 
 from engine.config import CacheConfig
+from engine.core.disk_tier import MAX_DISK_WRITES
 from engine.errors import ModelLoadError
-from engine.outputs import BlockCopies, KVLoad
+from engine.outputs import BlockCopies, DiskWrites, KVLoad
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.memory import as_gib, available_bytes
 
 HOST = torch.device("cpu")
 
 
 class HostPool:
-    """Slots shaped like the device's blocks. Each copy is done when the call returns, so a plan's loads are
-    finished with its step, and neither side can change under a copy."""
+    """Slots shaped like the device's blocks. Each copy between it and the device is done when the call
+    returns, so that neither side can change under it; those between it and a disk go on beside the steps.
 
-    def __init__(self, device_pool: torch.Tensor, num_slots: int) -> None:
+    A slot that is to be written to disk gives its memory to the write and gets other memory at once.
+    """
+
+    def __init__(self, device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None = None) -> None:
         """``device_pool``: [num_blocks, ...], block-major."""
+        num_rows = num_slots + (0 if disk is None else MAX_DISK_WRITES)
         self._device = device_pool
-        self._host = torch.zeros((num_slots, *device_pool.shape[1:]), dtype=device_pool.dtype, device=HOST)
+        self._host = torch.zeros((num_rows, *device_pool.shape[1:]), dtype=device_pool.dtype, device=HOST)
+        self._bytes = self._host.view(num_rows, -1).view(torch.uint8).numpy()
+        self._rows = torch.arange(num_slots)
+        """Where each slot's memory is."""
+        self._spare_rows = list(range(num_slots, num_rows))
+        self._rows_being_written: dict[int, int] = {}
+        """By disk slot."""
+        self._disk = disk
 
     def store(self, copies: BlockCopies) -> None:
         """Device to host."""
         if len(copies):
             blocks = torch.tensor(copies.block_ids, device=self._device.device)
-            self._host[torch.tensor(copies.host_slots)] = self._device[blocks].to(HOST)
+            self._host[self._rows[torch.tensor(copies.host_slots)]] = self._device[blocks].to(HOST)
 
     def load(self, loads: Sequence[KVLoad]) -> list[int]:
-        """Host to device; the ids of the loads that are finished, which is all."""
+        """Host to device; the ids of the loads that are finished, which is all but those that read from disk,
+        too."""
+        finished: list[int] = []
         for load in loads:
-            blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
-            self._device[blocks] = self._host[torch.tensor(load.copies.host_slots)].to(self._device.device)
-        return [load.load_id for load in loads]
+            if len(load.copies):
+                blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
+                rows = self._rows[torch.tensor(load.copies.host_slots)]
+                self._device[blocks] = self._host[rows].to(self._device.device)
+            if not load.reads:
+                finished.append(load.load_id)
+            else:
+                assert self._disk is not None, "there is no disk to read from"
+                self._disk.read(load.load_id, load.reads)
+        return finished
+
+    def write_to_disk(self, writes: DiskWrites) -> None:
+        """What these slots hold now; they may be stored to when the call returns."""
+        for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
+            assert self._disk is not None, "there is no disk to write to"
+            row = int(self._rows[host_slot])
+            self._rows[host_slot] = self._spare_rows.pop()
+            self._rows_being_written[disk_slot] = row
+            self._disk.write(disk_slot, self._bytes[row].data)
+
+    def take_reports(self) -> TransferReports:
+        """Of reads from and writes to disk that have ended."""
+        if self._disk is None:
+            return NO_REPORTS
+        reports = self._disk.take_reports()
+        for slots in (reports.finished_writes, reports.failed_writes):
+            self._spare_rows += [self._rows_being_written.pop(slot) for slot in slots]
+        return reports
+
+    def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+
+
+NO_REPORTS = TransferReports()
 
 
 def choose_num_host_blocks(
@@ -44,7 +91,8 @@ def choose_num_host_blocks(
     """Slots of the host pool, 0 if there is to be none. ModelLoadError if the host has not the memory, of
     which the device's pool takes its part if the device is the host."""
     num_slots = cache.num_host_blocks(spec.bytes_per_block)
-    needed = num_slots * spec.bytes_per_block
+    num_rows = num_slots + (MAX_DISK_WRITES if cache.has_disk_tier else 0)
+    needed = num_rows * spec.bytes_per_block
     taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0
     available = max(0, available_bytes(HOST) - taken)
     if needed > available:

@@ -39,12 +39,26 @@ class ModelRunner:
         """Apply the plan's deltas, run its tokens, sample the requests that are fully computed; load blocks
         before, store them after."""
         self._batch.update(plan)
-        if self._host_pool is None:
+        host = self._host_pool
+        if host is None:
             return self._run(plan)
-        finished_loads = self._host_pool.load(plan.kv_loads)
+        finished_loads = host.load(plan.kv_loads)
+        host.write_to_disk(plan.kv_disk_writes)
         result = self._run(plan)
-        self._host_pool.store(plan.kv_stores)
-        return replace(result, finished_loads=finished_loads) if finished_loads else result
+        host.store(plan.kv_stores)
+        reports = host.take_reports()
+        return replace(
+            result,
+            finished_loads=[*finished_loads, *reports.finished_reads],
+            failed_loads=reports.failed_reads,
+            finished_disk_writes=reports.finished_writes,
+            failed_disk_writes=reports.failed_writes,
+        )
+
+    def close(self) -> None:
+        """End what goes on beside the steps."""
+        if self._host_pool is not None:
+            self._host_pool.close()
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         if plan.total_num_scheduled_tokens == 0:

@@ -1,6 +1,8 @@
-"""Measures, on an accelerator, the memory that the largest step takes beside weights and KV."""
+"""Runs a step of the model at the start, to measure what it takes: memory on an accelerator, or time."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import torch
@@ -10,6 +12,9 @@ from engine.worker.attention.backend import AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.loader import LoadedModel
+
+PROBE_TOKENS = 2048
+CPU_PROBE_TOKENS = 256
 
 
 @torch.inference_mode()
@@ -37,6 +42,34 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
     del pool, attention, logits
     torch.cuda.empty_cache()
     return peak + TorchPagedAttention.scratch_bytes(spec, loaded.max_model_len)
+
+
+@torch.inference_mode()
+def measure_token_s(
+    loaded: LoadedModel, pool: torch.Tensor, spec: KvCacheSpec, config: EngineConfig
+) -> float:
+    """Seconds to compute a token of a prompt in a step like most, with nothing before it. Before the pool is
+    used."""
+    device = loaded.device
+    enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS
+    room = (len(pool) - 1) * spec.block_size
+    num_tokens = min(config.scheduler.max_num_batched_tokens, loaded.max_model_len, room, enough)
+    batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
+    attention = TorchPagedAttention(pool)
+    seconds = 0.0
+    for _ in range(2):  # the first warms up
+        started_s = time.perf_counter()
+        attention.begin_step(batch)
+        logits = loaded.model.forward(
+            torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            torch.from_numpy(positions).to(device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            attention,
+        )
+        logits.argmax().item()
+        seconds = time.perf_counter() - started_s
+    pool[: -(-num_tokens // spec.block_size)] = 0
+    return seconds / num_tokens
 
 
 def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tuple[AttentionBatch, IntArray]:

@@ -105,6 +105,13 @@ def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="room for copies of KV in the host memory of a replica (0: none)",
     )
+    add(
+        "--disk-kv-tokens",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="room for copies that host memory drops, on the disk of a replica (0: none)",
+    )
 
 
 def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
@@ -182,6 +189,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         concurrency=arguments.concurrency,
         hardware=hardware,
         host_kv_tokens=arguments.host_kv_tokens,
+        disk_kv_tokens=arguments.disk_kv_tokens,
         block_size=arguments.block_size,
         scheduler=SchedulerConfig(
             max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=arguments.max_num_batched_tokens

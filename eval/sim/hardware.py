@@ -1,4 +1,4 @@
-"""What GPUs can do at most: the ceilings of the roofline. Knows no models."""
+"""What GPUs and disks can do at most: the ceilings of the roofline. Knows no models."""
 
 from __future__ import annotations
 
@@ -85,6 +85,22 @@ GPUS = {
         ),
     )
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One drive, of one replica."""
+
+    name: str
+    read_bandwidth: float
+    """bytes/s in sequence, published, as ``write_bandwidth``: a KV block of an 8B model is 2 MiB."""
+    write_bandwidth: float
+    latency_s: float
+    """Until the first byte comes. ASSUMED."""
+
+
+NVME = Disk(name="NVMe drive (PCIe 4)", read_bandwidth=6.5e9, write_bandwidth=3.5e9, latency_s=100e-6)
+"""Samsung PM9A3, U.2: 6.5 GB/s read and 3.5 GB/s written (its maker's figures, heise.de, May 2020)."""
 
 
 def find_gpu(name: str) -> Gpu:

@@ -1,40 +1,46 @@
 """The link between host memory and a simulated device: loads follow each other in the order of their plans.
 
 Stores go the other way, at low priority and while the link has nothing else to do: they cost no time here.
+What comes from disk passes as it is read, many times slower than the link: that costs it no time, either.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import deque
 from collections.abc import Iterable
 
 from engine.outputs import KVLoad
 from eval.sim.cost_model import StepCost
+from eval.sim.disk_drive import DiskDrive
 
 
 class HostLink:
     """One direction of one replica's link."""
 
-    def __init__(self, cost: StepCost, block_size: int) -> None:
+    def __init__(self, cost: StepCost, block_size: int, drive: DiskDrive) -> None:
         self._cost = cost
+        self._drive = drive
         self._block_size = block_size
         self._free_s = 0.0
-        self._under_way: deque[tuple[float, int]] = deque()
-        """When each load will be done, and its id; in that order."""
+        self._under_way: list[tuple[float, int]] = []
+        """A heap: when each load will be done, and its id."""
 
     def start(self, loads: Iterable[KVLoad], now: float) -> None:
         """Begin these behind those that are under way."""
         for load in loads:
             num_tokens = len(load.copies) * self._block_size
             self._free_s = max(now, self._free_s) + self._cost.copy_s(num_tokens)
-            self._under_way.append((self._free_s, load.load_id))
+            done_s = self._free_s
+            if load.reads:
+                done_s = max(done_s, self._drive.read(len(load.reads), now))
+            heapq.heappush(self._under_way, (done_s, load.load_id))
 
     def take_done(self, now: float) -> list[int]:
         """Ids of the loads that are done by now; said once."""
         done: list[int] = []
         while self._under_way and self._under_way[0][0] <= now:
-            done.append(self._under_way.popleft()[1])
+            done.append(heapq.heappop(self._under_way)[1])
         return done
 
     @property

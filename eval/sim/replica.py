@@ -14,6 +14,7 @@ from engine.messages import EngineCoreOutput, Signal
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import SchedulingPolicy
 from eval.sim.cost_model import StepCost
+from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.sim_executor import SimExecutor
@@ -35,6 +36,8 @@ class ReplicaConfig:
     """Usable ones."""
     num_host_blocks: int = 0
     """Copies that fit in host memory; 0: there is no second tier."""
+    num_disk_blocks: int = 0
+    """Copies that fit on the disk behind it; 0: there is none."""
     max_model_len: int
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
@@ -62,18 +65,25 @@ class Replica:
             enable_prefix_caching=config.enable_prefix_caching,
             tracer=config.tracer,
             kv_connector=(
-                OffloadingConnector(config.num_host_blocks, config.block_size)
+                OffloadingConnector(
+                    config.num_host_blocks,
+                    config.block_size,
+                    disk_level=disk_level(config.cost, config.num_disk_blocks),
+                )
                 if config.num_host_blocks
                 else None
             ),
         )
         self.policy = policy
         self.executor = SimExecutor(config.cost)
-        self._link = HostLink(config.cost, config.block_size)
+        self._drive = DiskDrive(config.cost, config.block_size)
+        self._link = HostLink(config.cost, config.block_size, self._drive)
         self.pins_ended: Counter[str] = Counter()
         self.pin_block_s: Counter[str] = Counter()
         self.num_preemptions = 0
         self.num_loaded_tokens = 0
+        self.num_disk_tokens = 0
+        """Of these: read from disk."""
         self.num_steps = 0
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events
@@ -114,6 +124,7 @@ class Replica:
             return
         plan = self.scheduler.schedule(now)
         self._link.start(plan.kv_loads, now)
+        self._drive.write(plan.kv_disk_writes, now)
         if not plan.total_num_scheduled_tokens:
             self._sleep_until(min(now + self._stalled_retry_s, self._link.next_done_s))
             return
@@ -124,9 +135,9 @@ class Replica:
 
     def _report_loads(self, now: float) -> None:
         """Tell the scheduler of copies that are done, as the next step's output would."""
-        done = self._link.take_done(now)
-        if done:
-            result = ModelRunnerOutput([], [], finished_loads=done)
+        done, written = self._link.take_done(now), self._drive.take_written(now)
+        if done or written:
+            result = ModelRunnerOutput([], [], finished_loads=done, finished_disk_writes=written)
             self.scheduler.update_from_output(NO_PLAN, result, now)
 
     def _end_step(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
@@ -150,3 +161,4 @@ class Replica:
         self.pin_block_s.update(stats.pin_block_s)
         self.num_preemptions += stats.num_preemptions
         self.num_loaded_tokens += stats.loaded_tokens
+        self.num_disk_tokens += stats.disk_loaded_tokens

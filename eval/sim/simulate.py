@@ -24,6 +24,7 @@ from eval.errors import EvalError
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
+from eval.sim.hardware import NVME
 from eval.sim.roofline import make_cost
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.trace import open_trace
@@ -81,6 +82,7 @@ class SimulationPlan:
     concurrency: int | None = None
     hardware: Hardware
     host_kv_tokens: int = 0
+    disk_kv_tokens: int = 0
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -96,6 +98,7 @@ class SimulationPlan:
             cost=cost,
             kv_tokens=kv_tokens,
             host_kv_tokens=self.host_kv_tokens,
+            disk_kv_tokens=self.disk_kv_tokens,
             block_size=self.block_size,
             scheduler=self.scheduler,
             num_replicas=self.num_replicas,
@@ -183,6 +186,12 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
         if config.tell_last_step
         else "clients do not say which turn is last",
     ]
+    if config.disk_kv_tokens:
+        notes.append(
+            f"disk: room for {config.disk_kv_tokens:,} tokens of KV on one {NVME.name} a replica, "
+            f"{NVME.read_bandwidth / 1e9:g} GB/s read and {NVME.write_bandwidth / 1e9:g} GB/s written, "
+            f"PUBLISHED; ASSUMED: {NVME.latency_s * 1e3:g} ms until the first byte"
+        )
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")
     return notes

@@ -37,6 +37,8 @@ class SimConfig:
     """Room of one replica's KV pool."""
     host_kv_tokens: int = 0
     """Room for copies in one replica's host memory; 0: none are kept."""
+    disk_kv_tokens: int = 0
+    """Room for copies that host memory drops, on one replica's disk; 0: none are kept."""
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -50,6 +52,10 @@ class SimConfig:
         _check_pool("--kv-tokens", self.kv_tokens, self)
         if self.host_kv_tokens:
             _check_pool("--host-kv-tokens", self.host_kv_tokens, self)
+        if self.disk_kv_tokens:
+            _check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
+            if not self.host_kv_tokens:
+                raise EvalError("--disk-kv-tokens needs --host-kv-tokens: the disk takes what that drops.")
 
     @property
     def num_blocks(self) -> int:
@@ -118,6 +124,7 @@ class Simulator:
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             num_host_blocks=config.host_kv_tokens // config.block_size,
+            num_disk_blocks=config.disk_kv_tokens // config.block_size,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,
             tracer=tracer,
         )
@@ -301,6 +308,11 @@ class Simulator:
             host_tokens_loaded=(
                 sum(replica.num_loaded_tokens for replica in self._replicas)
                 if self._config.host_kv_tokens
+                else None
+            ),
+            disk_tokens_loaded=(
+                sum(replica.num_disk_tokens for replica in self._replicas)
+                if self._config.disk_kv_tokens
                 else None
             ),
             kv_usage_at_end=used / num_blocks,

@@ -7,6 +7,7 @@ from zlib import crc32
 
 from engine.clock import ManualClock
 from engine.config import SchedulerConfig
+from engine.core.disk_tier import DiskLevel
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
 from engine.messages import EngineCoreOutput, JobRef
@@ -54,15 +55,19 @@ class EngineRoom:
         num_host_blocks: int = 0,
         min_load_tokens: int = 1,
         load_fate: LoadFate = at_once,
+        disk_level: DiskLevel | None = None,
+        write_fate: LoadFate = at_once,
         on_request_ended: Callable[[Request, float], None] | None = None,
         **limits: int | bool,
     ) -> None:
         config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
         self.clock = ManualClock()
         self.connector = (
-            OffloadingConnector(num_host_blocks, block_size, min_load_tokens) if num_host_blocks else None
+            OffloadingConnector(num_host_blocks, block_size, min_load_tokens, disk_level)
+            if num_host_blocks
+            else None
         )
-        self.memory = KvMemory(block_size, load_fate)
+        self.memory = KvMemory(block_size, load_fate, write_fate)
         self.scheduler = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
             block_size=block_size,
@@ -114,15 +119,17 @@ class EngineRoom:
     def step(self, seconds: float = 0.01) -> SchedulerOutput:
         """One schedule and its update; the clock moves in between."""
         plan = self.last_plan = self.scheduler.schedule(self.clock.now())
-        finished_loads, failed_loads = self.memory.execute(plan, self.scheduler.requests)
+        reports = self.memory.execute(plan, self.scheduler.requests)
         self.clock.advance(seconds)
         ready = [self.scheduler.requests[i] for i in plan.num_scheduled_tokens]
         ready = [r for r in ready if r.num_computed_tokens == r.num_tokens]
         result = ModelRunnerOutput(
             [r.request_id for r in ready],
             [[crc32(f"{r.request_id}:{r.num_tokens}".encode())] for r in ready],
-            finished_loads=finished_loads,
-            failed_loads=failed_loads,
+            finished_loads=reports.finished_loads,
+            failed_loads=reports.failed_loads,
+            finished_disk_writes=reports.finished_disk_writes,
+            failed_disk_writes=reports.failed_disk_writes,
         )
         for output in self.scheduler.update_from_output(plan, result, self.clock.now()):
             if output.finished:
@@ -136,7 +143,10 @@ class EngineRoom:
         findable = {
             b.block_id: b.block_hash for b in self.scheduler.kv.pool.blocks if b.block_hash is not None
         }
-        self.memory.check_claims(findable, self.connector.tier.contents() if self.connector else {})
+        connector = self.connector
+        in_memory = connector.tier.contents() if connector else {}
+        on_disk = connector.disk.tier.contents() if connector and connector.disk else {}
+        self.memory.check_claims(findable, in_memory, on_disk)
 
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left; an engine that makes no progress fails here."""

@@ -1,4 +1,4 @@
-"""What the KV blocks of both tiers hold, by what the plans did to them: a worker that keeps hashes for KV."""
+"""What the KV blocks of all tiers hold, by what the plans did to them: a worker that keeps hashes for KV."""
 
 from __future__ import annotations
 
@@ -23,34 +23,60 @@ class _Copying:
 
     load: KVLoad
     contents: list[BlockHash]
+    on_disk: list[BlockHash]
     steps_left: int
     succeeds: bool
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A write to disk in flight."""
+
+    content: BlockHash
+    steps_left: int
+    succeeds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Of transfers that have ended: ids of loads, and slots of the disk."""
+
+    finished_loads: list[int]
+    failed_loads: list[int]
+    finished_disk_writes: list[int]
+    failed_disk_writes: list[int]
 
 
 class KvMemory:
     """Executes the plans' reads, writes and copies; fails where one would find something it must not."""
 
-    def __init__(self, block_size: int, load_fate: LoadFate = at_once) -> None:
+    def __init__(
+        self, block_size: int, load_fate: LoadFate = at_once, write_fate: LoadFate = at_once
+    ) -> None:
         self._block_size = block_size
         self._load_fate = load_fate
+        self._write_fate = write_fate
         self.device: dict[int, BlockHash | None] = {}
         """Block id to the hash of what it holds; None: nothing whole."""
         self.host: dict[int, BlockHash] = {}
+        self.disk: dict[int, BlockHash] = {}
+        self._writing: dict[int, _Writing] = {}
+        """By disk slot."""
         self._tables: dict[str, list[int]] = {}
         self._copying: list[_Copying] = []
 
-    def execute(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> tuple[list[int], list[int]]:
-        """Run one plan: loads start, tokens are computed, blocks are stored, loads end. Ids of those that
-        finished and of those that failed."""
+    def execute(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> Reports:
+        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end."""
         self._take_in(plan)
         for load in plan.kv_loads:
             self._begin(load)
+        self._begin_writes(plan)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._write(requests[request_id], num_tokens)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._read(requests[request_id], num_tokens)
         self._store(plan)
-        return self._end()
+        return Reports(*self._end(), *self._end_writes())
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_req_ids | plan.preempted_req_ids:
@@ -64,15 +90,33 @@ class KvMemory:
             self._tables[request_id] += block_ids
 
     def _begin(self, load: KVLoad) -> None:
-        slots, blocks = load.copies.host_slots, load.copies.block_ids
-        assert len(slots) == len(blocks) > 0
+        slots, blocks = load.copies.host_slots, [*load.copies.block_ids, *load.reads.block_ids]
+        assert len(blocks) == load.num_blocks == len(slots) + len(load.reads.disk_slots) > 0
+        assert not set(load.reads.disk_slots) & self._writing.keys(), "read while it is written"
         assert not self._blocks_in_copies() & set(blocks), "two loads write one block"
         self.device.update(dict.fromkeys(blocks))
         steps, succeeds = self._load_fate()
-        self._copying.append(_Copying(load, [self.host[slot] for slot in slots], steps, succeeds))
+        contents, on_disk = self._sources(load)
+        self._copying.append(_Copying(load, contents, on_disk, steps, succeeds))
+
+    def _sources(self, load: KVLoad) -> tuple[list[BlockHash], list[BlockHash]]:
+        """What lies in the slots of the host and of the disk that it reads."""
+        return [self.host[slot] for slot in load.copies.host_slots], [
+            self.disk[slot] for slot in load.reads.disk_slots
+        ]
+
+    def _begin_writes(self, plan: SchedulerOutput) -> None:
+        writes = plan.kv_disk_writes
+        being_read = {slot for copying in self._copying for slot in copying.load.reads.disk_slots}
+        for host_slot, slot in zip(writes.host_slots, writes.disk_slots, strict=True):
+            assert slot not in being_read, "written while it is read"
+            assert slot not in self._writing, "written twice at once"
+            self.disk.pop(slot, None)
+            self._writing[slot] = _Writing(self.host[host_slot], *self._write_fate())
 
     def _blocks_in_copies(self) -> set[int]:
-        return {block for copying in self._copying for block in copying.load.copies.block_ids}
+        loads = [copying.load for copying in self._copying]
+        return {block for load in loads for block in (*load.copies.block_ids, *load.reads.block_ids)}
 
     def _write(self, request: Request, num_tokens: int) -> None:
         """The step fills blocks; the last one perhaps not to the end."""
@@ -113,16 +157,36 @@ class KvMemory:
                 going_on.append(copying)
                 continue
             load = copying.load
-            assert [self.host[slot] for slot in load.copies.host_slots] == copying.contents
+            assert self._sources(load) == (copying.contents, copying.on_disk)
             if copying.succeeds:
                 self.device.update(zip(load.copies.block_ids, copying.contents, strict=True))
+                self.device.update(zip(load.reads.block_ids, copying.on_disk, strict=True))
             (finished if copying.succeeds else failed).append(load.load_id)
         self._copying = going_on
         return finished, failed
 
-    def check_claims(self, device: Mapping[int, BlockHash], host: Mapping[BlockHash, int]) -> None:
+    def _end_writes(self) -> tuple[list[int], list[int]]:
+        finished: list[int] = []
+        failed: list[int] = []
+        for slot, writing in list(self._writing.items()):
+            writing.steps_left -= 1
+            if writing.steps_left < 0:
+                del self._writing[slot]
+                (finished if writing.succeeds else failed).append(slot)
+                if writing.succeeds:
+                    self.disk[slot] = writing.content
+        return finished, failed
+
+    def check_claims(
+        self,
+        device: Mapping[int, BlockHash],
+        host: Mapping[BlockHash, int],
+        disk: Mapping[BlockHash, int],
+    ) -> None:
         """Raise AssertionError unless every block and slot holds what the scheduler thinks it does."""
         for block_id, block_hash in device.items():
             assert self.device[block_id] == block_hash, f"block {block_id} is found and holds something else"
         for block_hash, slot in host.items():
             assert self.host[slot] == block_hash, f"slot {slot} is found and holds something else"
+        for block_hash, slot in disk.items():
+            assert self.disk[slot] == block_hash, f"disk slot {slot} is found and holds something else"

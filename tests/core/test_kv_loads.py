@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.disk_tier import DiskLevel
 from engine.core.scheduler import PauseState
 from engine.policy import FcfsPolicy, PriorityPolicy
 from engine.request import RequestStatus
@@ -232,12 +233,24 @@ class BusyDay:
             num_blocks=25,
             num_host_blocks=self.random.choice([4, 30, 100]),
             load_fate=lambda: (self.random.choice([0, 1, 2, 7]), self.random.random() < 0.8),
+            disk_level=self.disk(),
+            write_fate=lambda: (self.random.choice([0, 1, 2, 9]), self.random.random() < 0.97),
             scheduler_reserve_full_isl=self.random.random() < 0.5,
             enable_chunked_prefill=self.random.random() < 0.7,
             max_num_batched_tokens=64,
         )
         self.histories = [[start] * 12 for start in range(6)]
         self.ids = count()
+
+    def disk(self) -> DiskLevel | None:
+        """None, or one that is small, slow, or both."""
+        level = DiskLevel(
+            num_blocks=self.random.choice([3, 20, 200]),
+            max_writes=self.random.choice([2, 50]),
+            fixed_tokens=self.random.choice([0.0, 9.0]),
+            read_share=self.random.choice([0.0, 0.5]),
+        )
+        return level if self.random.random() < 0.7 else None
 
     def coins(self, number: int) -> list[bool]:
         return [self.random.random() < 0.3 for _ in range(number)]
@@ -290,6 +303,11 @@ class BusyDay:
         stats = self.room.scheduler.make_stats()
         self.seen["loaded"] += stats.loaded_tokens
         self.seen["failed"] += stats.failed_loads
+        self.seen["read from disk"] += stats.disk_loaded_tokens
+        self.seen["failed reading from disk"] += stats.disk_failed_loads
+        self.seen["written"] += stats.disk_written_blocks
+        self.seen["not written"] += stats.disk_failed_writes
+        self.seen["dropped"] += stats.disk_dropped_writes
         self.seen["preempted"] += stats.num_preemptions
         self.seen["waited"] += not stats.step_tokens and bool(self.room.scheduler.num_pending_loads)
 
@@ -298,12 +316,16 @@ def test_a_busy_day() -> None:
     """Loads that are late or fail, aborts meanwhile, preemption, pauses, resets: each request ends once, each
     block and slot holds what it is found for, and in the end all of them are back."""
     seen: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(16):
         day = BusyDay(seed)
         day.run(500)
         seen.update(day.seen)
         assert day.room.scheduler.reset_prefix_cache(day.room.clock.now())
         assert day.room.scheduler.kv.num_free_blocks == 24
-        assert day.room.scheduler.statistics().num_used_host_blocks == 0
-    happened = ("loaded", "failed", "preempted", "waited", "ended in WAITING_FOR_REMOTE_KVS", "reset False")
+        statistics = day.room.scheduler.statistics()
+        assert statistics.num_used_host_blocks == statistics.num_used_disk_blocks == 0
+    happened = (
+        *("loaded", "failed", "preempted", "waited", "ended in WAITING_FOR_REMOTE_KVS", "reset False"),
+        *("read from disk", "failed reading from disk", "written", "not written", "dropped"),
+    )
     assert all(seen[event] > 5 for event in happened), seen

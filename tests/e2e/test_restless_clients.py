@@ -14,7 +14,7 @@ import httpx
 from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.server_process import ServerProcess
-from tracing.events import RequestsEnded, SignalEvent
+from tracing.events import RequestsEnded, SignalEvent, StepDecision
 from tracing.reader import read_trace
 
 NUM_CLIENTS, NUM_TURNS = 24, 3
@@ -70,13 +70,15 @@ class RestlessClient:
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
-    """A pool much too small for all of them: every answered request is fine, every block comes back, and the
-    trace of it all replays without a difference."""
+    """Pools on device and host much too small for all of them, and a disk behind: every answered request is
+    fine, every block comes back, and the trace of it all replays without a difference."""
     model = make_model_folder(tmp_path / "model", max_position_embeddings=1024)
     trace = tmp_path / "trace.jsonl"
     arguments = [
         *(str(model), "--host", "127.0.0.1", "--port", "0"),
-        *("--num-gpu-blocks-override", "120", "--kv-offloading-size", "0.01", "--trace", str(trace)),
+        *("--num-gpu-blocks-override", "120", "--kv-offloading-size", "0.002", "--trace", str(trace)),
+        *("--kv-offloading-disk-size", "0.01", "--kv-offloading-disk-path", str(tmp_path)),
+        *("--kv-offloading-disk-min-tokens", "16"),
     ]
     clients = [RestlessClient(number) for number in range(NUM_CLIENTS)]
 
@@ -95,6 +97,9 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert {status for client in clients for status in client.statuses} == {200}
     assert "Traceback" not in (tmp_path / "server.log").read_text()
     ends = Counter(type(event) for event in read_trace(trace))
+    steps = [event for event in read_trace(trace) if isinstance(event, StepDecision)]
+    assert sum(step.written_blocks for step in steps) > 50
+    assert sum(sum(step.disk_loads.values()) for step in steps) > 10, "nothing was read from disk"
     assert ends[RequestsEnded] > 5, "nobody hung up"
     assert ends[SignalEvent] > 20
     assert main(["trace", "replay", str(trace)]) == 0

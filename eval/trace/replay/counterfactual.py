@@ -92,6 +92,7 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
         cost=cost,
         kv_tokens=header.num_blocks * header.block_size,
         host_kv_tokens=header.num_host_blocks * header.block_size,
+        disk_kv_tokens=header.num_disk_blocks * header.block_size,
         block_size=header.block_size,
         scheduler=SchedulerConfig(
             max_num_seqs=header.max_num_seqs,

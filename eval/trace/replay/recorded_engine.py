@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config import SchedulerConfig
+from engine.core.disk_tier import DiskLevel
 from engine.core.input_trace import ENDINGS
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import PauseState, Scheduler
@@ -116,7 +117,12 @@ class RecordedEngine:
         sampled = list(self._plan.num_scheduled_tokens) if event.sampled is None else event.sampled
         tokens = [self._tokens_of(req_id, event) for req_id in sampled]
         result = ModelRunnerOutput(
-            sampled, tokens, finished_loads=event.finished_loads, failed_loads=event.failed_loads
+            sampled,
+            tokens,
+            finished_loads=event.finished_loads,
+            failed_loads=event.failed_loads,
+            finished_disk_writes=event.finished_disk_writes,
+            failed_disk_writes=event.failed_disk_writes,
         )
         self.scheduler.update_from_output(self._plan, result, event.now)
 
@@ -142,7 +148,15 @@ def _scheduler_config(header: TraceHeader) -> SchedulerConfig:
 def _second_tier(header: TraceHeader) -> OffloadingConnector | None:
     if not header.num_host_blocks:
         return None
-    return OffloadingConnector(header.num_host_blocks, header.block_size, header.min_load_tokens)
+    disk = None
+    if header.num_disk_blocks:
+        disk = DiskLevel(
+            num_blocks=header.num_disk_blocks,
+            max_writes=header.max_disk_writes,
+            fixed_tokens=header.disk_fixed_tokens,
+            read_share=header.disk_read_share,
+        )
+    return OffloadingConnector(header.num_host_blocks, header.block_size, header.min_load_tokens, disk)
 
 
 def _signal(event: SignalEvent) -> Signal:

@@ -84,6 +84,8 @@ class _RunReader:
     num_preemptions: int = 0
     num_computed_tokens: int = 0
     num_loaded_blocks: int = 0
+    num_disk_blocks: int = 0
+    """Of these: read from disk."""
     tells_last_step: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +106,7 @@ class _RunReader:
                 self.num_preemptions += len(event.preempted)
                 self.num_computed_tokens += sum(count for count in event.tokens.values() if count > 1)
                 self.num_loaded_blocks += sum(event.loads.values())
+                self.num_disk_blocks += sum(event.disk_loads.values())
             case PinEvent(kind="ended", cause=str(cause)):
                 self.pins_ended[cause] += 1
             case _:
@@ -214,6 +217,7 @@ class _RunReader:
             host_tokens_loaded=(
                 self.num_loaded_blocks * header.block_size if header.num_host_blocks else None
             ),
+            disk_tokens_loaded=(self.num_disk_blocks * header.block_size if header.num_disk_blocks else None),
         )
 
     def _notes(self, by_job: dict[str, list[TurnLife]], num_ended: int) -> list[str]:

@@ -1,0 +1,130 @@
+"""The books of copies on disk: a second level behind host memory, filled with what that must drop.
+
+A write takes time and may fail, so its content is found only once it is reported. Knows no requests, no files
+and no device blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.core.block_hash import BlockHash
+from engine.core.block_tier import BlockTier
+from engine.outputs import NO_DISK_WRITES, DiskWrites
+
+MAX_DISK_WRITES = 64
+"""Blocks that may be on their way to disk at once. Each is a block of host memory beside the pool: 128 MiB
+for an 8B model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskLevel:
+    """Room on a disk, and when to read from it: n tokens take as long to read as
+    ``fixed_tokens + read_share * n`` take to compute."""
+
+    num_blocks: int
+    max_writes: int
+    """In flight at once; what would be one more is dropped."""
+    fixed_tokens: float = 0.0
+    read_share: float = 0.0
+    """Below 1, or nothing is ever worth reading."""
+
+    def is_worth(self, num_tokens: int, num_read_tokens: int) -> bool:
+        """Whether to read ``num_read_tokens``, the reads before them included, to have ``num_tokens``."""
+        return num_tokens >= self.fixed_tokens + self.read_share * num_read_tokens
+
+
+NO_DISK = DiskLevel(num_blocks=0, max_writes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWriteCounts:
+    """What became of writes since the last call, in blocks."""
+
+    num_written: int = 0
+    num_failed: int = 0
+    num_dropped: int = 0
+    """There were too many already: the disk is slower than what comes."""
+
+
+NO_DISK_COUNTS = DiskWriteCounts()
+
+
+class DiskTier:
+    """Contents on disk, and those on their way there."""
+
+    def __init__(self, level: DiskLevel) -> None:
+        self.level = level
+        self.tier = BlockTier(level.num_blocks)
+        self._writing: dict[int, BlockHash | None] = {}
+        """Disk slot to what is written there; None: it was forgotten meanwhile."""
+        self._contents_written: set[BlockHash] = set()
+        self._new: list[tuple[int, int]] = []
+        """Of the next plan: host slot and disk slot."""
+        self._counts = DiskWriteCounts()
+
+    def write(self, block_hash: BlockHash, host_slot: int) -> None:
+        """The host drops this content: keep it here, unless it is here already or nothing can be written."""
+        if block_hash in self.tier or block_hash in self._contents_written:
+            self.tier.touch([block_hash])
+            return
+        slot = self.tier.reserve() if len(self._writing) < self.level.max_writes else None
+        if slot is None:
+            self._count(dropped=1)
+            return
+        self._writing[slot] = block_hash
+        self._contents_written.add(block_hash)
+        self._new.append((host_slot, slot))
+
+    def take_writes(self) -> DiskWrites:
+        """Of the plan being made."""
+        if not self._new:
+            return NO_DISK_WRITES
+        new, self._new = self._new, []
+        return DiskWrites([host_slot for host_slot, _ in new], [slot for _, slot in new])
+
+    def end_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        """The worker reported the writes to these slots. One that failed is not tried again: the disk is
+        full, or worn."""
+        for slot in finished:
+            self.tier.fill(slot, self._end_write(slot))
+            self._count(written=1)
+        for slot in failed:
+            self._end_write(slot)
+            self.tier.retire(slot)
+            self._count(failed=1)
+
+    def _end_write(self, slot: int) -> BlockHash | None:
+        block_hash = self._writing.pop(slot)
+        if block_hash is not None:
+            self._contents_written.remove(block_hash)
+        return block_hash
+
+    def reset(self) -> bool:
+        """Forget all; False, and no change, while a load reads here. A write goes on, for nothing."""
+        if not self.tier.reset():
+            return False
+        self._writing = dict.fromkeys(self._writing)
+        self._contents_written.clear()
+        return True
+
+    def take_counts(self) -> DiskWriteCounts:
+        counts, self._counts = self._counts, NO_DISK_COUNTS
+        return counts
+
+    def _count(self, *, written: int = 0, failed: int = 0, dropped: int = 0) -> None:
+        c = self._counts
+        self._counts = DiskWriteCounts(
+            c.num_written + written, c.num_failed + failed, c.num_dropped + dropped
+        )
+
+    def check_invariants(self, num_users: dict[BlockHash, int]) -> None:
+        """Raise AssertionError unless each slot is free, read, or written by one."""
+        self.tier.check_invariants(num_users, self._writing)
+        assert not self._new, "writes were planned and not handed out"
+        assert len(self._writing) <= self.level.max_writes
+        written = [h for h in self._writing.values() if h is not None]
+        assert len(set(written)) == len(written)
+        assert set(written) == self._contents_written
+        assert not any(block_hash in self.tier for block_hash in written), "a content has two slots"

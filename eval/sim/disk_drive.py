@@ -1,0 +1,55 @@
+"""The disk of a simulated replica: reads follow each other, and so do writes, each at the drive's speed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from engine.core.disk_tier import MAX_DISK_WRITES, DiskLevel
+from engine.outputs import DiskWrites
+from eval.sim.cost_model import StepCost
+from eval.sim.hardware import NVME
+
+PROMPT_TOKENS = 2048
+"""Of the prompt whose computing is compared with reading."""
+
+
+class DiskDrive:
+    """One replica's drive. Reading does not slow down writing, nor the other way round."""
+
+    def __init__(self, cost: StepCost, block_size: int) -> None:
+        block_bytes = cost.kv_bytes_per_token * block_size
+        self._read_s = block_bytes / NVME.read_bandwidth
+        self._write_s = block_bytes / NVME.write_bandwidth
+        self._reads_free_s = self._writes_free_s = 0.0
+        self._writing: deque[tuple[float, int]] = deque()
+        """When each write will be done, and its slot; in that order."""
+
+    def read(self, num_blocks: int, now: float) -> float:
+        """Begin behind the reads that are under way; when the last block is there."""
+        self._reads_free_s = max(now, self._reads_free_s) + NVME.latency_s + num_blocks * self._read_s
+        return self._reads_free_s
+
+    def write(self, writes: DiskWrites, now: float) -> None:
+        for slot in writes.disk_slots:
+            self._writes_free_s = max(now, self._writes_free_s) + self._write_s
+            self._writing.append((self._writes_free_s, slot))
+
+    def take_written(self, now: float) -> list[int]:
+        """Slots whose writes are done by now; said once."""
+        done: list[int] = []
+        while self._writing and self._writing[0][0] <= now:
+            done.append(self._writing.popleft()[1])
+        return done
+
+
+def disk_level(cost: StepCost, num_blocks: int) -> DiskLevel | None:
+    """What is worth reading, as an engine would measure it at its start; None without room."""
+    if not num_blocks:
+        return None
+    token_s = cost.prefill_s(PROMPT_TOKENS) / PROMPT_TOKENS
+    return DiskLevel(
+        num_blocks=num_blocks,
+        max_writes=MAX_DISK_WRITES,
+        fixed_tokens=NVME.latency_s / token_s,
+        read_share=cost.kv_bytes_per_token / NVME.read_bandwidth / token_s,
+    )
