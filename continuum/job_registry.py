@@ -154,7 +154,7 @@ class JobRegistry:
         num_shared += [
             frontier.chain.num_shared(each.request.block_hashes) for each in turns if each is not turn
         ]
-        own = [each.landmarks for each in (*others, *turns)]
+        own = [*(each.landmarks for each in others), *(each.landmarks for each in turns)]
         elsewhere = self._prefixes.num_shared_blocks(frontier.landmarks, own)
         return min(len(block_hashes), max([*num_shared, elsewhere]))
 
