@@ -22,7 +22,8 @@ class Life {
     this.ahead = el("div");
     this.turns = el("tbody");
     this.events = el("ol", "decision-list");
-    this.body.append(this.facts, this.note, heading("Last minute"), this.canvas, this.ahead, heading("Turns and their receipts"), this.table(), heading("What was decided"), this.events);
+    this.past = el("div", "", heading("Turns and their receipts"), this.table());
+    this.body.append(this.facts, this.note, heading("Last minute"), this.canvas, this.ahead, this.past, heading("What was decided"), this.events);
   }
 
   table() {
@@ -38,7 +39,7 @@ class Life {
     this.numEvents = -1;
     setText(byId("life-title"), key);
     byId("life-swatch").style.background = this.isJob() ? palette.job(key) : "var(--cached)";
-    this.turns.replaceChildren();
+    this.tellTurns([]);
     this.events.replaceChildren();
     this.facts.replaceChildren();
     this.ahead.replaceChildren();
@@ -69,13 +70,14 @@ class Life {
   async ask() {
     this.asked = performance.now();
     const key = this.key;
-    if (!this.isJob() || !this.state.hello.knows_jobs) return this.show(null, "This request belongs to no job that the server knows.");
+    if (!this.state.hello.knows_jobs) return this.show(null, `This server's policy (${this.state.policy}) follows no jobs: this is what the page has seen.`);
+    if (!this.isJob()) return this.show(null, "This request belongs to no job that the server knows.");
     try {
       const response = await fetch(`dashboard/jobs/${encodeURIComponent(key)}`, { headers: withKey(), cache: "no-store" });
       const { job, past_turns: turns } = response.ok ? await response.json() : { job: null, past_turns: [] };
       if (key !== this.key) return undefined;
       if (job) this.status = job;
-      this.turns.replaceChildren(...turns.toReversed().map((turn) => turnRow(turn)));
+      this.tellTurns(turns);
       return this.show(this.status, job ? "" : "The job is finished, or was forgotten.");
     } catch {
       return undefined; // the feed says that the server is gone
@@ -94,6 +96,11 @@ class Life {
     if (status.kind) facts.push(["kind", status.kind]);
     this.facts.replaceChildren(...facts.map(([name, value]) => el("span", "chip", `${name} `, el("b", "", value))));
     this.ahead.replaceChildren(...this.aheadOf(status));
+  }
+
+  tellTurns(turns) {
+    this.past.hidden = turns.length === 0;
+    this.turns.replaceChildren(...turns.toReversed().map((turn) => turnRow(turn)));
   }
 
   /** What is expected of each branch that has not gone on yet. */
@@ -118,14 +125,14 @@ class Life {
     const x = (at) => width * (1 - (now - at) / LIFE_LANE_S);
     context.fillStyle = palette.token("panel");
     context.fillRect(0, 0, width, height);
-    for (const span of lane?.spans ?? []) {
-      const from = Math.max(0, x(span.from));
-      const to = x(Math.min(span.to ?? now, now));
-      if (to < 0) continue;
-      const tall = span.phase === GAP ? 6 : 20;
-      context.fillStyle = palette.token(span.phase);
+    const draw = (colour, since, until, tall) => {
+      const [from, to] = [Math.max(0, x(since)), x(Math.min(until ?? now, now))];
+      if (to < 0) return;
+      context.fillStyle = palette.token(colour);
       context.fillRect(from, (height - tall) / 2, Math.max(to - from, 1.5), tall);
-    }
+    };
+    for (const span of lane?.spans ?? []) draw(span.phase, span.from, span.to, span.phase === GAP ? 6 : 20);
+    for (const hold of lane?.holds ?? []) draw("pinned", hold.from, hold.to, 6);
   }
 
   drawEvents() {
@@ -134,7 +141,7 @@ class Life {
     this.numEvents = events.length;
     const sentences = events.filter((event) => !isForTheMoment(event)).map(sentenceOf).filter((sentence) => sentence !== null);
     const items = sentences.toReversed().map((sentence) => decisionItem(sentence, null));
-    this.events.replaceChildren(...(items.length ? items : [el("li", "quiet", "", "Nothing since this page was opened.")]));
+    this.events.replaceChildren(...(items.length ? items : [el("li", "none quiet", "Nothing since this page was opened.")]));
   }
 }
 

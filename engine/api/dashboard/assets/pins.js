@@ -17,6 +17,7 @@ function outlookWords(pin, now) {
   if (back.median === null) return "later than ever seen";
   const until = (at) => formatSeconds(Math.max(0, at - now));
   const range = back.early === null || back.late === null ? "" : ` (${until(back.early)} to ${until(back.late)})`;
+  if (back.median - now < 0.05) return back.late === null || back.late - now < 0.05 ? "any moment" : `any moment, or within ${until(back.late)}`;
   return `${until(back.median)}${range}`;
 }
 

@@ -23,8 +23,14 @@ function curveWords(inputs) {
   const seen = inputs.tool_observations;
   if (!seen) return "";
   const median = inputs.tool_median_s;
-  const times = `seen ${seen < 9.5 ? seen.toFixed(seen % 1 ? 1 : 0) : formatCount(seen)} times`;
+  const times = `seen ${formatSeen(seen)}`;
   return median === null || median === undefined ? times : `${times}, half are back within ${formatSpan(median)}`;
+}
+
+/** Old and borrowed observations count in part. */
+function formatSeen(number) {
+  const rounded = number < 9.95 ? Math.round(number * 10) / 10 : Math.round(number);
+  return rounded === 1 ? "once" : `${whole.format(rounded)} times`;
 }
 
 function decidedWords(event) {
