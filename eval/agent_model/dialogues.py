@@ -20,10 +20,12 @@ Message = dict[str, Any]
 """As OpenAI's chat completions have it."""
 
 SLIP_SHARE = 0.03
-"""Of the calls with a path, those that first get it wrong: so the model learns to look again."""
+"""Of the calls that read a file, those that first get its name wrong: the model learns to look for it."""
 FOLLOW_UP_SHARE = 0.25
 """Of the conversations, those that go on with another task in the same folder."""
 SMALL_TALK_SHARE = 0.02
+
+_READERS = ("read_file", "count_lines", "config_get")
 
 SYSTEM_TEXTS = (
     "You are a helpful assistant.",
@@ -98,8 +100,9 @@ class Script:
         """The task as it should be solved, now and then with a slip on the way."""
         self.messages.append(_user(task.prompt))
         for calls in task.rounds:
-            if self._rng.random() < SLIP_SHARE and (slip := self._slip(calls)) is not None:
+            if self._rng.random() < SLIP_SHARE and (slip := self._slip(calls[0])) is not None:
                 self._call([slip], toolbox, learned=False)
+                self._call([_look_around(calls[0])], toolbox, learned=True)
             self._call(calls, toolbox, learned=True)
         self._say(_assistant(task.answer), learned=True)
 
@@ -119,14 +122,18 @@ class Script:
         self.messages.append(message)
         self.learned.append(learned)
 
-    def _slip(self, calls: Sequence[Call]) -> Call | None:
-        """The first call with a letter of its path lost or doubled: a file that is not there."""
-        path = calls[0].arguments.get("path", "")
-        if len(path) < 4 or calls[0].name == "write_file":
+    def _slip(self, call: Call) -> Call | None:
+        """The call with a letter of the file's name doubled: a file that is not there."""
+        folder, _, name = call.arguments.get("path", "").rpartition("/")
+        if call.name not in _READERS or not folder or folder.startswith(("/", ".")):
             return None
-        at = self._rng.randrange(1, len(path) - 1)
-        wrong = path[:at] + path[at + 1 :] if self._rng.random() < 0.5 else path[:at] + path[at] + path[at:]
-        return Call(calls[0].name, {**calls[0].arguments, "path": wrong})
+        at = self._rng.randrange(len(name))
+        return Call(call.name, {**call.arguments, "path": f"{folder}/{name[:at]}{name[at]}{name[at:]}"})
+
+
+def _look_around(call: Call) -> Call:
+    """What helps when a file is not there: the list of its folder."""
+    return Call("list_files", {"path": call.arguments["path"].rpartition("/")[0]})
 
 
 def _user(text: str) -> Message:
