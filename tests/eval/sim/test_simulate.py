@@ -119,6 +119,22 @@ def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Pa
     assert with_host.job_completion_s.mean < without.job_completion_s.mean
 
 
+def test_a_disk_brings_back_what_host_memory_lost(workload: Path, tmp_path: Path) -> None:
+    """Host memory is short, too: with a disk behind it less is computed, and the run says what was read.
+    Without host memory there is nothing that a disk could take."""
+    flags = ["--policies", "fcfs", "--rate", "2", "--kv-tokens", "60000"]
+    (without,) = _simulate(workload, tmp_path / "without.json", *flags, "--host-kv-tokens", "60000")
+    flags += ["--disk-kv-tokens", "1000000"]
+    (with_disk,) = _simulate(workload, tmp_path / "with.json", *flags, "--host-kv-tokens", "60000")
+    assert without.disk_tokens_loaded is None
+    assert with_disk.disk_tokens_loaded is not None
+    assert with_disk.host_tokens_loaded is not None
+    assert 10_000 < with_disk.disk_tokens_loaded <= with_disk.host_tokens_loaded
+    assert with_disk.computed_prefill_tokens < without.computed_prefill_tokens
+    assert any("disk: room for 1,000,000 tokens" in note for note in with_disk.notes)
+    assert main(["simulate", "--workload", str(workload), *flags]) != 0
+
+
 def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_path: Path) -> None:
     """One decision per step, every turn's life, closed in order; and it is a workload to simulate again."""
     trace = tmp_path / "new" / "trace.jsonl"
