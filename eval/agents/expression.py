@@ -1,4 +1,4 @@
-"""Evaluates a Python expression of a model (numbers, texts, lists, a few functions) in a process of its own."""
+"""Evaluates a Python expression of a model (numbers, texts, lists) in a process of its own."""
 
 from __future__ import annotations
 
