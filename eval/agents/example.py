@@ -14,7 +14,7 @@ FILES = {
     "pump.toml": '[pump]\nhost = "well-7"\nrate = "40"\n[log]\nlevel = "info"\n',
 }
 QUESTIONS = (
-    "How many lines do the files in stock have together?",
+    "How many lines does stock/tools.csv have?",
     "Start with readme.md. Each file names the next one. What is the crop in the last one?",
     "Add the beds of stock/north.txt and stock/south.txt.",
     "What is pump.rate in pump.toml?",

@@ -18,9 +18,8 @@ from eval.agents.tools import Toolbox
 from eval.client import ServerClient
 from eval.server_process import ServerProcess
 
-pytestmark = pytest.mark.skipif(not folder().is_dir(), reason="the model that comes along is not trained yet")
 MAX_BYTES = 10 * 2**20
-ENDINGS = ("9", "tomato", "43", "40", "host.txt")
+ENDINGS = ("4", "tomato", "43", "40", "host.txt")
 """Of the answers, full stop aside."""
 
 
