@@ -230,8 +230,8 @@ def _from_validation(error: ValidationError) -> Failure:
     """One line per field at fault; the client's input is never echoed (it may be megabytes)."""
     faults: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        field = str(fault["loc"][0]) if fault["loc"] else ""
-        where = ".".join(str(part) for part in fault["loc"])[:100]
+        parts = [str(part) or '""' for part in fault["loc"]]  # a field may have an empty name
+        field, where = parts[0] if parts else "", ".".join(parts)[:100]
         faults.setdefault(field, f"{where}: {fault['msg'][:200]}" if where else fault["msg"][:200])
         if len(faults) == MAX_LISTED_FAULTS:
             break
