@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -18,9 +18,9 @@ from engine.messages import TurnReceipt
 from eval.dialect import Dialect, Identity, Message, TurnRequest, dialect_of
 from eval.errors import UNREADABLE, ServerError, ServerGoneError
 from eval.server_metrics import ServerMetrics
+from eval.stream_chunk import ChunkError, ChunkUsage
 
 T = TypeVar("T")
-Count = Annotated[int, msgspec.Meta(ge=0)]
 
 CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
@@ -79,25 +79,10 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: Count | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    prompt_tokens_details: _PromptDetails | None = None
-    receipt: TurnReceipt | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str = "an error without a message"
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: _Error | None = None
+    usage: ChunkUsage | None = None
+    error: ChunkError | None = None
 
 
 class _Card(msgspec.Struct):
@@ -322,7 +307,7 @@ class _ReplyReader:
         self._ttft_s: float | None = None
         self._latency_s: float | None = None
         self._finish_reason: str | None = None
-        self._usage = _Usage()
+        self._usage = ChunkUsage()
 
     def read(self, event: bytes) -> None:
         if event == b"[DONE]":

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.bench_run import BenchOptions, BenchRun, run_bench
+from eval.demo_server import BLOCK_SIZE, DemoServer, say
 from eval.plan import Limits
-from eval.results import ResultFile, write_results
-from eval.server_process import ServerProcess
 from eval.workloads.catalog import SYNTHETIC, RecordedWorkload, load_jobs
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
-BLOCK_SIZE = 16
 MODEL_NAME = "demo"
 TEMPLATE_TOKENS_PER_TURN = 12
 
@@ -60,18 +57,26 @@ def run_replay_demo(config: ReplayDemo) -> list[BenchRun]:
     model = _make_model(config)
     jobs = _jobs(config)
     num_blocks = _pool_blocks(config, jobs, model)
-    _say(
+    say(
         f"{len(jobs)} jobs at once, a KV pool of {num_blocks} blocks ({num_blocks * BLOCK_SIZE:,} tokens): "
         f"{config.pool_share:.0%} of what the jobs hold at their ends"
     )
-    return [_run_policy(config, policy, model, jobs, num_blocks) for policy in config.policies]
+    server = DemoServer(
+        model=model,
+        name=MODEL_NAME,
+        num_blocks=num_blocks,
+        max_model_len=config.max_context_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        out=config.out,
+    )
+    return [server.run(policy, _work(config, jobs, policy)) for policy in config.policies]
 
 
 def _make_model(config: ReplayDemo) -> Path:
     # Loads torch, which nothing else here needs.
     from engine.worker.tiny_models import make_model_folder
 
-    _say(f"Making a model: {config.num_layers} layers of {config.hidden_size}, random weights")
+    say(f"Making a model: {config.num_layers} layers of {config.hidden_size}, random weights")
     return make_model_folder(
         config.out / "model",
         family="qwen3",
@@ -130,38 +135,16 @@ def _context_tokens(job: Job, limits: Limits, system: int, num_tokens: Callable[
     return context
 
 
-def _run_policy(config: ReplayDemo, policy: str, model: Path, jobs: list[Job], num_blocks: int) -> BenchRun:
-    folder = config.out / policy
-    folder.mkdir(parents=True, exist_ok=True)
-    _say(f"\n{policy}: starting the server")
-    with ServerProcess(_serve_arguments(config, policy, model, num_blocks), folder / "server.log") as server:
+def _work(config: ReplayDemo, jobs: list[Job], policy: str) -> Callable[[str, Path], BenchRun]:
+    def work(base_url: str, folder: Path) -> BenchRun:
         options = BenchOptions(
-            base_url=server.base_url,
+            base_url=base_url,
             workload=RecordedWorkload(Path(config.workload).name, tuple(jobs)),
             name=policy,
             limits=config.limits,
             seed=config.seed or 0,
             records=folder / "records.jsonl",
         )
-        run = asyncio.run(run_bench(options))
-    write_results(folder / "result.json", ResultFile(title=policy, runs=[run.result]))
-    return run
+        return asyncio.run(run_bench(options))
 
-
-def _serve_arguments(config: ReplayDemo, policy: str, model: Path, num_blocks: int) -> list[str]:
-    return [
-        str(model),
-        *("--scheduling-policy", policy),
-        *("--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1"),
-        *("--port", "0"),
-        *("--block-size", str(BLOCK_SIZE)),
-        *("--num-gpu-blocks-override", str(num_blocks)),
-        *("--max-model-len", str(config.max_context_tokens)),
-        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
-        *("--trace", str(config.out / policy / "trace.jsonl")),
-    ]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return work

@@ -6,7 +6,6 @@ choice. Pure: it is told the time and never looks at a clock, a socket or a tens
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +13,6 @@ from enum import Enum
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
-from engine.core.disk_tier import NO_DISK
 from engine.core.input_trace import InputTrace
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector
@@ -23,11 +21,11 @@ from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.step_trace import StepTrace
 from engine.core.token_grammar import TokenGrammar
+from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
-from engine.version import package_version
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
@@ -69,11 +67,6 @@ class SchedulerStatistics:
     num_disk_blocks: int
     num_used_disk_blocks: int
     pause_state: str
-
-
-def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:
-    """JSON has no infinity."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(slots=True)
@@ -704,28 +697,4 @@ class Scheduler:
     def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
         """What a trace that begins now begins with. ``from_start``: nothing has come in yet."""
         self._inputs.begin()
-        policy, config, disk = self.policy.describe(), self.config, self.loads.disk_level or NO_DISK
-        return TraceHeader(
-            wall_time_s=wall_time_s,
-            monotonic_s=now,
-            from_start=from_start,
-            program=package_version(),
-            policy=policy.name,
-            policy_options={name: _in_json(value) for name, value in policy.options.items()},
-            estimator_state=policy.estimator_state if from_start else None,
-            block_size=self.kv.block_size,
-            num_blocks=self.kv.pool.num_usable_blocks,
-            num_host_blocks=self.loads.tier_statistics().num_blocks,
-            min_load_tokens=self.loads.min_load_tokens,
-            num_disk_blocks=disk.num_blocks,
-            max_disk_writes=disk.max_writes,
-            disk_fixed_tokens=disk.fixed_tokens,
-            disk_read_share=disk.read_share,
-            enable_prefix_caching=self.kv.enable_caching,
-            max_model_len=self.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
-        )
+        return trace_header(self, wall_time_s, now, from_start=from_start)

@@ -40,6 +40,9 @@ class TransferReports:
     finished_writes: list[int] = field(default_factory=list)
     failed_writes: list[int] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.finished_reads or self.failed_reads or self.finished_writes or self.failed_writes)
+
 
 @dataclass(slots=True)
 class _Load:

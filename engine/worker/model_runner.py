@@ -47,6 +47,8 @@ class ModelRunner:
         result = self._run(plan)
         host.store(plan.kv_stores)
         reports = host.take_reports()
+        if not (finished_loads or reports):
+            return result
         return replace(
             result,
             finished_loads=[*finished_loads, *reports.finished_reads],

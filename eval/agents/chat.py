@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import io
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -144,6 +147,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum chat``. Exit code 1 if the one question that was asked was not answered."""
+    try:
+        return _run(arguments)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        # The terminal is closed. Its SIGHUP may come later than the end of what is typed, or be ignored.
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGHUP
+
+
+def _run(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a model says need not fit the terminal's encoding

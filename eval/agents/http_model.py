@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import TurnReceipt
 from eval.agents.model import Message, ModelReply, OnText, ReplyBuilder, Sampling, Schema
 from eval.client import ServerClient, TurnFailedError
 from eval.errors import UNREADABLE
+from eval.stream_chunk import ChunkError, ChunkUsage
 
 PATH = "/v1/chat/completions"
 
@@ -39,25 +39,10 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
-    receipt: TurnReceipt | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str = "an error without a message"
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: _Error | None = None
+    usage: ChunkUsage | None = None
+    error: ChunkError | None = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -127,7 +112,7 @@ def _take(builder: ReplyBuilder, chunk: _Chunk) -> None:
         _take_usage(builder, chunk.usage)
 
 
-def _take_usage(builder: ReplyBuilder, usage: _Usage) -> None:
+def _take_usage(builder: ReplyBuilder, usage: ChunkUsage) -> None:
     builder.prompt_tokens = usage.prompt_tokens
     builder.output_tokens = usage.completion_tokens
     builder.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +20,9 @@ from eval.agents.live_tasks import live_tasks
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import SCHEMAS, Toolbox
 from eval.bench_run import BenchRun
+from eval.demo_server import BLOCK_SIZE, DemoServer, say
 from eval.errors import EvalError
-from eval.results import ResultFile, write_results
-from eval.server_process import ServerProcess
 
-BLOCK_SIZE = 16
 ROOM = 1.25
 """The pool holds at least the longest task with so much room, else the engine could not run it at all."""
 TEMPLATE_TOKENS_PER_MESSAGE = 8
@@ -61,11 +58,19 @@ def run_live_demo(config: LiveDemo) -> list[BenchRun]:
     model = config.model or folder()
     tasks = live_tasks(config.num_tasks, config.seed, config.page_lines)
     num_blocks = _pool_blocks(config, tasks, model)
-    _say(
+    say(
         f"{len(tasks)} tasks for {config.agents} agents at once, a KV pool of {num_blocks} blocks "
         f"({num_blocks * BLOCK_SIZE:,} tokens): {config.pool_share:.0%} of what the agents hold at the ends"
     )
-    return [_run_policy(config, policy, model, tasks, num_blocks) for policy in config.policies]
+    server = DemoServer(
+        model=model,
+        name=NAME,
+        num_blocks=num_blocks,
+        max_model_len=min(_longest_context(model), (num_blocks - 1) * BLOCK_SIZE),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        out=config.out,
+    )
+    return [server.run(policy, _work(config, tasks, policy)) for policy in config.policies]
 
 
 def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
@@ -95,40 +100,20 @@ def _own_tokens(task: Task, num_tokens: Callable[[str], int]) -> int:
     return sum(num_tokens(text) + TEMPLATE_TOKENS_PER_MESSAGE for text in texts)
 
 
-def _run_policy(
-    config: LiveDemo, policy: str, model: Path, tasks: Sequence[Task], num_blocks: int
-) -> BenchRun:
-    out = config.out / policy
-    out.mkdir(parents=True, exist_ok=True)
-    _say(f"\n{policy}: starting the server")
-    with ServerProcess(_serve_arguments(config, policy, model, num_blocks), out / "server.log") as server:
+def _work(config: LiveDemo, tasks: Sequence[Task], policy: str) -> Callable[[str, Path], BenchRun]:
+    def work(base_url: str, folder: Path) -> BenchRun:
         options = LiveOptions(
-            base_url=server.base_url,
+            base_url=base_url,
             name=policy,
             tasks=tasks,
             concurrency=config.agents,
             seed=config.seed,
             time_scale=config.time_scale,
-            records=out / "records.jsonl",
+            records=folder / "records.jsonl",
         )
-        run = asyncio.run(run_live(options))
-    write_results(out / "result.json", ResultFile(title=policy, runs=[run.result]))
-    return run
+        return asyncio.run(run_live(options))
 
-
-def _serve_arguments(config: LiveDemo, policy: str, model: Path, num_blocks: int) -> list[str]:
-    return [
-        str(model),
-        *("--scheduling-policy", policy),
-        *("--served-model-name", NAME),
-        *("--host", "127.0.0.1"),
-        *("--port", "0"),
-        *("--block-size", str(BLOCK_SIZE)),
-        *("--num-gpu-blocks-override", str(num_blocks)),
-        *("--max-model-len", str(min(_longest_context(model), (num_blocks - 1) * BLOCK_SIZE))),
-        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
-        *("--trace", str(config.out / policy / "trace.jsonl")),
-    ]
+    return work
 
 
 def _longest_context(model: Path) -> int:
@@ -142,7 +127,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise EvalError(f"{path.parent} is no model folder: {path.name} cannot be read.") from error
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
