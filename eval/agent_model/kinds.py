@@ -28,6 +28,27 @@ class Plan:
     written: Mapping[str, str] = field(default_factory=dict)
 
 
+# What one may ask in the same words of what is there and of what is not.
+_WHERE = (
+    "Which file mentions {w}?",
+    "Find the file that contains the word {w}.",
+    "In which file is {w} mentioned?",
+    "where is {w} mentioned",
+)
+_SETTING = (
+    "What is {k} in {p}?",
+    "Look up {k} in {p}.",
+    "Which value does {k} have in the config file {p}?",
+    "tell me the setting {k} of {p}",
+)
+_FACT = (
+    "What is the {k} in {p}?",
+    "Read {p} and tell me the {k}.",
+    "Which {k} does {p} name?",
+    "Look into {p}: what is the {k}?",
+)
+
+
 def count(w: World) -> Plan:
     lines = w.prose_lines(2, 9)
     path = w.add(w.names.path(), lines)
@@ -52,10 +73,7 @@ def config_value(w: World) -> Plan:
     w.decoys()
     return Plan(
         w.say(
-            "What is {k} in {p}?",
-            "Look up {k} in {p}.",
-            "Which value does {k} have in the config file {p}?",
-            "tell me the setting {k} of {p}",
+            *_SETTING,
             k=name,
             p=path,
         ),
@@ -74,10 +92,7 @@ def which_file(w: World) -> Plan:
     w.decoys(0, 1)
     return Plan(
         w.say(
-            "Which file mentions {w}?",
-            "Find the file that contains the word {w}.",
-            "In which file is {w} mentioned?",
-            "where is {w} mentioned",
+            *_WHERE,
             w=word,
         ),
         [[call("search", text=word)]],
@@ -91,10 +106,7 @@ def no_such_word(w: World) -> Plan:
     w.decoys(1, 3)
     return Plan(
         w.say(
-            "Which file mentions {w}?",
-            "Find the file that contains the word {w}.",
-            "In which file is {w} mentioned?",
-            "where is {w} mentioned",
+            *_WHERE,
             w=word,
         ),
         [[call("search", text=word)]],
@@ -131,10 +143,7 @@ def fact(w: World) -> Plan:
     w.decoys()
     return Plan(
         w.say(
-            "What is the {k} in {p}?",
-            "Read {p} and tell me the {k}.",
-            "Which {k} does {p} name?",
-            "Look into {p}: what is the {k}?",
+            *_FACT,
             k=keys[0],
             p=path,
         ),
@@ -231,8 +240,8 @@ def search_and_read(w: World) -> Plan:
 def add_numbers(w: World) -> Plan:
     """Two to four files at once, then their sum."""
     key = w.key()
-    numbers = [w.names.number(2, 9999) for _ in range(w.rng.randint(2, 4))]
-    paths = [w.note({key: str(number)}) for number in numbers]
+    numbers = [w.names.number(2, 999) for _ in range(w.rng.randint(2, 4))]
+    paths = [w.add(w.names.path(), [f"{key}: {number}"]) for number in numbers]
     w.decoys(0, 1)
     total = str(sum(numbers))
     return Plan(
@@ -309,10 +318,7 @@ def misnamed(w: World) -> Plan:
     wrong, right = f"{folder}/{stem}{asked}", f"{folder}/{stem}{real}"
     return Plan(
         w.say(
-            "What is the {k} in {p}?",
-            "Read {p} and tell me the {k}.",
-            "Which {k} does {p} name?",
-            "Look into {p}: what is the {k}?",
+            *_FACT,
             k=key,
             p=wrong,
         ),
@@ -321,7 +327,7 @@ def misnamed(w: World) -> Plan:
             [call("list_files", path=folder)],
             [call("read_file", path=right)],
         ],
-        f"{wrong} is not there. The {key} in {right} is {value}.",
+        f"{wrong} is not there. In {right} the {key} is {value}.",
         value,
     )
 
@@ -333,15 +339,12 @@ def misplaced_key(w: World) -> Plan:
     asked = f"{section}.{key}"
     return Plan(
         w.say(
-            "What is {k} in {p}?",
-            "Look up {k} in {p}.",
-            "Which value does {k} have in the config file {p}?",
-            "tell me the setting {k} of {p}",
+            *_SETTING,
             k=asked,
             p=path,
         ),
         [[call("config_get", path=path, key=asked)], [call("read_file", path=path)]],
-        f"{asked} is not there. The {key} in {path} is {value}.",
+        f"{asked} is not there. In {path} the {key} is {value}.",
         value,
     )
 
@@ -404,8 +407,8 @@ def write_word(w: World) -> Plan:
 def long_errand(w: World) -> Plan:
     """Search, read, two settings at once, a sum, a file: six calls in five rounds, and the answer."""
     word, (first, second), out = w.rare_word(), w.keys(2), w.names.path(".txt")
-    numbers = [w.names.number(2, 9999), w.names.number(2, 9999)]
-    path, names = w.settings({first: str(numbers[0]), second: str(numbers[1])}, spare=1)
+    numbers = [w.names.number(2, 999), w.names.number(2, 999)]
+    path, names = w.settings({first: str(numbers[0]), second: str(numbers[1])}, spare=1, apart=True)
     note = w.note({"about": word, "config": path})
     w.decoys(0, 1)
     total = str(sum(numbers))

@@ -1,7 +1,7 @@
 """The tokenizer: a small byte-level BPE in which a word is the same tokens wherever it stands.
 
-Letters, digits and the rest are never joined in one token, and every digit is a token of its own: so a name
-is copied from a sentence into a path token by token.
+Letters, digits and the rest are never joined in one token, and every digit, dot and slash is a token of its
+own: so a name is copied from a sentence into a path, and a path into quotes, token by token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 VOCAB_SIZE = 1536
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
-_PARTS = Regex(r"\p{L}+|\p{N}|[^\p{L}\p{N}]+")
+_PARTS = Regex(r"\p{L}+|\p{N}|[./]|[^\p{L}\p{N}./]+")
 
 
 def make_tokenizer(seed: int, num_dialogues: int) -> PreTrainedTokenizerFast:

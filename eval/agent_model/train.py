@@ -39,7 +39,7 @@ class Recipe:
     """What the shipped weights were made with."""
 
     seed: int = 0
-    num_dialogues: int = 24_000
+    num_dialogues: int = 36_000
     epochs: int = 1
     """Without the text of the tools."""
     epochs_with_tools: float = 0.12

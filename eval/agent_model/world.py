@@ -85,10 +85,18 @@ class World:
         self.files[path] = _configuration(sections, path)
         return path
 
-    def settings(self, wanted: Mapping[str, str], spare: int = 2) -> tuple[str, list[str]]:
-        """A configuration that holds the wanted values among others: its path, and their names in it."""
+    def settings(
+        self, wanted: Mapping[str, str], spare: int = 2, apart: bool = False
+    ) -> tuple[str, list[str]]:
+        """A configuration that holds the wanted values among others: its path, and their names in it.
+
+        They stand in one section; if ``apart``, each in one of its own.
+        """
         section = self.names.word()
-        values = {f"{section}.{key}": value for key, value in wanted.items()}
+        values = {}
+        for key, value in wanted.items():
+            values[f"{section}.{key}"] = value
+            section = self.names.word() if apart else section
         names = list(values)
         others = [key for key in self.keys(spare + len(wanted)) if key not in wanted][:spare]
         for key in others:
