@@ -101,7 +101,8 @@ def test_a_countdown_runs(page: Page, busy: Server) -> None:
 def test_a_click_opens_a_jobs_life(page: Page, busy: Server) -> None:
     """Its turns with their receipts and what was decided about it; Escape closes it."""
     look(page, busy)
-    page.locator(".decision-list li", has_text="came back after").first.get_by_role("button").click()
+    # A page knows what it has seen: of a job that it saw held, it will show that.
+    page.locator(".decision-list li", has_text="is held for").first.get_by_role("button").click()
     life = page.locator("#life")
     expect(life).to_be_visible()
     expect(life.locator("h2")).to_have_text(re.compile(r"fix-\d+"))
