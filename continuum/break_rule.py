@@ -11,22 +11,28 @@ from continuum.tool_memory import ToolMemory
 from engine.policy import Pin
 from engine.request import Request, RequestStatus
 
-LOOK_AGAIN_S = 1e-4
-"""For each pin that was looked at in vain: a search takes a thirtieth of it, so no more of all time."""
-
 
 class BreakRule:
     """Pins that a request may break, cheapest first."""
 
     def __init__(
-        self, pins: PinTable, tools: ToolMemory, kv_cost: KvCost, *, block_size: int, max_wait_s: float
+        self,
+        pins: PinTable,
+        tools: ToolMemory,
+        kv_cost: KvCost,
+        *,
+        block_size: int,
+        max_wait_s: float,
+        look_again_s: float,
     ) -> None:
-        """Who has waited for ``max_wait_s`` may break any pin."""
+        """Who has waited for ``max_wait_s`` may break any pin. ``look_again_s``: to wait after a search, for
+        each pin that it looked at in vain."""
         self._pins = pins
         self._tools = tools
         self._kv_cost = kv_cost
         self._block_size = block_size
         self._max_wait_s = max_wait_s
+        self._pause_s = look_again_s
         self._look_again_s: dict[str, float] = {}
         """When a waiting request that found too little may look again."""
 
@@ -89,7 +95,7 @@ class BreakRule:
             num_seen += 1
             if self._expected_loss_s(pin, pin.num_blocks, now) < waited_s:
                 yield pin
-        self._look_again_s[requester.request_id] = now + num_seen * LOOK_AGAIN_S
+        self._look_again_s[requester.request_id] = now + num_seen * self._pause_s
 
     def _expected_loss_s(self, pin: Pin, num_blocks: int, now: float) -> float:
         """If so many of its blocks are lost: what they cost, times how surely its turn comes for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from continuum.tuning import Tuning
 from engine.errors import ConfigError
 
 _NOT_NEGATIVE = (
@@ -19,8 +20,8 @@ TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuumConfig:
-    """Options of ``--scheduling-policy continuum``."""
+class ContinuumConfig(Tuning):
+    """Options of ``--scheduling-policy continuum``; what it inherits has no flag."""
 
     ttl_rule: str = "median-horizon"
     """Which rule decides how long a frontier is held; see ``continuum.ttl``."""
@@ -54,6 +55,7 @@ class ContinuumConfig:
     """Where what was learned about tools survives a restart."""
 
     def __post_init__(self) -> None:
+        Tuning.__post_init__(self)
         if self.ttl_rule not in TTL_RULES:
             raise ConfigError(f"ttl_rule must be one of {', '.join(TTL_RULES)}, got {self.ttl_rule!r}.")
         for name in _NOT_NEGATIVE:

@@ -104,7 +104,7 @@ def continuum_config(args: argparse.Namespace) -> ContinuumConfig:
     defaults = _defaults(ContinuumConfig)
     if args.scheduling_policy != "continuum":
         for name, default in defaults.items():
-            if getattr(args, name) != default:
+            if getattr(args, name, default) != default:
                 raise ConfigError(f"{_flag(name)} needs --scheduling-policy continuum.")
     return _record(ContinuumConfig, args)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from continuum.program_stats import ReloadCost
+from continuum.tuning import Tuning
 from estimator.cost import PrefillCost
-
-FIRST_RELOAD_SHARE = 0.1
-"""Of the time to compute it, that loading KV back is taken to need before any load was seen: it is about
-fifteen times faster for an 8B model over a 50 GB/s link."""
 
 
 class KvCost:
     """Learned from turns as they run."""
 
-    def __init__(self, *, has_host_tier: bool) -> None:
+    def __init__(self, tuning: Tuning, *, has_host_tier: bool) -> None:
         self.has_host_tier = has_host_tier
-        self._prefill = PrefillCost()
-        self._reload = ReloadCost()
+        self._first_reload_share = tuning.first_reload_share
+        self._prefill = PrefillCost(tuning.first_tokens_per_s, smoothing=tuning.prefill_smoothing)
+        self._reload = ReloadCost(tuning.reload_smoothing)
 
     def observe_prefill(self, num_tokens: int, num_context_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, num_context_tokens, seconds)
@@ -32,7 +30,7 @@ class KvCost:
         if not self.has_host_tier:
             return None
         known_s = self._reload.seconds(num_tokens)
-        return self.prefill_s(num_tokens) * FIRST_RELOAD_SHARE if known_s is None else known_s
+        return self.prefill_s(num_tokens) * self._first_reload_share if known_s is None else known_s
 
     def again_s(self, num_tokens: int) -> float:
         """To load KV back, or to compute it where no copies are kept."""

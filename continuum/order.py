@@ -12,20 +12,18 @@ as they come. And it counts where even host memory loses what the jobs begun nee
 from __future__ import annotations
 
 from continuum.jobs import Turn
+from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
 PREEMPTED, WARM, COLD = range(3)
 
-TELLING = 0.5
-"""Memoryfulness above which age tells more of what is left than it leaves open."""
-THRASHING_SHARE = 0.1
-"""Of the tokens that come back: if so many must be computed again, age counts in full."""
 
-
-def age_weight(memoryfulness: float, recomputed_share: float) -> float:
+def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) -> float:
     """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1]."""
-    return 1.0 if memoryfulness > TELLING else min(1.0, recomputed_share / THRASHING_SHARE)
+    if memoryfulness > tuning.telling:
+        return 1.0
+    return min(1.0, recomputed_share / tuning.thrashing_share)
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:

@@ -53,10 +53,6 @@ from engine.policy import DeadEnd, Pin, PinEnd, PolicyContext, PolicyDescription
 from engine.request import Request
 from estimator.survival import SurvivalCurve
 
-GRACE_S = 1.0
-"""Any turn's KV is held so long: the front end reads the tool calls within milliseconds of the turn's end."""
-KIND_TOKENS = 128
-"""Agents whose prompts begin with the same tokens, so many, are of one kind: less than any system prompt."""
 UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")
@@ -75,9 +71,8 @@ class ContinuumStatistics:
     """Frontiers by which a turn that nobody named would be recognised."""
 
 
-def kind_of(request: Request, block_size: int) -> BlockHash | None:
-    """What names the agent: the hash of its prompt's first ``KIND_TOKENS`` tokens; None if it is shorter."""
-    num_blocks = KIND_TOKENS // block_size
+def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
+    """What names the agent: the hash of its prompt's first so many blocks; None if it is shorter."""
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
@@ -95,7 +90,6 @@ class ContinuumPolicy:
     name = "continuum"
     wants_signals = True
     lets_pass = True
-    grace_s = GRACE_S
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig) -> None:
         self._config = config
@@ -109,21 +103,22 @@ class ContinuumPolicy:
         self._receipts: dict[str, TurnReceipt] = {}
         """Of turns that ended in this very call, until the scheduler takes them."""
         self._rule = make_rule(config)
-        self.tools = ToolMemory(config.estimator_state)
+        self.tools = ToolMemory(config, config.estimator_state)
         self._told = ToldMemory()
         self._num_blocks = context.num_blocks
         self._has_host_tier = context.has_host_tier
         self._forecast = WorkForecast()
-        self._kv_cost = KvCost(has_host_tier=context.has_host_tier)
+        self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
         self._break_rule = BreakRule(
             self._pins,
             self.tools,
             self._kv_cost,
             block_size=context.block_size,
             max_wait_s=config.max_wait_s,
+            look_again_s=config.look_again_s,
         )
         self._queue_delay = QueueDelay()
-        self._recomputed_share = RecomputedShare()
+        self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()
         self._trace = PolicyTrace(context.tracer)
         self._log = TurnLog()
@@ -183,7 +178,7 @@ class ContinuumPolicy:
     def _count_turn(self, job: Job, request: Request) -> None:
         """A question that is only asked once tells nothing of jobs: it counts when a second turn comes."""
         if job.kind is None:
-            job.kind = kind_of(request, self._block_size)
+            job.kind = kind_of(request, self._config.kind_tokens // self._block_size)
         if not job.is_established:
             return
         num_turns = 1
@@ -250,7 +245,7 @@ class ContinuumPolicy:
         again."""
         if not self._has_host_tier:
             return 1.0
-        return age_weight(self._forecast.lengths.value, self._recomputed_share.value)
+        return age_weight(self._forecast.lengths.value, self._recomputed_share.value, self._config)
 
     def remaining_work_s(self, turn: Turn) -> float:
         """Seconds of service that the job is forecast to need from this turn on; 0 if nothing is known."""
@@ -393,7 +388,7 @@ class ContinuumPolicy:
             frontier.job.job_id,
             frontier.request_id,
             block_hashes,
-            deadline_s=now + max(decision.ttl_s, self.grace_s),
+            deadline_s=now + max(decision.ttl_s, self._config.grace_s),
         )
         self._pins.add(pin, frontier)
         self._tell(frontier, decision)

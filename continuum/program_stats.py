@@ -8,11 +8,6 @@ from collections import deque
 QUEUE_DELAY_WINDOW = 100
 """Returns over which the mean wait is taken; the paper leaves its window open."""
 
-RELOAD_SMOOTHING = 0.1
-"""Weight of a new load against those before."""
-RECOMPUTED_SMOOTHING = 0.01
-"""Weight of a new return against those before."""
-
 
 class QueueDelay:
     """Sliding mean of the time that turns without a pin waited (T̄ of arXiv 2511.02230); 0 before any."""
@@ -34,14 +29,16 @@ class ReloadCost:
     Seconds by tokens of all loads together: of a load of one block nearly all is waiting for a step's end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, smoothing: float) -> None:
+        """``smoothing``: weight of a new load against those before."""
+        self._smoothing = smoothing
         self._seconds = self._tokens = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         if num_tokens <= 0 or seconds < 0:
             return
-        self._seconds += RELOAD_SMOOTHING * (seconds - self._seconds)
-        self._tokens += RELOAD_SMOOTHING * (num_tokens - self._tokens)
+        self._seconds += self._smoothing * (seconds - self._seconds)
+        self._tokens += self._smoothing * (num_tokens - self._tokens)
 
     def seconds(self, num_tokens: int) -> float | None:
         """None before any load."""
@@ -55,12 +52,14 @@ class RecomputedShare:
     hold, so that each turn drops what another will want.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, smoothing: float) -> None:
+        """``smoothing``: weight of a new return against those before."""
+        self._smoothing = smoothing
         self._known = self._recomputed = 0.0
 
     def observe(self, num_known_tokens: int, num_recomputed_tokens: int) -> None:
-        self._known += RECOMPUTED_SMOOTHING * (num_known_tokens - self._known)
-        self._recomputed += RECOMPUTED_SMOOTHING * (num_recomputed_tokens - self._recomputed)
+        self._known += self._smoothing * (num_known_tokens - self._known)
+        self._recomputed += self._smoothing * (num_recomputed_tokens - self._recomputed)
 
     @property
     def value(self) -> float:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Sequence
 
 from continuum.jobs import Frontier
+from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.messages import ToolCall
+from estimator.durations import DurationEstimator
 from estimator.state import EstimatorStateError, Learned, load_learned, restore, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey, tool_key
@@ -22,12 +24,15 @@ SAVE_EVERY_S = 60.0
 class ToolMemory:
     """Durations of tool calls by kind of tool and by job, and what follows a turn by what ended it."""
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, tuning: Tuning, path: str | None = None) -> None:
         """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
         self._path = path
-        self._learned = _load(path) if path is not None else Learned()
+        self._tuning = tuning
+        self._learned = _nothing_learned(tuning)
         self._tools = self._learned.durations
         self._turns = self._learned.turns
+        if path is not None:
+            self._know(_load(path))
         self._unsaved_since_s: float | None = None
         self._writing: threading.Thread | None = None
 
@@ -65,10 +70,10 @@ class ToolMemory:
         self._save_now_and_then(now)
 
     def return_probability(self, frontier: Frontier, deadline_s: float, now: float) -> float:
-        """P(the turn is back by the deadline | it is not back yet); 1/2 while none was seen to return."""
+        """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
         curve = self.curve(frontier.tools, frontier.job.job_id)
         if not curve.support:
-            return 0.5
+            return self._tuning.unseen_return
         gone = curve.cdf(max(0.0, now - frontier.ended_s))
         if gone >= 1:
             return 0.0
@@ -115,8 +120,13 @@ class ToolMemory:
 
     def recall(self, state: str) -> None:
         """Know what another one knew when it told its ``state``; EstimatorStateError if it is not that."""
-        self._learned = restore(state.encode())
-        self._tools, self._turns = self._learned.durations, self._learned.turns
+        self._know(restore(state.encode()))
+
+    def _know(self, learned: Learned) -> None:
+        """What is learned comes from elsewhere, how it is weighed does not."""
+        self._learned = learned
+        self._tools, self._turns = learned.durations, learned.turns
+        _tune(learned, self._tuning)
 
     def wait_until_written(self) -> None:
         if self._writing is not None:
@@ -127,6 +137,25 @@ class ToolMemory:
         self.wait_until_written()
         if self._path is not None:
             _write(snapshot(self._learned), self._path)
+
+
+def _nothing_learned(tuning: Tuning) -> Learned:
+    learned = Learned(DurationEstimator(num_bins=tuning.num_bins))
+    _tune(learned, tuning)
+    return learned
+
+
+def _tune(learned: Learned, tuning: Tuning) -> None:
+    learned.durations.set_params(
+        prior_strength=tuning.prior_strength,
+        half_life=tuning.half_life,
+        half_life_s=tuning.half_life_s,
+        min_judged=tuning.min_judged,
+    )
+    learned.turns.prior_strength = tuning.prior_strength
+    learned.turns.half_life = tuning.half_life
+    learned.turns.last_after_call = tuning.last_after_call
+    learned.turns.last_after_answer = tuning.last_after_answer
 
 
 def _load(path: str) -> Learned:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
+DEFAULT_TOKENS_PER_S = 10_000.0
+"""Until a step was seen."""
 SMOOTHING = 0.2
 """Weight of a new step against what was seen of steps of its size."""
 REFIT_AFTER = 32
@@ -25,11 +27,18 @@ class PrefillCost:
     large ones and memory is bounded.
     """
 
-    def __init__(self, default_tokens_per_s: float = 10_000.0, max_step_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        default_tokens_per_s: float = DEFAULT_TOKENS_PER_S,
+        max_step_tokens: int | None = None,
+        smoothing: float = SMOOTHING,
+    ) -> None:
         """``default_tokens_per_s`` holds until a step was seen. ``max_step_tokens``: longer prefills run in
-        several steps, each of which pays ``a``."""
+        several steps, each of which pays ``a``. ``smoothing``: weight of a new step against those of its
+        size."""
         self._default_s_per_token = 1.0 / default_tokens_per_s
         self._max_step_tokens = max_step_tokens
+        self._smoothing = smoothing
         self._means: dict[tuple[int, int], FloatArray] = {}
         """By log2 of new and context tokens: mean of [1, n, pairs, seconds]."""
         self._coefficients: FloatArray | None = None
@@ -43,7 +52,7 @@ class PrefillCost:
         row = np.array([1.0, new_tokens, _num_pairs(new_tokens, context_tokens), seconds])
         size = (new_tokens.bit_length(), context_tokens.bit_length())
         mean = self._means.get(size)
-        self._means[size] = row if mean is None else mean + SMOOTHING * (row - mean)
+        self._means[size] = row if mean is None else mean + self._smoothing * (row - mean)
         self.num_observations += 1
         self._num_new += 1
         if self._num_new >= min(REFIT_AFTER, self.num_observations / 4):

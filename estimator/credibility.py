@@ -34,10 +34,9 @@ class JobCredibility:
         self.losses = self.losses * keep + losses
         self.num_judged = self.num_judged * keep + 1.0
 
-    @property
-    def strength(self) -> float | None:
+    def strength(self, min_judged: float) -> float | None:
         """The best one; None while too little was judged."""
-        if self.num_judged < MIN_JUDGED:
+        if self.num_judged < min_judged:
             return None
         return float(STRENGTHS[self.losses.argmin()])
 

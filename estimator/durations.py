@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.credibility import JobCredibility, losses_of
+from estimator.credibility import MIN_JUDGED, JobCredibility, losses_of
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey
 
@@ -25,6 +25,11 @@ __all__ = ["DurationEstimator", "DurationHistogram", "SurvivalCurve", "max_of"]
 FloatArray = NDArray[np.float64]
 K = TypeVar("K")
 
+PRIOR_STRENGTH = 4.0
+HALF_LIFE = 500.0
+HALF_LIFE_S = 604800.0
+NUM_BINS = 120
+"""Of ``DurationEstimator``."""
 TINY = 1e-300
 """Stands for no weight at all where something is divided by it."""
 
@@ -125,6 +130,7 @@ class DurationEstimator:
     max_keys: the keys not seen for longest are forgotten beyond this.
     max_job_keys: the same for the keys of jobs.
     min_s, max_s, num_bins: durations are told apart in so many bins, evenly in log(duration).
+    min_judged: so many foretold calls say how credible a job's own calls of their kind are.
     """
 
     edges_: tuple[float, ...]
@@ -140,14 +146,15 @@ class DurationEstimator:
 
     def __init__(
         self,
-        prior_strength: float = 4.0,
-        half_life: float = 500.0,
-        half_life_s: float = 604800.0,
+        prior_strength: float = PRIOR_STRENGTH,
+        half_life: float = HALF_LIFE,
+        half_life_s: float = HALF_LIFE_S,
         max_keys: int = 1024,
         max_job_keys: int = 2048,
         min_s: float = 0.001,
         max_s: float = 21600.0,
-        num_bins: int = 120,
+        num_bins: int = NUM_BINS,
+        min_judged: float = MIN_JUDGED,
     ) -> None:
         self.prior_strength = prior_strength
         self.half_life = half_life
@@ -157,6 +164,7 @@ class DurationEstimator:
         self.min_s = min_s
         self.max_s = max_s
         self.num_bins = num_bins
+        self.min_judged = min_judged
 
     # -- learning --------------------------------------------------------------------------------------
 
@@ -286,7 +294,9 @@ class DurationEstimator:
         """How many of a job's own calls weigh as much as all jobs': of the key, or a parent judged often."""
         for depth in range(len(parts), -1, -1):
             histogram = self.histograms_.get(parts[:depth])
-            strength = None if histogram is None or histogram.of_jobs is None else histogram.of_jobs.strength
+            if histogram is None or histogram.of_jobs is None:
+                continue
+            strength = histogram.of_jobs.strength(self.min_judged)
             if strength is not None:
                 return strength
         return self.prior_strength

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from estimator.credibility import STRENGTHS, JobCredibility
+from estimator.credibility import MIN_JUDGED, STRENGTHS, JobCredibility
 from estimator.durations import DurationEstimator, DurationHistogram, FloatArray
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
@@ -82,6 +82,7 @@ class _State(msgspec.Struct):
     """In the order of ``DurationEstimator.histograms_``."""
     turns: list[_TurnState]
     """In the order of ``TurnOutcomes.tallies``."""
+    min_judged: float = MIN_JUDGED
     format: str = "tool-durations"
     version: int = STATE_VERSION
 

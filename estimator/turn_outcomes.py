@@ -46,6 +46,10 @@ class TurnOutcomes:
     """
 
     def __init__(self) -> None:
+        self.prior_strength = PRIOR_STRENGTH
+        self.half_life = HALF_LIFE
+        self.last_after_call = LAST_AFTER_CALL
+        self.last_after_answer = LAST_AFTER_ANSWER
         self.tallies: OrderedDict[tuple[str, ...], TurnTally] = OrderedDict()
         """By ``call`` and the parts of the key, or ``answer``; the one seen least recently first, a
         parent always after its children."""
@@ -63,11 +67,11 @@ class TurnOutcomes:
 
     def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
         """P(no turn follows); None: not known what ended the turn."""
-        probability = LAST_AFTER_CALL if tools is None or tools else LAST_AFTER_ANSWER
+        probability = self.last_after_call if tools is None or tools else self.last_after_answer
         # Calls and answers say nothing of each other: what they have in common is left out.
         for tally in self._known(tools)[0 if tools is None else 1 :]:
-            weight = tally.num_turns + PRIOR_STRENGTH
-            probability = (tally.num_last + PRIOR_STRENGTH * probability) / weight
+            weight = tally.num_turns + self.prior_strength
+            probability = (tally.num_last + self.prior_strength * probability) / weight
         return probability
 
     def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
@@ -77,8 +81,8 @@ class TurnOutcomes:
             if growth is None:
                 growth = tally.growth_tokens / tally.num_followed if tally.num_followed else None
             else:
-                weight = tally.num_followed + PRIOR_STRENGTH
-                growth = (tally.growth_tokens + PRIOR_STRENGTH * growth) / weight
+                weight = tally.num_followed + self.prior_strength
+                growth = (tally.growth_tokens + self.prior_strength * growth) / weight
         return growth
 
     def _tallies_of(self, tools: Sequence[ToolKey]) -> list[TurnTally]:
@@ -88,7 +92,7 @@ class TurnOutcomes:
         for depth in range(len(whole), -1, -1):
             parts = whole[:depth]
             tally = self.tallies.setdefault(parts, TurnTally())
-            tally.fade(0.5 ** (1 / HALF_LIFE))
+            tally.fade(0.5 ** (1 / self.half_life))
             tally.num_turns += 1
             tallies.append(tally)
             self.tallies.move_to_end(parts)

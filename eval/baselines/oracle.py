@@ -31,12 +31,11 @@ class OraclePolicy(ContinuumPolicy):
     """
 
     name = "oracle"
-    grace_s = 0.0
 
     def __init__(
         self, context: PolicyContext, knowledge: Knowledge, config: ContinuumConfig | None = None
     ) -> None:
-        super().__init__(context, replace(config or ContinuumConfig(), max_ttl_s=math.inf))
+        super().__init__(context, replace(config or ContinuumConfig(), max_ttl_s=math.inf, grace_s=0.0))
         self._knowledge = knowledge
         self._pool_blocks = context.num_blocks
         self._seconds_again: dict[int, float] = {}

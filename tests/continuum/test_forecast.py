@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from continuum.config import ContinuumConfig
 from continuum.forecast import MAX_KINDS, JobCourse, WorkForecast
-from continuum.policy import KIND_TOKENS, ContinuumPolicyFactory
+from continuum.policy import ContinuumPolicyFactory
 from engine.messages import ToolCall, ToolGapStarted
 from engine.policy import PolicyContext
 from tests.core.engine_room import EngineRoom
@@ -113,11 +113,12 @@ def test_kinds_are_bounded() -> None:
 def test_of_two_new_jobs_the_one_that_is_sooner_done_goes_first() -> None:
     """Agents are told apart by how their prompts begin; a pool of one seat serves the short kind first."""
     block = 32
-    policy = ContinuumPolicyFactory(ContinuumConfig(work_weight=1.0))(PolicyContext(block, 63))
+    config = ContinuumConfig(work_weight=1.0)
+    policy = ContinuumPolicyFactory(config)(PolicyContext(block, 63))
     room = EngineRoom(
         policy, block_size=block, num_blocks=64, max_model_len=512, max_num_seqs=1, max_num_batched_tokens=512
     )
-    openings = {"short": [1] * KIND_TOKENS, "long": [2] * KIND_TOKENS}
+    openings = {"short": [1] * config.kind_tokens, "long": [2] * config.kind_tokens}
     for number in range(12):
         for kind, num_turns in (("short", 1), ("long", 6)):
             prompt = [*openings[kind], 100 + number]

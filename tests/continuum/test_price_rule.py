@@ -79,7 +79,7 @@ def test_what_is_probably_the_last_turn_is_worth_less() -> None:
 def test_the_cost_of_a_reload_is_that_of_tokens_not_of_waiting_for_a_step() -> None:
     """A block that waits 60 ms for the step's end between loads of thousands of tokens does not make a large
     load dear: 100 ms and 60 ms for 10,016 tokens in all, as a moving mean."""
-    cost = ReloadCost()
+    cost = ReloadCost(smoothing=0.1)
     assert cost.seconds(1000) is None
     for _ in range(200):
         cost.observe(10_000, 0.1)
