@@ -36,6 +36,7 @@ from continuum.told_memory import ToldMemory
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.turn_log import TurnLog
+from continuum.wait_bound import WaitBound
 from engine.core.block_hash import BlockHash
 from engine.messages import (
     JobFinished,
@@ -90,6 +91,7 @@ class ContinuumPolicy:
     name = "continuum"
     wants_signals = True
     lets_pass = True
+    tool_memory: type[ToolMemory] = ToolMemory
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig) -> None:
         self._config = config
@@ -103,7 +105,7 @@ class ContinuumPolicy:
         self._receipts: dict[str, TurnReceipt] = {}
         """Of turns that ended in this very call, until the scheduler takes them."""
         self._rule = make_rule(config)
-        self.tools = ToolMemory(config, config.estimator_state)
+        self.tools = self.tool_memory(config, config.estimator_state)
         self._told = ToldMemory()
         self._num_blocks = context.num_blocks
         self._has_host_tier = context.has_host_tier
@@ -117,6 +119,7 @@ class ContinuumPolicy:
             max_wait_s=config.max_wait_s,
             look_again_s=config.look_again_s,
         )
+        self._wait_bound = WaitBound(config.max_wait_s)
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()
@@ -134,6 +137,7 @@ class ContinuumPolicy:
     def on_arrival(self, request: Request, now: float) -> None:
         for job in self._jobs.forget_idle(now):
             self._abandon(job, now)
+        self._wait_bound.arrived(request)
         if request.job is None or (request.job.job_id is None and not self._config.infer_jobs):
             return
         job, recognised = self._jobs.open(request)
@@ -252,7 +256,8 @@ class ContinuumPolicy:
         return turn.job.course.remaining_s if turn.job.course is not None else 0.0
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
-        return waiting_key(request, self._turns.get(request.request_id))
+        is_overdue = self._wait_bound.queued(request, now)
+        return waiting_key(request, self._turns.get(request.request_id), is_overdue=is_overdue)
 
     def changed_keys(self) -> Iterable[Request]:
         if not self._changed:
@@ -265,12 +270,14 @@ class ContinuumPolicy:
         return True
 
     def may_pass(self, request: Request, now: float) -> bool:
-        # A warm turn holds memory that only running it can free: it must not wait behind one that has none.
+        # A warm turn holds memory that only running it can free: it must not wait behind one that has none,
+        # unless that has waited for too long, and may take what the warm one holds.
         turn = self._turns.get(request.request_id)
-        return turn is not None and turn.warm
+        return turn is not None and turn.warm and not self._wait_bound.is_exceeded
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         self._break_rule.forget(request)
+        self._wait_bound.admitted(request)
         turn = self._turns.get(request.request_id)
         if turn is None or turn.num_cached_tokens is not None:
             return ()
@@ -320,6 +327,7 @@ class ContinuumPolicy:
 
     def _close_turn(self, request: Request, now: float) -> Turn | None:
         """The turn is over, however it ended: a pin it had come back to and never took over goes."""
+        self._wait_bound.gone(request)
         turn = self._turns.pop(request.request_id, None)
         if turn is None:
             return None
@@ -578,6 +586,7 @@ class ContinuumPolicy:
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         self._breaking_for = None
+        self._changed.extend(self._wait_bound.newly_overdue(now))
         return self._pins.due(now)
 
     def next_due_s(self) -> float | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
+from typing import Any
 
 from continuum.config import ContinuumConfig
-from continuum.policy import ContinuumPolicyFactory
+from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
+from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
 from eval.baselines.fixed_ttl import FixedTtlPolicy
@@ -21,6 +23,7 @@ from eval.baselines.oracle import OraclePolicy
 from eval.baselines.paper import PaperPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.baselines.without import WITHOUT, LessenedFactory
 from eval.errors import PolicyError
 
 
@@ -122,7 +125,7 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
     """
     defaults = {
         field.name: field.default
-        for field in fields(ContinuumConfig)
+        for field in sorted(fields(ContinuumConfig), key=_is_tuning)
         if field.default is not MISSING and field.name != "infer_jobs"
     }
     options: dict[str, str | float | int] = {}
@@ -147,6 +150,20 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         return ContinuumConfig(**options)  # type: ignore[arg-type]  # checked above, by name
     except ConfigError as error:
         raise PolicyError(f"continuum:{error}") from error
+
+
+def _is_tuning(field: Field[Any]) -> bool:
+    """Whether it is none of the options that a server has flags for."""
+    return field.name in {one.name for one in fields(Tuning)}
+
+
+def _lessened(policy: type[ContinuumPolicy]) -> _Kind:
+    told = " ".join((policy.__doc__ or "").split()).rstrip(".")
+    return _Kind(
+        policy.name,
+        f"as continuum, but {told[:1].lower()}{told[1:]}",
+        lambda _: LessenedFactory(policy, ContinuumConfig()),
+    )
 
 
 _KINDS: Sequence[_Kind] = (
@@ -190,4 +207,5 @@ _KINDS: Sequence[_Kind] = (
         informed=lambda text: partial(KnownWorkPolicy, config=_continuum_config(text)),
     ),
     _Kind("oracle", "as continuum, but it knows when each turn comes back", informed=lambda _: OraclePolicy),
+    *map(_lessened, WITHOUT),
 )

@@ -17,6 +17,7 @@ from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.baselines.without import WITHOUT
 from eval.trace.replay.errors import NotReplayableError
 from tracing.events import TraceHeader
 
@@ -24,6 +25,7 @@ Options = dict[str, float | int | str | bool | None]
 
 TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
 """Policies that ask what only a simulation can answer."""
+_CONTINUUM = {kind.name: kind for kind in (ContinuumPolicy, *WITHOUT)}
 _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "fcfs": fcfs,
     "priority": priority,
@@ -42,8 +44,9 @@ def recorded_policy(header: TraceHeader) -> PolicyFactory:
         raise NotReplayableError(
             f"the policy {name} was told what only its simulation knew: it can be analysed, but not replayed"
         )
-    if name == "continuum":
-        return _RecordedContinuum(_continuum_config(header.policy_options), header.estimator_state)
+    if name in _CONTINUUM:
+        config = _continuum_config(header.policy_options)
+        return _RecordedContinuum(_CONTINUUM[name], config, header.estimator_state)
     if name not in _PLAIN:
         raise NotReplayableError(f"the header names a policy that this program does not have: {name!r}")
     options = {option: _value(value) for option, value in header.policy_options.items()}
@@ -72,11 +75,12 @@ def _value(value: float | int | str | bool | None) -> float | int | str | bool |
 class _RecordedContinuum:
     """With what its estimator had learned when it started, and no file to learn more into."""
 
+    kind: type[ContinuumPolicy]
     config: ContinuumConfig
     state: str | None
 
     def __call__(self, context: PolicyContext) -> SchedulingPolicy:
-        policy = ContinuumPolicy(context, self.config)
+        policy = self.kind(context, self.config)
         if self.state is not None:
             try:
                 policy.tools.recall(self.state)

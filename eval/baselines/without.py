@@ -1,0 +1,122 @@
+"""without-PART: as ``continuum``, but with one of its parts taken away: what it brings is what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from continuum.config import ContinuumConfig
+from continuum.order import COLD, PREEMPTED
+from continuum.policy import ContinuumPolicy
+from continuum.tool_memory import ToolMemory
+from engine.messages import ToolCall
+from engine.policy import Pin, PolicyContext, SchedulingPolicy, WaitingKey
+from engine.request import Request, RequestStatus
+from estimator.survival import SurvivalCurve
+from estimator.tool_key import ToolKey
+
+ANY_CALL = ToolKey()
+
+
+class WithoutOrder(ContinuumPolicy):
+    """Turns are served as they come, warm or not, and none passes another."""
+
+    name = "without-order"
+    lets_pass = False
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return (request.status is not RequestStatus.PREEMPTED, request.arrival_time)
+
+
+class WithoutWarmFirst(ContinuumPolicy):
+    """A turn whose KV is held stands where its job's rank puts it."""
+
+    name = "without-warm-first"
+    lets_pass = False
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        place, *rank = super().waiting_key(request, now)
+        return (place if place == PREEMPTED else COLD, *rank)
+
+
+class WithoutBreakRule(ContinuumPolicy):
+    """Whoever finds no room may break any pin: an allocation that fails is reason enough."""
+
+    name = "without-break-rule"
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        return super().breakable(requester, now, last_resort=True)
+
+
+class WithoutVictimRule(ContinuumPolicy):
+    """Whoever began to run last is preempted."""
+
+    name = "without-victim-rule"
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        return running[-1]
+
+
+class WithoutAdmission(ContinuumPolicy):
+    """A new job may start as soon as its prompt fits."""
+
+    name = "without-admission"
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        return True
+
+
+class WithoutFadingAge(ContinuumPolicy):
+    """A job's age counts in full, with a host tier as without."""
+
+    name = "without-fading-age"
+
+    def _age_weight(self) -> float:
+        return 1.0
+
+
+class _OneKind(ToolMemory):
+    def keys(self, calls: Sequence[ToolCall]) -> list[ToolKey]:
+        return [ANY_CALL for _ in calls]
+
+
+class WithoutToolKinds(ContinuumPolicy):
+    """All tool calls are of one kind."""
+
+    name = "without-tool-kinds"
+    tool_memory = _OneKind
+
+
+class _OfNoJob(ToolMemory):
+    def curve(self, tools: Sequence[ToolKey] | None, job_id: str | None = None) -> SurvivalCurve:
+        return super().curve(tools)
+
+
+class WithoutOwnCalls(ContinuumPolicy):
+    """What a job's own calls took tells no more of its next one than any other job's."""
+
+    name = "without-own-calls"
+    tool_memory = _OfNoJob
+
+
+WITHOUT: tuple[type[ContinuumPolicy], ...] = (
+    WithoutOrder,
+    WithoutWarmFirst,
+    WithoutBreakRule,
+    WithoutVictimRule,
+    WithoutAdmission,
+    WithoutFadingAge,
+    WithoutToolKinds,
+    WithoutOwnCalls,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LessenedFactory:
+    """Makes one of ``WITHOUT`` inside the core process."""
+
+    kind: type[ContinuumPolicy]
+    config: ContinuumConfig
+
+    def __call__(self, context: PolicyContext) -> SchedulingPolicy:
+        return self.kind(context, self.config)
