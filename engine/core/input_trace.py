@@ -128,7 +128,9 @@ class InputTrace:
 
     def begin_output(self, result: ModelRunnerOutput, requests: dict[str, Request]) -> OpenOutput:
         """Before a result is applied."""
-        got = [i for i, tokens in zip(result.req_ids, result.sampled_token_ids, strict=True) if tokens]
+        got = result.req_ids
+        if not all(result.sampled_token_ids):
+            got = [i for i, tokens in zip(got, result.sampled_token_ids, strict=True) if tokens]
         return OpenOutput(got, [requests[i] for i in got if i in requests])
 
     def step_output(

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from eval.errors import TraceFileError
 from tracing.reader import TraceError
@@ -34,20 +35,35 @@ SUB_COMMANDS: tuple[SubCommand, ...] = (
 )
 
 
+class SubParser(argparse.ArgumentParser):
+    """Imports the module of its sub-command when it is asked for: most need only one, and some are heavy."""
+
+    def __init__(self, *, module: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._module: str | None = module
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._module is not None:
+            module, self._module = import_module(self._module), None
+            module.add_arguments(self)
+            self.set_defaults(run_trace=module.run)
+        return super().parse_known_args(args, namespace)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The sub-commands, each with its flags."""
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=SubParser
+    )
     for command in SUB_COMMANDS:
-        sub_parser = commands.add_parser(
+        commands.add_parser(
             command.name,
+            module=command.module,
             help=command.told,
             description=command.told[0].upper() + command.told[1:] + ".",
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        module = import_module(command.module)
-        module.add_arguments(sub_parser)
-        sub_parser.set_defaults(run_trace=module.run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -141,6 +141,7 @@ class Explanation:
         text += f" Cached when it was admitted: {turn.cached_tokens:,} ({cached})"
         if turn.loaded_tokens:
             text += f", {turn.loaded_tokens:,} of them in host memory"
+            text += f" ({turn.disk_tokens:,} read from disk)" if turn.disk_tokens else ""
         text += "."
         if turn.recomputed_tokens:
             known = f"{turn.num_known_tokens:,} that its job had"
@@ -256,7 +257,7 @@ _PHASES = {
     Phase.DECODE: "decode",
     Phase.PREEMPTED: "preempted: others needed its blocks, and it waited to run again",
     Phase.RECOMPUTE: "computing again what it had lost",
-    Phase.LOAD: "loading its KV from host memory",
+    Phase.LOAD: "loading its KV from host memory or disk",
 }
 MAX_SHRINKS = 3
 """Parts broken off a pin that are told one by one."""

@@ -63,7 +63,9 @@ class TurnLife:
     cached_tokens: int
     """Of the prompt: found when it was first admitted, in the pool or on the host tier."""
     loaded_tokens: int
-    """Of those: from the host tier."""
+    """Of those: from host memory or disk."""
+    disk_tokens: int
+    """Of those: read from disk."""
     recomputed_tokens: int
     """Known, and computed again."""
     num_preemptions: int

@@ -344,7 +344,8 @@ class LifeReader:
         turn.num_prompt_tokens = event.num_prompt_tokens
         if turn.started_s is None:
             turn.started_s = event.now
-            turn.cached_tokens, turn.loaded_tokens = event.hit_tokens, event.loaded_tokens
+            turn.cached_tokens = event.hit_tokens
+            turn.loaded_tokens, turn.disk_tokens = event.loaded_tokens, event.disk_tokens
 
     def _end_step(self, until_s: float) -> None:
         snapshot, step = self._snapshot, self._step

@@ -53,6 +53,7 @@ class OpenTurn:
     num_known_tokens: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0
+    disk_tokens: int = 0
     recomputed_tokens: int | None = None
     num_preemptions: int = 0
     gap_s: float | None = None
@@ -111,6 +112,7 @@ class OpenTurn:
             num_known_tokens=self.num_known_tokens,
             cached_tokens=self.cached_tokens,
             loaded_tokens=self.loaded_tokens,
+            disk_tokens=self.disk_tokens,
             recomputed_tokens=self._recomputed(),
             num_preemptions=self.num_preemptions,
             gap_s=self.gap_s,

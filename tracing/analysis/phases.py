@@ -87,7 +87,7 @@ class Seconds:
 PHASE_NAMES = {
     "queue_s": "waiting for its place",
     "memory_s": "waiting for memory",
-    "load_s": "loading from host memory",
+    "load_s": "loading from host memory or disk",
     "prefill_s": "prefill",
     "decode_s": "decode",
     "preempted_s": "preempted",

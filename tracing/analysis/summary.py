@@ -101,7 +101,9 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Of turns that began to run."""
     cached_tokens: int
     loaded_tokens: int
-    """Of those: from host memory."""
+    """Of those: from host memory or disk."""
+    disk_tokens: int
+    """Of those: read from disk."""
     recomputed_tokens: int
     output_tokens: int
     scheduled_tokens: int
@@ -130,7 +132,7 @@ def summarise(tables: TraceTables) -> TraceSummary:
     jobs = tables.jobs
     turns = tables.turns.select(
         "end", "ttft_s", "gap_s", "turn", "started_s", "num_prompt_tokens", "cached_tokens", "loaded_tokens",
-        "recomputed_tokens", "num_output_tokens", "num_preemptions",
+        "disk_tokens", "recomputed_tokens", "num_output_tokens", "num_preemptions",
     ).collect()  # fmt: skip
     began = turns.filter(pl.col("started_s").is_not_null())
     first = began["gap_s"].is_null() & (began["turn"] <= 1)
@@ -148,6 +150,7 @@ def summarise(tables: TraceTables) -> TraceSummary:
         prompt_tokens=int(began["num_prompt_tokens"].sum()),
         cached_tokens=int(began["cached_tokens"].sum()),
         loaded_tokens=int(began["loaded_tokens"].sum()),
+        disk_tokens=int(began["disk_tokens"].sum()),
         recomputed_tokens=int(began["recomputed_tokens"].sum()),
         output_tokens=int(turns["num_output_tokens"].sum()),
         scheduled_tokens=int(steps["tokens"].sum()),
@@ -228,6 +231,7 @@ def _render_engine(summary: TraceSummary) -> list[str]:
     )
     cached = percent(summary.cached_tokens, summary.prompt_tokens)
     loaded = f", {tokens(summary.loaded_tokens)} of them from host memory" if summary.loaded_tokens else ""
+    loaded += f" ({tokens(summary.disk_tokens)} of those read from disk)" if summary.disk_tokens else ""
     lines = [
         f"{jobs}, {turns}",
         f"{summary.num_steps:,} steps of {count(summary.tokens_per_step)} tokens; {rates}",

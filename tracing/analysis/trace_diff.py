@@ -20,7 +20,7 @@ from tracing.analysis.writing import NOTHING, count, percent, seconds, signed, t
 PARTS = {
     "queue_s": "waiting for its place",
     "memory_s": "waiting for memory",
-    "load_s": "loading from host memory",
+    "load_s": "loading from host memory or disk",
     "prefill_s": "prefill",
     "decode_s": "decode",
     "lost_s": "preempted and computing again",

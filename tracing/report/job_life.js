@@ -252,7 +252,7 @@ function whyGrid(job, turn, gap, pin) {
         ["of it known from the turn before", counted(turn.num_known_tokens, "token")],
         ["of it found in the cache", counted(turn.cached_tokens, "token")],
         ...(turn.loaded_tokens
-          ? [["of that loaded from host memory", counted(turn.loaded_tokens, "token")]]
+          ? [["of that loaded from host memory or disk", counted(turn.loaded_tokens, "token")]]
           : []),
         ["preempted", counted(turn.num_preemptions, "time")],
       ]),
