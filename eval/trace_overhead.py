@@ -1,4 +1,4 @@
-"""``make bench-trace``: what a trace costs, and a viewer, by a model that costs next to nothing.
+"""``make bench-trace``: what a trace costs, and a viewer, beside the model in the box or another small one.
 
 One engine under a steady load, its trace switched on and off between short windows: each round has every
 state once and "off" twice, in an order of its own, so that what else the machine does meets all of them.
@@ -27,11 +27,13 @@ from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
 from engine.config import TraceConfig
 from engine.core_proc import CoreSpec
+from engine.errors import EngineError
 from engine.launcher import CoreProcess
 from engine.llm import engine_config, uniproc_executor
 from engine.messages import JobRef
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
+from eval.agent_model import folder as box_folder
 from eval.intervals import Estimate, ratio_interval
 from eval.server_process import unwound_by_sigterm
 
@@ -39,6 +41,7 @@ PROMPT = "One two three four five six seven."
 NUM_BLOCKS = 2000
 SETTLE_S = 0.3
 """After a switch, before anything is counted: files are opened, and the last batch of a trace is written."""
+NO_MODEL = "nothing"
 GOAL = 0.98
 """Of the throughput without a trace: what is left of it with one."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -233,8 +236,8 @@ def verdict(estimate: Estimate) -> str:
     return f"{cost}: within {100 * (1 - GOAL):.0f} %" if estimate.low >= GOAL else f"{cost}: TOO MUCH"
 
 
-async def run(model: Path, folder: Path, args: argparse.Namespace) -> str:
-    config = engine_config(str(model), num_gpu_blocks_override=NUM_BLOCKS)
+async def run(model: str, folder: Path, args: argparse.Namespace) -> str:
+    config = engine_config(model, num_gpu_blocks_override=NUM_BLOCKS)
     config = replace(config, trace=TraceConfig(trace_dir=str(folder)))
     spec = CoreSpec(config, uniproc_executor, ContinuumPolicyFactory(ContinuumConfig()))
     engine = AsyncLLM(config, CoreProcess(spec))
@@ -247,6 +250,13 @@ async def run(model: Path, folder: Path, args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-trace", description=__doc__)
+    parser.add_argument(
+        "--model",
+        default=str(box_folder()),
+        metavar="FOLDER",
+        help="what runs (the model in the box); 'nothing' is one that is made for it and costs next to nothing: "
+        "nearly all is the engine's own work then",
+    )
     parser.add_argument("--rounds", type=int, default=20, metavar="ROUNDS", help="each has all states (20)")
     parser.add_argument("--seconds", type=float, default=2.0, metavar="SECONDS", help="of each window (2)")
     parser.add_argument("--streams", type=int, default=32, metavar="STREAMS", help="at once (32)")
@@ -258,7 +268,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with unwound_by_sigterm(), tempfile.TemporaryDirectory(prefix="trace-overhead-") as name:
         folder = Path(name)
-        print(asyncio.run(run(make_model_folder(folder / "tiny"), folder / "traces", args)))
+        model = args.model if args.model != NO_MODEL else str(make_model_folder(folder / "nothing"))
+        try:
+            print(asyncio.run(run(model, folder / "traces", args)))
+        except EngineError as error:
+            print(error, file=sys.stderr)
+            return 1
     return 0
 
 

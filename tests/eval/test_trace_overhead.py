@@ -12,7 +12,8 @@ from eval.trace_overhead import main, verdict
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Throughput and processor time of all five states, ratios with intervals, and what was written."""
-    assert main(["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]) == 0
+    short = ["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]
+    assert main(["--model", "nothing", *short]) == 0
     said = capsys.readouterr().out
     ratio = r"\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)"
     for state in ("on", "on, compressed", "watched", "off again"):
@@ -37,3 +38,11 @@ def test_arguments_that_measure_nothing(wrong: list[str]) -> None:
     """Refused at once."""
     with pytest.raises(SystemExit):
         main(wrong)
+
+
+def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names it."""
+    assert main(["--model", "no/such/folder"]) == 1
+    told = capsys.readouterr().err
+    assert "no/such/folder" in told
+    assert "Traceback" not in told
