@@ -254,8 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model",
         default=str(box_folder()),
         metavar="FOLDER",
-        help="what runs (the model in the box); 'nothing' is one that is made for it and costs next to nothing: "
-        "nearly all is the engine's own work then",
+        help="what runs (the model in the box); 'nothing' is one that is made for it and costs next to "
+        "nothing: nearly all is the engine's own work then",
     )
     parser.add_argument("--rounds", type=int, default=20, metavar="ROUNDS", help="each has all states (20)")
     parser.add_argument("--seconds", type=float, default=2.0, metavar="SECONDS", help="of each window (2)")
