@@ -1,4 +1,8 @@
-"""Who may break whose pin (``docs/decisions/0003``). It decides; the scheduler breaks."""
+"""Who may break whose pin (``docs/decisions/0003``). It decides; the scheduler breaks.
+
+What a tenant holds within its part of the budget is out of another tenant's reach, unless nothing else can
+run or somebody has waited for too long.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ class BreakRule:
         waited_long = not running and now - requester.arrival_time > self._max_wait_s
         has_host_tier = self._kv_cost.has_host_tier
         if last_resort or waited_long or (running and has_host_tier):
-            yield from self._all_pins(turn)
+            yield from self._all_pins(requester, turn)
         elif running:
             # It grows by a block; the alternative is to compute all of a turn again.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
@@ -57,29 +61,39 @@ class BreakRule:
                     yield pin
         elif has_host_tier:
             # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
-            unclaimed = (pin for pin in self._pins.youngest_first() if not self._pins.is_claimed(pin))
+            pins = self._within_reach(self._pins.youngest_first(), requester, turn)
+            unclaimed = (pin for pin in pins if not self._pins.is_claimed(pin))
             yield from self._cheap_pins(unclaimed, requester, now)
         elif turn is not None and turn.number > 1:
             yield from self._cheap_pins(self._younger_pins(requester, turn), requester, now)
 
-    def _all_pins(self, turn: Turn | None) -> Iterator[Pin]:
-        """Unclaimed ones first, youngest job's first; the requester's own, whose blocks it will read,
-        last."""
+    def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        """Unclaimed ones first, youngest job's first, but those of other tenants within their part after the
+        rest; the requester's own, whose blocks it will read, last."""
         own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
-        claimed = []
+        tenant = _tenant_of(requester, turn)
+        safe, claimed = [], []
         for pin in self._pins.youngest_first():
             if pin is own:
                 continue
             if self._pins.is_claimed(pin):
                 claimed.append(pin)
+            elif self._pins.is_safe_from(pin, tenant):
+                safe.append(pin)
             else:
                 yield pin
+        yield from safe
         yield from claimed
         if own is not None:
             yield own
 
     def _younger_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
-        return self._pins.youngest_first(turn.job.rank if turn is not None else requester.arrival_time)
+        rank = turn.job.rank if turn is not None else requester.arrival_time
+        return self._within_reach(self._pins.youngest_first(rank), requester, turn)
+
+    def _within_reach(self, pins: Iterator[Pin], requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        tenant = _tenant_of(requester, turn)
+        return (pin for pin in pins if not self._pins.is_safe_from(pin, tenant))
 
     def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
         """Those that are expected to lose less than the requester has waited.
@@ -103,3 +117,9 @@ class BreakRule:
         if self._pins.is_claimed(pin):
             return lost_s
         return lost_s * self._tools.return_probability(self._pins.frontier_of(pin), pin.deadline_s, now)
+
+
+def _tenant_of(requester: Request, turn: Turn | None) -> str | None:
+    if turn is not None:
+        return turn.job.tenant
+    return requester.job.tenant if requester.job is not None else None

@@ -1,7 +1,8 @@
 """The order of the waiting queue: preempted turns, then warm ones, then by the rank of the job.
 
 A job's rank is a time: the arrival of its turn, earlier by a share of the job's age, later by a multiple of
-the work that it is forecast to have left. So nobody is passed for ever.
+the work that it is forecast to have left. Turns of jobs that began earlier could pass a request for as long
+as they come back: so who has waited for too long goes before all others, in the order in which they came.
 
 The age counts in full where KV that is lost must be computed again: the fewer jobs are begun, the less is
 lost. Where it is loaded back from host memory, age counts as far as it tells who is sooner done: among jobs
@@ -16,7 +17,7 @@ from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
-PREEMPTED, WARM, COLD = range(3)
+OVERDUE, PREEMPTED, WARM, COLD = range(4)
 
 
 def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) -> float:
@@ -32,8 +33,10 @@ def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
     return first_s + (1.0 - age_weight) * (turn.request.arrival_time - first_s) + work_s
 
 
-def waiting_key(request: Request, turn: Turn | None) -> WaitingKey:
+def waiting_key(request: Request, turn: Turn | None, *, is_overdue: bool = False) -> WaitingKey:
     """Smaller first. A request without a job is a program of one turn."""
+    if is_overdue:
+        return (OVERDUE, request.arrival_time)
     rank = turn.job.rank if turn is not None else request.arrival_time
     if request.status is RequestStatus.PREEMPTED:
         return (PREEMPTED, rank)

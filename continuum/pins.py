@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from continuum.jobs import Frontier, Job
+from continuum.tenant_shares import Givers, TenantShares
 from engine.policy import Pin, PinEnd
 
 AgeKey = tuple[float, int]
@@ -22,16 +23,17 @@ class PinTable:
 
     def __init__(self, num_blocks: int, tenant_share: float) -> None:
         """``num_blocks``: most blocks all pins may hold together; ``tenant_share``: most of that for one
-        tenant."""
+        tenant, also if it is alone."""
         self._budget = num_blocks
         self._tenant_budget = int(num_blocks * tenant_share)
+        self._shares = TenantShares(num_blocks)
         self._frontiers: dict[int, Frontier] = {}
         self._by_age: list[AgeKey] = []
+        self._of_tenant: dict[str, list[AgeKey]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._let_go: deque[tuple[Pin, PinEnd]] = deque()
         self._claimed: set[int] = set()
         self._num_blocks = 0
-        self._tenant_blocks: Counter[str | None] = Counter()
 
     def __iter__(self) -> Iterator[Pin]:
         return (f.pin for f in self._frontiers.values() if f.pin is not None)
@@ -49,31 +51,49 @@ class PinTable:
     def make_room(self, job: Job, num_blocks: int, *, displace: bool = True) -> bool:
         """Whether the budgets allow this job a pin of so many blocks.
 
-        If need be, and if it may ``displace`` others, pins of younger jobs that nobody has come back to are
-        let go, youngest first: the program that began first keeps what it has. Nothing is let go in vain.
+        If need be, and if it may ``displace`` others, pins that nobody has come back to are let go, youngest
+        first: those of any tenant that holds more than the job's would, then those of younger jobs of its own
+        tenant, of which the one that began first keeps what it has. Nothing is let go in vain.
         """
         missing = self._num_blocks + num_blocks - self._budget
-        tenant_missing = self._tenant_blocks[job.tenant] + num_blocks - self._tenant_budget
+        held = self._shares.held(_tenant_of(job))
+        if missing <= 0 and held + num_blocks <= self._tenant_budget:
+            return True
+        displaced = self._displaced_by(job, num_blocks, missing, held) if displace else None
+        for pin in displaced or ():
+            self.let_go(pin, PinEnd.BROKEN)
+        return displaced is not None
+
+    def _displaced_by(self, job: Job, num_blocks: int, missing: int, held: int) -> list[Pin] | None:
+        """Pins to let go: ``missing`` blocks for the budget, and enough for its tenant's cap, of which it has
+        ``held``. None: there are too few."""
         displaced = []
-        younger = self.youngest_first(job.rank) if displace else iter(())
-        while missing > 0 or tenant_missing > 0:
-            pin = next(younger, None)
+        tenant = _tenant_of(job)
+        own = self._unclaimed(self._of_tenant.get(tenant, []), job.rank)
+        others = Givers(self._shares.richer_than(held + num_blocks), self._unclaimed_of)
+        while missing > 0 or held + num_blocks > self._tenant_budget:
+            within_cap = held + num_blocks <= self._tenant_budget
+            pin = others.give(held, held + num_blocks) if within_cap else None
             if pin is None:
-                return False
-            same_tenant = self._frontiers[pin.pin_id].job.tenant == job.tenant
-            if self.is_claimed(pin) or not (missing > 0 or same_tenant):
-                continue
+                pin = next(own, None)
+                if pin is None:
+                    return None
+                held -= pin.num_blocks
             displaced.append(pin)
             missing -= pin.num_blocks
-            tenant_missing -= pin.num_blocks if same_tenant else 0
-        for pin in displaced:
-            self.let_go(pin, PinEnd.BROKEN)
-        return True
+        return displaced
+
+    def is_safe_from(self, pin: Pin, tenant: str | None) -> bool:
+        """Whether a tenant has no claim to another one's pin: that holds no more than its part of the
+        budget."""
+        return self._shares.is_safe(_tenant_of(self._frontiers[pin.pin_id].job), tenant or "")
 
     def add(self, pin: Pin, frontier: Frontier) -> None:
         frontier.pin = pin
         self._frontiers[pin.pin_id] = frontier
-        insort(self._by_age, (frontier.rank, pin.pin_id))
+        age = (frontier.rank, pin.pin_id)
+        insort(self._by_age, age)
+        insort(self._of_tenant.setdefault(_tenant_of(frontier.job), []), age)
         heapq.heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
         self._count(frontier, pin.num_blocks)
 
@@ -99,8 +119,12 @@ class PinTable:
     def ended(self, pin: Pin, cause: PinEnd) -> Frontier:
         """The scheduler has ended the pin; returns the frontier that lost it."""
         frontier = self._frontiers.pop(pin.pin_id)
-        key = (frontier.rank, pin.pin_id)
-        del self._by_age[bisect_left(self._by_age, key)]
+        age = (frontier.rank, pin.pin_id)
+        del self._by_age[bisect_left(self._by_age, age)]
+        of_tenant = self._of_tenant[_tenant_of(frontier.job)]
+        del of_tenant[bisect_left(of_tenant, age)]
+        if not of_tenant:
+            del self._of_tenant[_tenant_of(frontier.job)]
         self._claimed.discard(pin.pin_id)
         self._count(frontier, -pin.num_blocks)
         frontier.pin = None
@@ -133,13 +157,22 @@ class PinTable:
 
     def youngest_first(self, after_rank: float | None = None) -> Iterator[Pin]:
         """Pins by rank of their job, the largest first; only those beyond a rank, if one is given."""
+        return self._youngest_first(self._by_age, after_rank)
+
+    def _youngest_first(self, ages: list[AgeKey], after_rank: float | None) -> Iterator[Pin]:
         stop = -1
         if after_rank is not None:
-            stop = bisect_right(self._by_age, after_rank, key=lambda age: age[0]) - 1
-        for place in range(len(self._by_age) - 1, stop, -1):
-            pin = self._frontiers[self._by_age[place][1]].pin
+            stop = bisect_right(ages, after_rank, key=lambda age: age[0]) - 1
+        for place in range(len(ages) - 1, stop, -1):
+            pin = self._frontiers[ages[place][1]].pin
             assert pin is not None
             yield pin
+
+    def _unclaimed(self, ages: list[AgeKey], after_rank: float | None = None) -> Iterator[Pin]:
+        return (pin for pin in self._youngest_first(ages, after_rank) if not self.is_claimed(pin))
+
+    def _unclaimed_of(self, tenant: str) -> Iterator[Pin]:
+        return self._unclaimed(self._of_tenant[tenant])
 
     def _alive(self, deadline_s: float, pin_id: int) -> Pin | None:
         """The pin this heap entry speaks of, unless it ended, was claimed, or its deadline moved."""
@@ -151,7 +184,9 @@ class PinTable:
 
     def _count(self, frontier: Frontier, num_blocks: int) -> None:
         self._num_blocks += num_blocks
-        tenant = frontier.job.tenant
-        self._tenant_blocks[tenant] += num_blocks
-        if not self._tenant_blocks[tenant]:
-            del self._tenant_blocks[tenant]
+        self._shares.count(_tenant_of(frontier.job), num_blocks)
+
+
+def _tenant_of(job: Job) -> str:
+    """Jobs of nobody who is named are one tenant's."""
+    return job.tenant or ""
