@@ -29,7 +29,7 @@ PRIOR_STRENGTH = 4.0
 HALF_LIFE = 500.0
 HALF_LIFE_S = 604800.0
 NUM_BINS = 120
-"""Of ``DurationEstimator``."""
+"""See ``DurationEstimator``."""
 TINY = 1e-300
 """Stands for no weight at all where something is divided by it."""
 

@@ -9,12 +9,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from estimator.durations import HALF_LIFE, PRIOR_STRENGTH
 from estimator.tool_key import ToolKey
 
-PRIOR_STRENGTH = 4.0
-"""So many observations of its own make a key as credible as its parent, as with durations."""
-HALF_LIFE = 500.0
-"""After so many later observations of its key an observation counts half, as with durations."""
 MAX_KEYS = 1024
 LAST_AFTER_CALL = 0.02
 LAST_AFTER_ANSWER = 0.5

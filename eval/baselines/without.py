@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from continuum.config import ContinuumConfig
-from continuum.order import COLD, PREEMPTED
+from continuum.order import COLD, WARM
 from continuum.policy import ContinuumPolicy
 from continuum.tool_memory import ToolMemory
 from engine.messages import ToolCall
 from engine.policy import Pin, PolicyContext, SchedulingPolicy, WaitingKey
-from engine.request import Request, RequestStatus
+from engine.request import Request
 from estimator.survival import SurvivalCurve
 from estimator.tool_key import ToolKey
 
@@ -25,7 +25,8 @@ class WithoutOrder(ContinuumPolicy):
     lets_pass = False
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
-        return (request.status is not RequestStatus.PREEMPTED, request.arrival_time)
+        place, *_ = super().waiting_key(request, now)
+        return (COLD if place == WARM else place, request.arrival_time)
 
 
 class WithoutWarmFirst(ContinuumPolicy):
@@ -36,7 +37,7 @@ class WithoutWarmFirst(ContinuumPolicy):
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         place, *rank = super().waiting_key(request, now)
-        return (place if place == PREEMPTED else COLD, *rank)
+        return (COLD if place == WARM else place, *rank)
 
 
 class WithoutBreakRule(ContinuumPolicy):

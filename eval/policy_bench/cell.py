@@ -78,19 +78,36 @@ class Cell:
         return ratio_interval([(measure(before), measure(after)) for before, after in pairs])
 
 
-def grid_ratio(cells: Sequence[Cell], policy: str, base: str = BASELINE) -> Estimate:
-    """Mean JCT on the grid's mean, to that of ``base``.
+def grid_ratio(
+    cells: Sequence[Cell], policy: str, base: str = BASELINE, measure: Measure = mean_jct_s
+) -> Estimate:
+    """Mean JCT (or another measure that is never 0) on the grid's mean, to that of ``base``.
 
     Per seed the geometric mean over all cells, so that each cell counts alike however long its jobs take.
     """
     num_seeds = len(cells[0].runs[base])
     pairs = [
-        (_grid_mean_s(cells, base, seed), _grid_mean_s(cells, policy, seed)) for seed in range(num_seeds)
+        (_grid_mean_s(cells, base, seed, measure), _grid_mean_s(cells, policy, seed, measure))
+        for seed in range(num_seeds)
     ]
     estimate = ratio_interval(pairs)
     assert estimate is not None
     return estimate
 
 
-def _grid_mean_s(cells: Sequence[Cell], policy: str, seed: int) -> float:
-    return math.exp(math.fsum(math.log(mean_jct_s(cell.runs[policy][seed])) for cell in cells) / len(cells))
+def tier_ratio(cells: Sequence[Cell], policy: str) -> Estimate | None:
+    """Mean JCT of a policy with a host tier to that without, over loads that ran on both tiers; None
+    without any."""
+    hosted = {(cell.traffic, cell.jobs_per_s): cell for cell in cells if cell.host_tier}
+    bare = [cell for cell in cells if not cell.host_tier and (cell.traffic, cell.jobs_per_s) in hosted]
+    if not bare:
+        return None
+    both = [hosted[cell.traffic, cell.jobs_per_s] for cell in bare]
+    seeds = range(len(bare[0].runs[policy]))
+    return ratio_interval(
+        [(_grid_mean_s(bare, policy, seed), _grid_mean_s(both, policy, seed)) for seed in seeds]
+    )
+
+
+def _grid_mean_s(cells: Sequence[Cell], policy: str, seed: int, measure: Measure = mean_jct_s) -> float:
+    return math.exp(math.fsum(math.log(measure(cell.runs[policy][seed])) for cell in cells) / len(cells))

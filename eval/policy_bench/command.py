@@ -1,12 +1,17 @@
-"""``python -m eval.policy_bench``: runs the grid, prints a table per cell and which promises are kept."""
+"""``python -m eval.policy_bench``: runs the grid, prints a table per cell and which promises are kept.
+
+With ``--ablation`` the policy beside what is left of it without each of its parts; with ``--constants``
+beside itself with each of its constants at half and at double.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from engine.errors import EngineError
@@ -14,6 +19,9 @@ from eval.arguments import add_processes, count
 from eval.baselines.catalog import parse_policies
 from eval.metrics import RunResult
 from eval.policy_bench.cell import BASELINE, Cell
+from eval.policy_bench.constants import constants, turned
+from eval.policy_bench.part_table import constant_table, part_table
+from eval.policy_bench.parts import parts
 from eval.policy_bench.promises import SUBJECT, judge
 from eval.policy_bench.table import cell_table, grid_table, notes, promise_list
 from eval.policy_bench.traffic import GPU, Traffic, chosen
@@ -30,7 +38,24 @@ POLICIES = (
 QUICK_POLICIES = "fcfs,fixed-ttl:10,continuum,oracle"
 NUM_JOBS, QUICK_JOBS = 40, 20
 NUM_SEEDS = 5
+CONSTANT_SEEDS = 3
 FOLDER = Path("../shared/workloads")
+
+
+class Loads(Enum):
+    """Which loads of each workload are played."""
+
+    ALL = "all"
+    LIGHTEST_AND_HEAVIEST = "lightest and heaviest"
+    HEAVIEST = "heaviest"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is printed: of each cell when it is done, and of all together."""
+
+    cell: Callable[[Cell], str | None]
+    end: Callable[[Sequence[Cell]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +69,9 @@ class BenchConfig:
     """fcfs among them."""
     seeds: range
     num_jobs: int
-    is_quick: bool
-    """Only the lightest and the heaviest load of each workload."""
+    which_loads: Loads
     num_processes: int
+    report: Report
 
     def plans(self) -> list[tuple[Traffic, SimulationPlan]]:
         """Each workload without and with a host tier. EvalError if a recording is missing."""
@@ -57,7 +82,13 @@ class BenchConfig:
         ]
 
     def loads(self, traffic: Traffic) -> tuple[float, ...]:
-        return (traffic.loads[0], traffic.loads[-1]) if self.is_quick else traffic.loads
+        match self.which_loads:
+            case Loads.ALL:
+                return traffic.loads
+            case Loads.LIGHTEST_AND_HEAVIEST:
+                return (traffic.loads[0], traffic.loads[-1])
+            case Loads.HEAVIEST:
+                return (traffic.loads[-1],)
 
     def runs(self, traffic: Traffic) -> list[SimulationRun]:
         """Without what plots need: of a thousand runs that would be a hundred megabytes."""
@@ -95,15 +126,21 @@ def run(config: BenchConfig, command: str, out: Path | None) -> None:
     cells: list[Cell] = []
     for done in run_cells(config):
         cells += done
-        for cell in done:
-            print(cell_table(cell), end="\n\n", flush=True)
+        for told in filter(None, map(config.report.cell, done)):
+            print(told, end="\n\n", flush=True)
         if out is not None:
             write_results(out, _result_file(cells, command))
-    print(notes(), end="\n\n")
-    print(grid_table(cells))
-    for policy in config.policies:
-        if policy.partition(":")[0] == SUBJECT:
-            print(f"\n{promise_list(policy, judge(cells, policy))}")
+    print(config.report.end(cells))
+
+
+def _promises(cells: Sequence[Cell]) -> str:
+    subjects = [policy for policy in cells[0].runs if policy.partition(":")[0] == SUBJECT]
+    told = [promise_list(policy, judge(cells, policy)) for policy in subjects]
+    return "\n\n".join([notes(), grid_table(cells), *told])
+
+
+def _ablation(cells: Sequence[Cell]) -> str:
+    return "\n\n".join([notes(SUBJECT), grid_table(cells, SUBJECT), part_table(cells, parts())])
 
 
 def _result_file(cells: Sequence[Cell], command: str) -> ResultFile:
@@ -130,8 +167,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--workloads", type=Path, default=FOLDER, metavar="FOLDER", help=f"with the recordings ({FOLDER})")
     add("--only", metavar="NAME[,...]", help="agentcgroup-claude, agentcgroup-glm, kv-cache-tester, mix")
     add("--gpu", choices=sorted(GPUS), default=GPU, help="what is simulated; a larger one has a larger pool")
-    add("--policies", metavar="P[,P...]", help="these instead of all; fcfs is always there")
-    add("--seeds", type=count, metavar="K", help=f"of jobs and arrivals ({NUM_SEEDS})")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--policies", metavar="P[,P...]", help="these instead of all; fcfs is always there")
+    kinds.add_argument(
+        "--ablation", action="store_true", help="the agent policy, and what is left without each part of it"
+    )
+    kinds.add_argument(
+        "--constants",
+        nargs="?",
+        const="",
+        metavar="NAME[,...]",
+        help="the agent policy with its constants, or these, at half and at double; heaviest loads only",
+    )
+    add("--seeds", type=count, metavar="K", help=f"of jobs and arrivals ({NUM_SEEDS}; of constants 3)")
     add(
         "--quick",
         action="store_true",
@@ -143,23 +191,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(given: argparse.Namespace) -> BenchConfig:
-    asked = parse_policies(given.policies or (QUICK_POLICIES if given.quick else POLICIES))
+    report, policies, loads, num_seeds = _asked(given)
     return BenchConfig(
         workloads=given.workloads,
         traffic=chosen(given.only),
         gpu=given.gpu,
-        policies=tuple(dict.fromkeys([BASELINE, *(policy.name for policy in asked)])),
-        seeds=range(given.seeds or (1 if given.quick else NUM_SEEDS)),
+        policies=tuple(dict.fromkeys([BASELINE, *policies])),
+        seeds=range(given.seeds or (1 if given.quick else num_seeds)),
         num_jobs=QUICK_JOBS if given.quick else NUM_JOBS,
-        is_quick=given.quick,
+        which_loads=loads,
         num_processes=given.processes,
+        report=report,
     )
+
+
+def _asked(given: argparse.Namespace) -> tuple[Report, Sequence[str], Loads, int]:
+    """What is printed, of which policies, at which loads, of how many seeds."""
+    loads = Loads.LIGHTEST_AND_HEAVIEST if given.quick else Loads.ALL
+    if given.ablation:
+        report = Report(lambda cell: cell_table(cell, SUBJECT), _ablation)
+        return report, [SUBJECT, *(part.policy for part in parts())], loads, NUM_SEEDS
+    if given.constants is not None:
+        chosen = constants([name for name in given.constants.split(",") if name])
+        report = Report(lambda _: None, lambda cells: constant_table(cells, chosen))
+        return report, turned(chosen), Loads.HEAVIEST, CONSTANT_SEEDS
+    asked = parse_policies(given.policies or (QUICK_POLICIES if given.quick else POLICIES))
+    return Report(cell_table, _promises), [policy.name for policy in asked], loads, NUM_SEEDS
 
 
 def _command(given: argparse.Namespace) -> str:
     """What decides the results, without where they go: equal questions have equal answers."""
     words = ["python", "-m", "eval.policy_bench", "--workloads", str(given.workloads), "--gpu", given.gpu]
-    for flag in ("only", "policies", "seeds"):
+    for flag in ("only", "policies", "constants", "seeds"):
         if getattr(given, flag) is not None:
-            words += [f"--{flag}", str(getattr(given, flag))]
-    return shlex.join([*words, *["--quick"] * given.quick])
+            words += [f"--{flag}", *filter(None, [str(getattr(given, flag))])]
+    return shlex.join([*words, *["--ablation"] * given.ablation, *["--quick"] * given.quick])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from eval.figures import count, seconds
 from eval.intervals import Estimate
 from eval.policy_bench.cell import (
+    BASELINE,
     Cell,
     first_wait_s,
     grid_ratio,
@@ -21,31 +22,26 @@ from eval.policy_bench.cell import (
 from eval.policy_bench.promises import Promise, with_interval
 from eval.report import MAX_WIDTH, NOTHING, aligned
 
-_HEADS = (
-    ["", "mean", "ratio to fcfs", "p95", "p99", "longest", "p99 TTFT", "longest", "pre-", "in"],
-    ["policy", "JCT s", "(95 %)", "JCT", "JCT", "JCT", "return s", "first s", "empted", "vain %"],
-)
-_NOTES = (
-    "JCT: job completion time; its p95, p99 and longest as ratios to fcfs, paired by seed",
-    "first: a job's first turn, to its first token; in vain: pool x time held by pins that no turn took over",
-)
+_HEAD = ["policy", "JCT s", "(95 %)", "JCT", "JCT", "JCT", "return s", "first s", "empted", "vain %"]
 
 
-def cell_table(cell: Cell) -> str:
-    """A row per policy."""
+def cell_table(cell: Cell, base: str = BASELINE) -> str:
+    """A row per policy; ratios are to ``base``."""
     short = "short" if cell.is_short else "not short"
-    head = f"{cell.title}: memory is {short}, fcfs computes {cell.again_share:.0%} of prompt tokens again"
-    lines = aligned([*map(list, _HEADS), *(_line(cell, policy) for policy in cell.runs)], gap="  ")
-    return "\n".join([head, *lines[:2], "-" * max(map(len, lines)), *lines[2:]])
+    title = f"{cell.title}: memory is {short}, fcfs computes {cell.again_share:.0%} of prompt tokens again"
+    above = ["", "mean", f"ratio to {base}", "p95", "p99", "longest", "p99 TTFT", "longest", "pre-", "in"]
+    lines = aligned([above, _HEAD, *(_line(cell, policy, base) for policy in cell.runs)], gap="  ")
+    return "\n".join([title, *lines[:2], "-" * max(map(len, lines)), *lines[2:]])
 
 
-def _line(cell: Cell, policy: str) -> list[str]:
+def _line(cell: Cell, policy: str, base: str) -> list[str]:
     runs = cell.runs[policy]
+    tails = (p95_jct_s, p99_jct_s, max_jct_s)
     return [
         policy,
         seconds(statistics.fmean(map(mean_jct_s, runs))),
-        with_interval(cell.ratio(policy, mean_jct_s)),
-        *(_short_ratio(cell.ratio(policy, measure)) for measure in (p95_jct_s, p99_jct_s, max_jct_s)),
+        with_interval(cell.ratio(policy, mean_jct_s, base)),
+        *(_short_ratio(cell.ratio(policy, measure, base)) for measure in tails),
         seconds(statistics.fmean(map(returning_p99_s, runs))),
         seconds(max(map(first_wait_s, runs))),
         count(statistics.fmean(run.num_preemptions or 0 for run in runs)),
@@ -57,12 +53,17 @@ def _short_ratio(ratio: Estimate | None) -> str:
     return NOTHING if ratio is None else f"{ratio.value:.2f}"
 
 
-def notes() -> str:
+def notes(base: str = BASELINE) -> str:
     """What the heads of the tables mean."""
-    return "\n".join(_wrapped("- ", note) for note in _NOTES)
+    told = (
+        f"JCT: job completion time; its p95, p99 and longest as ratios to {base}, paired by seed",
+        "first: a job's first turn, to its first token",
+        "in vain: pool x time held by pins that no turn took over",
+    )
+    return "\n".join(_wrapped("- ", note) for note in told)
 
 
-def grid_table(cells: Sequence[Cell]) -> str:
+def grid_table(cells: Sequence[Cell], base: str = BASELINE) -> str:
     """Every policy on the mean over all cells, and over those of either tier."""
     choices = (
         ("all cells", cells),
@@ -71,11 +72,11 @@ def grid_table(cells: Sequence[Cell]) -> str:
     )
     head = ["policy", *(f"{name} ({len(chosen)})" for name, chosen in choices)]
     body = [
-        [policy, *(with_interval(grid_ratio(chosen, policy)) for _, chosen in choices)]
+        [policy, *(with_interval(grid_ratio(chosen, policy, base)) for _, chosen in choices)]
         for policy in cells[0].runs
     ]
     lines = aligned([head, *body], gap="  ")
-    title = "mean JCT over fcfs', geometric mean over cells (95 %)"
+    title = f"mean JCT over that of {base}, geometric mean over cells (95 %)"
     return "\n".join([title, lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 

@@ -16,7 +16,7 @@ from eval.workloads.recorded import write_jobs
 from tests.eval.hand_made import run
 
 
-def _job(name: str, first_tokens: int, num_turns: int = 3, gap_s: float = 40.0) -> Job:
+def made_job(name: str, first_tokens: int, num_turns: int = 3, gap_s: float = 40.0) -> Job:
     """It grows by 2,000 tokens a turn."""
     turns = []
     for index in range(num_turns):
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("agentcgroup-glm", 5_000),
         ("kv-cache-tester", 10_000),
     ):
-        write_jobs(made / f"{name}.jsonl", [_job(f"{name}-{number}", tokens) for number in range(24)])
+        write_jobs(made / f"{name}.jsonl", [made_job(f"{name}-{number}", tokens) for number in range(24)])
     return made
 
 

@@ -1,0 +1,150 @@
+"""Every constant that the agent policy and its estimator rest on: why it has its value, and how it is turned.
+
+What is measured at half and at double is found among the policy's options by itself. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from continuum.config import ContinuumConfig
+from engine.errors import ConfigError
+from eval.errors import EvalError
+from eval.policy_bench.promises import SUBJECT
+
+WHY = {
+    "grace_s": "a loaded front end tells of tools within tens of milliseconds; a second more costs little",
+    "kind_tokens": "shorter than any agent's system prompt, longer than what all chat templates begin with",
+    "telling": "half way between an age that tells all and one that tells nothing",
+    "thrashing_share": "where a tenth is computed again, the tiers together are too small by about as much",
+    "recomputed_smoothing": "a hundred returns: fewer are noise, more outlast a change of traffic",
+    "reload_smoothing": "ten loads: what one waits for a step's end should not decide",
+    "first_reload_share": "an 8B model over a 50 GB/s link loads fifteen times faster than it computes",
+    "look_again_s": "30 times what looking at a pin takes, so a search takes a thirtieth of all time at most",
+    "unseen_return": "nothing is known: as likely as not",
+    "prefill_smoothing": "five steps of a size: what a step takes is nearly the same each time",
+    "first_tokens_per_s": "an order of magnitude between a CPU and an H100; gone after the first turn",
+    "prior_strength": "after a few calls of its own a kind speaks for itself",
+    "half_life": "hundreds of calls make a curve, and tools change with what they work on",
+    "half_life_s": "what was seen a week ago may be another version of everything",
+    "num_bins": "a factor of 1.15 from one to the next: finer than durations repeat",
+    "min_judged": "some calls for each of the strengths that are to be told apart",
+    "last_after_call": "who calls a tool wants its result",
+    "last_after_answer": "an answer may be the end",
+    "horizon_s": "between the constant holds of 10 and 60 s, either of which is best somewhere",
+    "cold_horizon_s": "the shorter of the two: for a call of which nothing is known",
+    "fixed_ttl_s": "the shorter of the constant holds that are best somewhere",
+    "work_weight": "0: off, rank by age alone",
+    "answer_ttl_s": "an answer is probably the end; a person who replies takes longer than any hold",
+    "max_ttl_s": "no tool that hangs holds memory for more than ten minutes",
+    "pin_budget": "a tenth of the pool is left to those who have nothing held",
+    "pin_tenant_share": "1: a server of one tenant; one of several sets less",
+    "max_wait_s": "so long a person may wait for an agent to begin",
+}
+"""In a sentence each."""
+
+WITH_RULE = {"horizon_s": "median-horizon", "cold_horizon_s": "median-horizon", "fixed_ttl_s": "fixed"}
+"""Constants of one rule are turned, and compared, under that rule."""
+
+BOUNDS = {
+    "config.max_jobs": "memory; a simulation has fewer",
+    "config.job_idle_s": "memory; longer than any recorded gap",
+    "forecast.MAX_KINDS": "memory",
+    "forecast.MAX_TURN": "memory; later turns count as this one",
+    "forecast.MAX_BEGUN": "how soon old jobs are forgotten; a simulation has fewer",
+    "forecast.BORROWED": "as prior_strength; the forecast decides nothing while work_weight is 0",
+    "frontier_index.GENERATION_PROMPT_TOKENS": "format of chat templates; recorded jobs name themselves",
+    "frontier_index.SEAM_TOKENS": "format of tokenizers",
+    "frontier_index.MAX_ANCHORS": "time of one look-up",
+    "frontier_index.MAX_TWINS": "time of one look-up",
+    "job_registry.MAX_QUESTIONS": "memory",
+    "job_tally.MAX_KEPT": "memory; metrics only",
+    "jobs.MAX_FRONTIERS": "memory of one job",
+    "jobs.HEAD_BYTES": "memory; 8 bytes tell prefixes apart",
+    "dead_ends.POOLS_REMEMBERED": "memory; older blocks are in no cache of the device",
+    "kept_prefixes.MAX_BLOCKS": "longer than any context",
+    "kept_prefixes.STEP": "memory; how far too high the count of shared blocks may be",
+    "program_stats.QUEUE_DELAY_WINDOW": "only the paper's rule asks; its own value is open",
+    "tool_memory.SAVE_EVERY_S": "decides nothing: how much a crash forgets",
+    "told_memory.RETURN_S": "only after a client said that its tools have finished; learned from then on",
+    "turn_log.MAX_TURNS": "memory; receipts only",
+    "cost.REFIT_AFTER": "time; each step is counted at the next fit",
+    "credibility.STRENGTHS": "a grid to choose from, by what foretells best",
+    "durations.TINY": "arithmetic",
+    "expectation.SHORTEST_S": "only for what clients say themselves; scored by continuum estimate",
+    "expectation.MAX_RATIO": "likewise",
+    "expectation.BINS_PER_OCTAVE": "likewise",
+    "expectation.PRIOR_SPREAD": "likewise",
+    "expectation.PRIOR_LOSS_SAID": "likewise",
+    "expectation.PRIOR_LOSS_KNOWN": "likewise",
+    "expectation.STRENGTH": "likewise",
+    "expectation.HALF_LIFE": "likewise",
+    "expectation.MAX_SOURCES": "memory",
+    "turn_outcomes.MAX_KEYS": "memory",
+    "tool_key.MAX_PARTS": "memory; tool, program and sub-command",
+    "tool_key.MAX_PART_CHARS": "memory",
+    "tool_key.MAX_KEY_CHARS": "memory",
+    "tool_key.MAX_SHELL_CHARS": "time to read one call",
+    "tool_key.LEAST_MS": "tells seconds from milliseconds in what an agent asks for",
+    "shell.MAX_NESTING": "time to read one call",
+    "shell.MAX_WORDS": "time to read one call",
+}
+"""Module and name of what is not turned, because no run here could show anything: bounds, and what only a
+client's own words bring into play."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One option of the policy that is a number."""
+
+    name: str
+    value: float
+
+    @property
+    def why(self) -> str:
+        return WHY.get(self.name, "not said")
+
+    @property
+    def base(self) -> str:
+        """The policy that the turned one is compared with."""
+        rule = WITH_RULE.get(self.name, ContinuumConfig().ttl_rule)
+        return SUBJECT if rule == ContinuumConfig().ttl_rule else f"{SUBJECT}:ttl_rule={rule}"
+
+    def times(self, factor: float) -> str | None:
+        """The policy with so many times its value; None if that is no other, or none that it takes."""
+        value = type(self.value)(self.value * factor)
+        if value == self.value:
+            return None
+        try:
+            ContinuumConfig(**{self.name: value})  # type: ignore[arg-type]  # a name of its fields
+        except ConfigError:
+            return None
+        return f"{self.base}{',' if ':' in self.base else ':'}{self.name}={value!r}"
+
+
+HALF, DOUBLE = 0.5, 2.0
+
+
+def constants(names: Sequence[str] = ()) -> list[Constant]:
+    """All that can be turned, or only those of these names; EvalError for a name that is none."""
+    found = {constant.name: constant for constant in _numbers()}
+    for name in names:
+        if name not in found:
+            raise EvalError(f"The policy has no constant {name!r}; it has {', '.join(found)}.")
+    return [found[name] for name in names or found]
+
+
+def _numbers() -> Iterator[Constant]:
+    for field in fields(ContinuumConfig):
+        is_number = isinstance(field.default, int | float) and not isinstance(field.default, bool)
+        if is_number and f"config.{field.name}" not in BOUNDS:
+            yield Constant(field.name, field.default)
+
+
+def turned(chosen: Sequence[Constant]) -> list[str]:
+    """All policies that these need, those that they are compared with included."""
+    policies = [SUBJECT]
+    for constant in chosen:
+        policies += [constant.base, *filter(None, (constant.times(HALF), constant.times(DOUBLE)))]
+    return list(dict.fromkeys(policies))
