@@ -16,6 +16,7 @@ from eval.replay_demo import ReplayDemo, quick, run_replay_demo
 from eval.report import render
 from eval.server_process import unwound_by_sigterm
 
+REPEAT = "repeat-"
 _LIVE_FLAGS = ("model", "tasks", "agents", "page_lines")
 _REPLAY_FLAGS = ("jobs", "max_turns", "max_context_tokens", "hidden_size", "layers")
 
@@ -32,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="half a minute: less work; its numbers say little")
     add("--seed", type=int, metavar="K", help="of tasks or made jobs; with a file, draw its jobs at random")
     add("--policies", nargs="+", metavar="P", help="as of continuum serve; fcfs continuum by default")
+    add(
+        "--repeats",
+        type=count,
+        default=1,
+        metavar="N",
+        help="do it all so many times, with the next seed each, in turns: for ratios with an interval",
+    )
     add(
         "--pool-share",
         type=positive,
@@ -78,13 +86,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
     started = time.monotonic()
+    runs: list[BenchRun] = []
     with unwound_by_sigterm():
-        runs = _live(arguments) if arguments.workload is None else _replay(arguments)
+        for number in range(arguments.repeats):
+            one = _repeat(arguments, number) if arguments.repeats > 1 else arguments
+            runs += _live(one) if one.workload is None else _replay(one)
     print(f"\n{render([run.result for run in runs])}\n")
-    for one in runs:
-        print(f"{one.result.name}: trace, records and log in {arguments.out / one.result.name}")
+    for policy in dict.fromkeys(run.result.name for run in runs):
+        folders = f"{REPEAT}*/{policy}" if arguments.repeats > 1 else policy
+        print(f"{policy}: trace, records and log in {arguments.out / folders}")
     print(f"{time.monotonic() - started:.0f} s in all")
     return max(report_errors(run) for run in runs)
+
+
+def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:
+    """Every other one has the policies the other way round: what drifts on the machine favours nobody."""
+    policies = list(arguments.policies or LiveDemo().policies)
+    changed = {
+        "seed": (arguments.seed or 0) + number,
+        "out": arguments.out / f"{REPEAT}{number + 1}",
+        "policies": policies[::-1] if number % 2 else policies,
+    }
+    return argparse.Namespace(**{**vars(arguments), **changed})
 
 
 def _live(arguments: argparse.Namespace) -> list[BenchRun]:

@@ -90,3 +90,28 @@ def test_flags_that_do_not_fit_are_errors(
     """Rather than ignored."""
     assert main(["demo", "--out", str(tmp_path), *arguments]) == 1
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_repeats_are_runs_of_different_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a folder and jobs of its own; figures are means with intervals."""
+    sizes = (
+        "--jobs",
+        "2",
+        "--max-turns",
+        "2",
+        "--hidden-size",
+        "64",
+        "--layers",
+        "1",
+        "--time-scale",
+        "0.05",
+    )
+    arguments = ["--workload", "synthetic", *sizes, "--policies", "fcfs", "--repeats", "2"]
+    assert main(["demo", *arguments, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "at all jobs at once (2 seeds)" in printed.out
+    assert "±" in printed.out
+    runs = [read_results(tmp_path / f"repeat-{n}" / "fcfs" / "result.json").runs[0] for n in (1, 2)]
+    assert [one.setting.seed for one in runs] == [0, 1]
+    assert runs[0].prompt_tokens != runs[1].prompt_tokens
