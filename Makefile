@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy agent-model agent-score test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,8 +61,20 @@ bench-replay: $(STAMP) ## 100,000 simulated steps, traced and decided again: no 
 	  --host-kv-tokens 200000 --policies continuum --trace out/replay.jsonl > out/replay.txt
 	@$(BIN)/python -m continuum.cli trace replay out/replay.jsonl
 
-bench-policy: $(STAMP) ## all policies on recorded jobs, simulated, and which promises hold (hours) [ARGS="--quick"]
+bench-policy: $(STAMP) ## all policies on recorded jobs, and which promises hold; then parts and served (hours) [ARGS="--quick"]
 	@$(BIN)/python -m eval.policy_bench $(ARGS)
+	@$(MAKE) --no-print-directory bench-parts ARGS="$(filter --quick,$(ARGS))"
+	@$(MAKE) --no-print-directory bench-served ARGS=
+
+bench-parts: $(STAMP) ## what each part of the agent policy brings, by taking it away (hours) [ARGS="--quick"]
+	@$(BIN)/python -m eval.policy_bench --ablation $(ARGS)
+
+bench-constants: $(STAMP) ## the agent policy with each of its constants at half and at double (an hour) [ARGS="--quick"]
+	@$(BIN)/python -m eval.policy_bench --constants $(ARGS)
+
+bench-served: $(STAMP) ## fcfs and continuum on the real engine, over HTTP, three times in turns (10 minutes)
+	@$(BIN)/python -m continuum.cli demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 6144 \
+	  --repeats 3 --out out/served $(ARGS)
 
 agent-model: $(STAMP) ## train the model in the box anew, into out/agent-model (an hour on two cores)
 	@$(BIN)/python -m eval.agent_model.train --out out/agent-model $(ARGS)

@@ -137,9 +137,11 @@ def constants(names: Sequence[str] = ()) -> list[Constant]:
 
 def _numbers() -> Iterator[Constant]:
     for field in fields(ContinuumConfig):
-        is_number = isinstance(field.default, int | float) and not isinstance(field.default, bool)
-        if is_number and f"config.{field.name}" not in BOUNDS:
-            yield Constant(field.name, field.default)
+        value: object = field.default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if f"config.{field.name}" not in BOUNDS:
+            yield Constant(field.name, value)
 
 
 def turned(chosen: Sequence[Constant]) -> list[str]:

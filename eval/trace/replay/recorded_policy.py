@@ -25,7 +25,8 @@ Options = dict[str, float | int | str | bool | None]
 
 TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
 """Policies that ask what only a simulation can answer."""
-_CONTINUUM = {kind.name: kind for kind in (ContinuumPolicy, *WITHOUT)}
+_OURS: tuple[type[ContinuumPolicy], ...] = (ContinuumPolicy, *WITHOUT)
+_CONTINUUM = {kind.name: kind for kind in _OURS}
 _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "fcfs": fcfs,
     "priority": priority,
