@@ -58,6 +58,7 @@ UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")
 LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
+NO_ROOM = TtlDecision(0.0, "pin budget is used up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +389,7 @@ class ContinuumPolicy:
         if not block_hashes:
             return None
         if not self._pins.make_room(frontier.job, len(block_hashes), displace=known):
-            self._tell(frontier, TtlDecision(0.0, "pin budget is used up"))
+            self._tell(frontier, NO_ROOM)
             self._trace.refused(frontier, now)
             return None
         pin = Pin(
@@ -440,6 +441,8 @@ class ContinuumPolicy:
     def _tell(self, frontier: Frontier, decision: TtlDecision) -> None:
         """Put the decision into the receipt, as far as it came true."""
         receipt, pin = frontier.receipt, frontier.pin
+        if pin is None and receipt is not None and receipt.reason == NO_ROOM.reason:
+            return  # whatever is decided now, it was let go at the turn's end
         if receipt is not None:
             held = pin is not None and decision.ttl_s > 0
             receipt.pinned_tokens = pin.num_blocks * self._block_size if held and pin is not None else 0

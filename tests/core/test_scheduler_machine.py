@@ -32,11 +32,12 @@ SAID = st.builds(
     num_results=st.sampled_from([None, 0, 1]),
 )
 """What a client says of a turn's job."""
+MAX_WAIT_S = 1.0
 POLICIES = (
-    "continuum:max_wait_s=1",
-    "continuum:ttl_rule=fixed,max_wait_s=1",
-    "continuum:ttl_rule=fork,max_wait_s=1",
-    "continuum:ttl_rule=paper,max_wait_s=1",
+    f"continuum:max_wait_s={MAX_WAIT_S}",
+    f"continuum:ttl_rule=fixed,max_wait_s={MAX_WAIT_S}",
+    f"continuum:ttl_rule=fork,max_wait_s={MAX_WAIT_S}",
+    f"continuum:ttl_rule=paper,max_wait_s={MAX_WAIT_S}",
     "fcfs",
     "priority",
     "program-fcfs",
@@ -157,6 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )
+        self.policy = policy
         self.on_start(policy, bits)
 
     def on_start(self, policy: str, bits: list[bool]) -> None:
@@ -231,8 +233,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, seconds: float, times: int) -> None:
         """Enough of them that turns end and return while others are under way."""
         for _ in range(times):
+            queued = list(self.room.scheduler.waiting)
+            now = self.room.clock.now()
             self.room.step(seconds)
             self.room.check_invariants()
+            if self.policy.startswith("continuum"):
+                self._check_that_waiting_is_bounded(queued, now)
+
+    def _check_that_waiting_is_bounded(self, queued: list[Request], now: float) -> None:
+        """Whoever has waited for ``max_wait_s`` is passed by nobody who came later."""
+        still_there = {request.request_id for request in self.room.scheduler.waiting}
+        started = [request for request in queued if request.request_id not in still_there]
+        for request in queued:
+            if request.request_id in still_there and now - request.arrival_time >= MAX_WAIT_S:
+                assert all(other.arrival_time <= request.arrival_time for other in started)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 15.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
