@@ -14,7 +14,7 @@ from eval.report import NOTHING
 
 NO_DIFFERENCE = "no difference"
 SMALL = 0.005
-"""A change of the mean JCT of less than half a percent is none."""
+"""A change of a cell's mean JCT by less than half a percent is none."""
 
 
 def part_table(cells: Sequence[Cell], parts: Sequence[Part]) -> str:
@@ -26,14 +26,13 @@ def part_table(cells: Sequence[Cell], parts: Sequence[Part]) -> str:
 
 
 def _part_row(cells: Sequence[Cell], part: Part) -> list[str]:
-    by_cell = [_mean_ratio(cell, part.policy, SUBJECT) for cell in cells]
     return [
         f"`{part.policy}`",
         part.told,
         with_interval(grid_ratio(cells, part.policy, SUBJECT)),
         f"{grid_ratio(cells, part.policy, SUBJECT, p95_jct_s).value:.2f}",
         _returning(cells, part.policy),
-        f"{min(by_cell):.2f} to {max(by_cell):.2f}",
+        _by_cell(cells, part.policy, SUBJECT),
         verdict(cells, part.policy),
     ]
 
@@ -54,7 +53,8 @@ def _host_tier(cells: Sequence[Cell]) -> list[str]:
 
 def constant_table(cells: Sequence[Cell], constants: Sequence[Constant]) -> str:
     """A row per constant: mean and p95 JCT at half and at double, as ratios to what they are at its value."""
-    head = ["constant", "value", "why", "at half: mean JCT (95 %), p95", "at double: mean JCT (95 %), p95"]
+    told = "mean JCT (95 %); by cell; p95 JCT"
+    head = ["constant", "value", "why", f"at half: {told}", f"at double: {told}"]
     rows = [
         [
             f"`{one.name}`",
@@ -77,20 +77,27 @@ def _turned(cells: Sequence[Cell], constant: Constant, factor: float) -> str:
         return NO_DIFFERENCE
     mean = grid_ratio(cells, policy, constant.base)
     p95 = grid_ratio(cells, policy, constant.base, p95_jct_s)
-    return f"{with_interval(mean)}, {p95.value:.2f}"
+    return f"{with_interval(mean)}; {_by_cell(cells, policy, constant.base)}; {with_interval(p95)}"
+
+
+def _by_cell(cells: Sequence[Cell], policy: str, base: str) -> str:
+    ratios = [_mean_ratio(cell, policy, base) for cell in cells]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _without_effect(cells: Sequence[Cell], constants: Sequence[Constant]) -> list[str]:
-    """Those that could as well be something else, by half a percent of the mean and its interval."""
+    """Those that could as well be something else: candidates for removal."""
     idle = [f"`{one.name}`" for one in constants if not any(_moves(cells, one, by) for by in (HALF, DOUBLE))]
     if not idle:
         return []
-    return [f"Neither half nor double moves the mean JCT by {SMALL:.1%} in these cells: {', '.join(idle)}."]
+    return [f"Neither half nor double moves the mean JCT of any cell by {SMALL:.1%}: {', '.join(idle)}."]
 
 
 def _moves(cells: Sequence[Cell], constant: Constant, factor: float) -> bool:
     policy = constant.times(factor)
-    return policy is not None and abs(grid_ratio(cells, policy, constant.base).value - 1) >= SMALL
+    if policy is None:
+        return False
+    return any(abs(_mean_ratio(cell, policy, constant.base) - 1) >= SMALL for cell in cells)
 
 
 def _mean_ratio(cell: Cell, policy: str, base: str) -> float:

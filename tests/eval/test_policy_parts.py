@@ -158,6 +158,6 @@ def test_a_constant_that_moves_nothing_is_named() -> None:
     seconds = {"continuum": 100.0, "continuum:pin_budget=0.45": 104.0}
     seconds |= {"continuum:max_ttl_s=300.0": 100.0, "continuum:max_ttl_s=1200.0": 100.4}
     text = constant_table([_cell(False, **seconds)], [share, ttl])
-    assert "1.040 (1.040-1.040), 1.04" in text
+    assert "1.040 (1.040-1.040); 1.04 to 1.04; 1.040 (1.040-1.040)" in text
     assert "no difference" in text
-    assert "Neither half nor double moves the mean JCT by 0.5% in these cells: `max_ttl_s`." in text
+    assert "Neither half nor double moves the mean JCT of any cell by 0.5%: `max_ttl_s`." in text
