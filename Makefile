@@ -72,9 +72,9 @@ bench-parts: $(STAMP) ## what each part of the agent policy brings, by taking it
 bench-constants: $(STAMP) ## the agent policy with each of its constants at half and at double (an hour) [ARGS="--quick"]
 	@$(BIN)/python -m eval.policy_bench --constants $(ARGS)
 
-bench-served: $(STAMP) ## fcfs and continuum on the real engine, over HTTP, three times in turns (10 minutes)
-	@$(BIN)/python -m continuum.cli demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 6144 \
-	  --repeats 3 --out out/served $(ARGS)
+bench-served: $(STAMP) ## fcfs and continuum on the real engine, over HTTP, three times in turns (15 minutes)
+	@$(BIN)/python -m continuum.cli demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
+	  --hidden-size 128 --layers 3 --repeats 3 --out out/served $(ARGS)
 
 agent-model: $(STAMP) ## train the model in the box anew, into out/agent-model (an hour on two cores)
 	@$(BIN)/python -m eval.agent_model.train --out out/agent-model $(ARGS)
