@@ -70,6 +70,30 @@ def test_no_other_time_is_worth_more(gaps: list[float], prefill_s: float, pool_s
     assert worth_s(chosen_s) >= max(worth_s(t) for t in edges) - 1e-9
 
 
+@given(
+    gaps=st.lists(st.floats(0.01, 500), min_size=1, max_size=12, unique=True),
+    prefill_s=st.floats(0.01, 30),
+    pool_share=st.floats(0.001, 1),
+    elapsed=st.floats(0, 0.99),
+)
+def test_asked_again_while_the_call_runs_it_says_the_same(
+    gaps: list[float], prefill_s: float, pool_share: float, elapsed: float
+) -> None:
+    """A pin's deadline is where the call outlives what it is worth waiting for: nobody has to look at a pin
+    before that, as long as nothing new is learned. ``elapsed`` is a share of the time until the deadline."""
+    edges = (0.0, *sorted(gaps))
+    curve = SurvivalCurve(edges, [index / len(gaps) for index in range(len(edges))], len(gaps))
+    inputs = replace(INPUTS, curve=curve, prefill_s=prefill_s, pool_share=pool_share)
+
+    def worth_s(until_s: float) -> float:
+        return curve.cdf(until_s) * prefill_s - pool_share * curve.expected_min(until_s)
+
+    chosen_s = min(RULE.choose_ttl(inputs).ttl_s, edges[-1])
+    elapsed_s = elapsed * chosen_s
+    again_s = elapsed_s + RULE.choose_ttl(replace(inputs, curve=curve.after(elapsed_s))).ttl_s
+    assert worth_s(min(again_s, edges[-1])) == pytest.approx(worth_s(chosen_s), abs=1e-6)
+
+
 def test_what_is_probably_the_last_turn_is_worth_less() -> None:
     """With a return in one of eight the quick half wins 0.5 x 0.5 - 0.1 x 0.75 s, one in forty nothing."""
     assert RULE.choose_ttl(replace(INPUTS, last_probability=7 / 8)).ttl_s == 1.0
