@@ -39,6 +39,7 @@ def parts() -> list[Part]:
         Part(f"{SUBJECT}:pin_budget=0", "nothing is held"),
         *_other_rules(),
         Part(f"{SUBJECT}:max_wait_s=inf", "however long somebody waits, it gives no right"),
+        *_weights(),
         *_switches(),
     ]
 
@@ -50,6 +51,13 @@ def _other_rules() -> list[Part]:
         for rule, told in HOLDS.items()
         if rule != ContinuumConfig().ttl_rule
     ]
+
+
+def _weights() -> list[Part]:
+    """What counts by a weight that is 0 by default counts not at all, and is no part."""
+    if not ContinuumConfig().work_weight:
+        return []
+    return [Part(f"{SUBJECT}:work_weight=0", "the forecast of a job's remaining work counts nothing")]
 
 
 def _switches() -> list[Part]:
