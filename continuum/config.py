@@ -40,9 +40,9 @@ class ContinuumConfig(Tuning):
     pin_budget: float = 0.9
     """Largest share of the pool that pins may hold together."""
     pin_tenant_share: float = 1.0
-    """Largest share of the pin budget that one tenant may hold."""
-    max_wait_s: float = 120.0
-    """Any request that has waited so long may break any pin."""
+    """Largest share of the pin budget that one tenant may hold, also while no other wants any."""
+    max_wait_s: float = 600.0
+    """Any request that has waited so long may break any pin, and nobody who came later starts before it."""
     infer_jobs: bool = True
     """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
     release_superseded: bool = True

@@ -318,8 +318,18 @@ def _add_continuum_flags(group: _Group) -> None:
     group.add("answer_ttl_s", "hold this long after a turn that called no tool", float, "SECONDS")
     group.add("max_ttl_s", "no rule holds longer", float, "SECONDS")
     group.add("pin_budget", "largest share of the KV pool that may be held", float, "SHARE")
-    group.add("pin_tenant_share", "largest share of that for one tenant (the request's user)", float, "SHARE")
-    group.add("max_wait_s", "who has waited this long may take what is held", float, "SECONDS")
+    group.add(
+        "pin_tenant_share",
+        "largest share of that for one tenant (owner of the API key, else the request's user), even if alone",
+        float,
+        "SHARE",
+    )
+    group.add(
+        "max_wait_s",
+        "who has waited this long may take what is held, and starts before all who came later",
+        float,
+        "SECONDS",
+    )
     group.add_switch("infer_jobs", "recognise jobs that no client names by what their prompts continue")
     group.add_switch("release_superseded", "reuse first what a job's next prompt shows to be of no more use")
     group.add("max_jobs", "jobs remembered; beyond, the one idle longest is forgotten", int, "JOBS")

@@ -17,7 +17,7 @@ from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
-OVERDUE, PREEMPTED, WARM, COLD = range(4)
+OVERDUE, PREEMPTED, WARM, COLD, PARKED = range(5)
 
 
 def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) -> float:
@@ -33,7 +33,9 @@ def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
     return first_s + (1.0 - age_weight) * (turn.request.arrival_time - first_s) + work_s
 
 
-def waiting_key(request: Request, turn: Turn | None, *, is_overdue: bool = False) -> WaitingKey:
+def waiting_key(
+    request: Request, turn: Turn | None, *, is_overdue: bool = False, is_parked: bool = False
+) -> WaitingKey:
     """Smaller first. A request without a job is a program of one turn."""
     if is_overdue:
         return (OVERDUE, request.arrival_time)
@@ -42,4 +44,4 @@ def waiting_key(request: Request, turn: Turn | None, *, is_overdue: bool = False
         return (PREEMPTED, rank)
     if turn is not None and turn.warm:
         return (WARM, rank)
-    return (COLD, rank)
+    return (PARKED if is_parked else COLD, rank)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 
+from continuum.admission import WorkingSet
 from continuum.break_rule import BreakRule
 from continuum.config import ContinuumConfig
 from continuum.continuation import (
@@ -121,6 +122,7 @@ class ContinuumPolicy:
             look_again_s=config.look_again_s,
         )
         self._wait_bound = WaitBound(config.max_wait_s)
+        self._working_set = WorkingSet(self.tools, context.num_host_blocks, context.block_size)
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()
@@ -196,6 +198,7 @@ class ContinuumPolicy:
     def _come_back(self, turn: Turn, frontier: Frontier, now: float, *, is_retry: bool) -> None:
         """The turn takes the place of this frontier and, when it is admitted, of its pin."""
         self._jobs.remove_frontier(frontier)
+        self._working_set.continued(frontier, turn.request)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.is_superseded:
             frontier.is_superseded, turn.job.has_come_back = False, True
@@ -224,6 +227,7 @@ class ContinuumPolicy:
         if left.same_task:
             turn.num_task_tokens = frontier.num_task_tokens
         self._jobs.supersede(frontier)
+        self._working_set.forget(frontier)
         self._let_go_behind(frontier, left.num_shared_blocks, turn)
         frontier.receipt = copy(frontier.receipt)  # the first one has gone to the client
         self._tell(frontier, LEFT_BEHIND)
@@ -257,8 +261,10 @@ class ContinuumPolicy:
         return turn.job.course.remaining_s if turn.job.course is not None else 0.0
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        turn = self._turns.get(request.request_id)
         is_overdue = self._wait_bound.queued(request, now)
-        return waiting_key(request, self._turns.get(request.request_id), is_overdue=is_overdue)
+        is_parked = not is_overdue and turn is not None and self._working_set.parks(turn)
+        return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
 
     def changed_keys(self) -> Iterable[Request]:
         if not self._changed:
@@ -267,8 +273,15 @@ class ContinuumPolicy:
         return changed
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        # A new job that does not fit waits behind the pins it may not break: they are the gate.
-        return True
+        # Without a host tier a new job that does not fit waits behind the pins it may not break: they are
+        # the gate. With one pins yield, and what begun jobs need beyond it is computed again and again.
+        turn = self._turns.get(request.request_id)
+        if turn is None or self._wait_bound.is_overdue(request) or self._working_set.admits(turn, now):
+            return True
+        if self._working_set.park(turn):
+            self._changed.append(request)
+            self._trace.turn_parked(turn, now)
+        return False
 
     def may_pass(self, request: Request, now: float) -> bool:
         # A warm turn holds memory that only running it can free: it must not wait behind one that has none,
@@ -279,6 +292,7 @@ class ContinuumPolicy:
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         self._break_rule.forget(request)
         self._wait_bound.admitted(request)
+        self._working_set.came(request)
         turn = self._turns.get(request.request_id)
         if turn is None or turn.num_cached_tokens is not None:
             return ()
@@ -319,6 +333,7 @@ class ContinuumPolicy:
         self._trace.turn_aborted(turn, now)
         if turn.frontier is not None:
             self._jobs.restore_frontier(turn.frontier)
+            self._working_set.awaits(turn.frontier, now)
         elif not turn.job.turns and not turn.job.frontiers and turn.job.is_inferred:
             self._jobs.remove(turn.job)
             self._trace.job_forgotten(turn.job, now)
@@ -329,6 +344,7 @@ class ContinuumPolicy:
     def _close_turn(self, request: Request, now: float) -> Turn | None:
         """The turn is over, however it ended: a pin it had come back to and never took over goes."""
         self._wait_bound.gone(request)
+        self._working_set.went(request)
         turn = self._turns.pop(request.request_id, None)
         if turn is None:
             return None
@@ -375,6 +391,7 @@ class ContinuumPolicy:
         )
         self._jobs.add_frontier(frontier, block_hashes)
         self._dead_ends.remember(frontier, block_hashes)
+        self._working_set.awaits(frontier, now)
         self._frontiers[request.request_id] = frontier
         if len(job.frontiers) > MAX_FRONTIERS:
             self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
@@ -483,6 +500,7 @@ class ContinuumPolicy:
         elif job.course is not None:
             job.course.looks_finished()
         frontier.receipt = copy(frontier.receipt)  # the first one is on its way to the client
+        self._working_set.awaits(frontier, now)
         self._log.decided_anew(frontier)
         self._trace.tools_started(frontier, now)
 
@@ -508,6 +526,7 @@ class ContinuumPolicy:
         frontier.told.take(signal, now - frontier.ended_s, len(frontier.tools or ()))
         frontier.receipt = copy(frontier.receipt)
         self._log.decided_anew(frontier)
+        self._working_set.awaits(frontier, now)
         self._trace.client_told(frontier, signal, now)
         if frontier.told.state is ToolState.CANCELLED:
             self._learn_cut_off(frontier, now)
@@ -543,6 +562,7 @@ class ContinuumPolicy:
 
     def _drop_frontier(self, frontier: Frontier) -> None:
         self._jobs.remove_frontier(frontier)
+        self._working_set.forget(frontier)
         self._dead_ends.forget(frontier)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.pin is not None:

@@ -26,6 +26,10 @@ class PolicyTrace:
             continues = turn.frontier.request_id if turn.frontier is not None else None
             self._turn("turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues)
 
+    def turn_parked(self, turn: Turn, now: float) -> None:
+        if self._tracer.on:
+            self._turn("turn_parked", turn, now)
+
     def turn_admitted(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             self._turn("turn_admitted", turn, now)

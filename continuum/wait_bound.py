@@ -36,6 +36,10 @@ class WaitBound:
         self._overdue.add(request.request_id)
         return True
 
+    def is_overdue(self, request: Request) -> bool:
+        """Of one that waits."""
+        return request.request_id in self._overdue
+
     def admitted(self, request: Request) -> None:
         self._overdue.discard(request.request_id)
 

@@ -76,6 +76,8 @@ class PolicyContext:
     tracer: Tracer | None = None
     has_host_tier: bool = False
     """Whether what is computed is also kept in host memory, to be loaded back."""
+    num_host_blocks: int = 0
+    """Copies that fit there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class SchedulingPolicy(Protocol):
         """Waiting requests whose key changed since the last call; the scheduler queues them anew."""
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        """Whether a waiting request may start now; if not it is set aside and those behind it are tried."""
+        """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all
+        of them, or where some may pass (``lets_pass``) those."""
 
     def may_pass(self, request: Request, now: float) -> bool:
         """Whether a waiting request may start although one ahead of it found no room.

@@ -380,9 +380,9 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
 
     now: float
     kind: str
-    """turn_arrived | turn_admitted | turn_ended | turn_aborted | tools_started | finished | forgotten
-    (nothing more is known of the job); and what a client says of its calls: told_started | told_progress |
-    told_finished | told_cancelled"""
+    """turn_arrived | turn_parked (its job may not begin yet) | turn_admitted | turn_ended | turn_aborted |
+    tools_started | finished | forgotten (nothing more is known of the job); and what a client says of its
+    calls: told_started | told_progress | told_finished | told_cancelled"""
     job_id: str
     req_id: str | None = None
     turn: int = 0

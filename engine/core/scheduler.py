@@ -297,6 +297,8 @@ class Scheduler:
                 if self._admit(request, step):
                     continue
                 behind_unfit = True
+            elif may_pass and self.policy.lets_pass:
+                behind_unfit = True
             if behind_unfit and not self._look_further(request, may_pass, len(set_aside)):
                 break
             set_aside.append(self.waiting.set_aside())

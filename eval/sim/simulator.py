@@ -116,7 +116,11 @@ class Simulator:
         self._router = make_router(config.router)
         self._foresight = Foresight(self._jobs, config.cost, host_tier=config.host_kv_tokens > 0)
         context = PolicyContext(
-            config.block_size, config.num_blocks, tracer, has_host_tier=config.host_kv_tokens > 0
+            config.block_size,
+            config.num_blocks,
+            tracer,
+            has_host_tier=config.host_kv_tokens > 0,
+            num_host_blocks=config.host_kv_tokens // config.block_size,
         )
         replica = ReplicaConfig(
             cost=config.cost,

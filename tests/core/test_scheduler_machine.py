@@ -145,7 +145,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         fates = cycle(load_fates)
         num_host_blocks = num_host_blocks if caching else 0
-        context = PolicyContext(BLOCK_SIZE, NUM_BLOCKS - 1, self.tracer, has_host_tier=num_host_blocks > 0)
+        context = PolicyContext(
+            BLOCK_SIZE,
+            NUM_BLOCKS - 1,
+            self.tracer,
+            has_host_tier=num_host_blocks > 0,
+            num_host_blocks=num_host_blocks,
+        )
         self.room = EngineRoom(
             make_policy(policy, bits, context),
             block_size=BLOCK_SIZE,

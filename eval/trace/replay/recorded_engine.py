@@ -53,7 +53,11 @@ class RecordedEngine:
         self._events: list[TraceEvent] = []
         tracer = Tracer(self)
         context = PolicyContext(
-            header.block_size, header.num_blocks, tracer, has_host_tier=header.num_host_blocks > 0
+            header.block_size,
+            header.num_blocks,
+            tracer,
+            has_host_tier=header.num_host_blocks > 0,
+            num_host_blocks=header.num_host_blocks,
         )
         self.scheduler = Scheduler(
             _scheduler_config(header),

@@ -1,0 +1,129 @@
+"""The working-set ledger: whether one more job may begin, by what those that have begun will need.
+
+Only where copies are kept in host memory: there pins yield to anybody, so nothing else keeps more jobs from
+beginning than can be held, and then each turn drops what another comes back for. Who is here needs its
+context; who is in a tool call, as surely as it is expected back. Each event costs O(log n): what time alone
+changes is looked at again when half as much of it again has passed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from continuum.jobs import Frontier, Turn
+from continuum.tool_memory import ToolMemory
+from engine.request import Request, RequestStatus
+
+HOST_SHARE = 0.9
+"""Of the host tier that may be needed: copies of what nobody will ask for stand among the others."""
+HORIZON_S = 600.0
+"""Who is not back so soon counts as one who may stay away: its copies are the oldest by then."""
+FIRST_LOOK_S = 1.0
+LATER_LOOKS = 1.5
+"""How likely a return is, is asked again when the call has run for so many times as long."""
+
+
+class WorkingSet:
+    """Blocks that the begun jobs are expected to need, and the new jobs that wait for room beside them."""
+
+    def __init__(self, tools: ToolMemory, num_host_blocks: int, block_size: int) -> None:
+        """``num_host_blocks``: of the host tier; 0 without one, and then every job may begin."""
+        self._tools = tools
+        self._room = int(num_host_blocks * HOST_SHARE)
+        self._block_size = block_size
+        self._here: dict[str, int] = {}
+        """By request: admitted, or back for what its job has."""
+        self._awaited: dict[str, int] = {}
+        """By the request that ended last in a job, or in a branch of one."""
+        self._parked: set[str] = set()
+        self._num_blocks = 0
+        self._looks: list[tuple[float, int, Frontier]] = []
+        self._numbers = count()
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    # ---- who may begin ----
+
+    def admits(self, turn: Turn, now: float) -> bool:
+        """Whether the turn may start now: only a job's first may not; and one job always may."""
+        if not self._room or not _begins(turn) or not self._here:
+            return True
+        self._look_again(now)
+        return self._num_blocks + self._blocks(turn.request.num_tokens) <= self._room
+
+    def park(self, turn: Turn) -> bool:
+        """It waits behind all that may start; False if it did already."""
+        if turn.request.request_id in self._parked:
+            return False
+        self._parked.add(turn.request.request_id)
+        return True
+
+    def parks(self, turn: Turn) -> bool:
+        """Whether it waits there: while anybody does, jobs that come later line up behind."""
+        if not self._parked or not _begins(turn):
+            return False
+        self._parked.add(turn.request.request_id)
+        return True
+
+    # ---- who has begun ----
+
+    def came(self, request: Request) -> None:
+        """It is admitted, and here until it has gone, running or not."""
+        self._parked.discard(request.request_id)
+        if self._room:
+            self._put(self._here, request.request_id, self._blocks(request.num_tokens))
+
+    def went(self, request: Request) -> None:
+        self._parked.discard(request.request_id)
+        self._num_blocks -= self._here.pop(request.request_id, 0)
+
+    def continued(self, frontier: Frontier, request: Request) -> None:
+        """Its next turn is back, and waits."""
+        self.forget(frontier)
+        self.came(request)
+
+    def awaits(self, frontier: Frontier, now: float) -> None:
+        """A turn has ended there, or more is known of what it called."""
+        if not self._room:
+            return
+        self._look_again(now)
+        if frontier.request_id not in self._awaited:
+            heapq.heappush(self._looks, (now + FIRST_LOOK_S, next(self._numbers), frontier))
+        self._weigh(frontier, now)
+
+    def forget(self, frontier: Frontier) -> None:
+        """Nobody is expected back there any more."""
+        self._num_blocks -= self._awaited.pop(frontier.request_id, 0)
+
+    def _look_again(self, now: float) -> None:
+        while self._looks and self._looks[0][0] <= now:
+            _, number, frontier = heapq.heappop(self._looks)
+            if frontier.request_id in self._awaited:
+                self._weigh(frontier, now)
+                elapsed_s = max(FIRST_LOOK_S, now - frontier.ended_s)
+                heapq.heappush(self._looks, (frontier.ended_s + LATER_LOOKS * elapsed_s, number, frontier))
+
+    def _weigh(self, frontier: Frontier, now: float) -> None:
+        """Its context and what its next prompt adds, times how likely that comes."""
+        probability = 0.0
+        if not frontier.is_at_rest:
+            probability = self._tools.return_probability(frontier, now + HORIZON_S, now)
+            probability *= 1 - self._tools.last_turn_probability(frontier.tools)
+        growth_tokens = self._tools.prompt_growth(frontier.tools) or 0.0
+        num_blocks = len(frontier.chain) + growth_tokens / self._block_size
+        self._put(self._awaited, frontier.request_id, round(probability * num_blocks))
+
+    def _put(self, part: dict[str, int], name: str, num_blocks: int) -> None:
+        self._num_blocks += num_blocks - part.get(name, 0)
+        part[name] = num_blocks
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+
+def _begins(turn: Turn) -> bool:
+    """Whether it is a job's first and has not run yet."""
+    return turn.number == 1 and turn.frontier is None and turn.request.status is not RequestStatus.PREEMPTED
