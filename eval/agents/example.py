@@ -9,14 +9,14 @@ FILES = {
     "plan/winter.md": "Nothing grows.\ncrop: kale\n",
     "stock/tools.csv": "spade\nrake\nhoe\nfork\n",
     "stock/seeds.csv": "bean\npea\nradish\n",
-    "stock/north.txt": "beds: 12\n",
-    "stock/south.txt": "beds: 31\n",
+    "stock/north.txt": "plants: 412\n",
+    "field/south.txt": "plants: 231\n",
     "pump.toml": '[pump]\nhost = "well-7"\nrate = "40"\n[log]\nlevel = "info"\n',
 }
 QUESTIONS = (
     "How many lines does stock/tools.csv have?",
     "Start with readme.md. Each file names the next one. What is the crop in the last one?",
-    "Add the beds of stock/north.txt and stock/south.txt.",
+    "Add the plants of stock/north.txt and field/south.txt.",
     "What is pump.rate in pump.toml?",
     "Write the value of pump.host in pump.toml to host.txt.",
 )
