@@ -1,8 +1,9 @@
 """The order of the waiting queue: preempted turns, then warm ones, then by the rank of the job.
 
 A job's rank is a time: the arrival of its turn, earlier by a share of the job's age, later by a multiple of
-the work that it is forecast to have left. Turns of jobs that began earlier could pass a request for as long
-as they come back: so who has waited for too long goes before all others, in the order in which they came.
+what jobs of its kind are more work than usual ones, or earlier by what they are less. Turns of jobs that
+began earlier could pass a request for as long as they come back: so who has waited for too long goes before
+all others, in the order in which they came.
 
 The age counts in full where KV that is lost must be computed again: the fewer jobs are begun, the less is
 lost. Where it is loaded back from host memory, age counts as far as it tells who is sooner done: among jobs
@@ -12,12 +13,17 @@ as they come. And it counts where even host memory loses what the jobs begun nee
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
 from continuum.jobs import Turn
 from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
 OVERDUE, PREEMPTED, WARM, COLD, PARKED = range(5)
+RANKED_PER_STEP = 64
+"""Waiting turns whose ranks follow what was learned: of thousands no step waits for all."""
 
 
 def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) -> float:
@@ -28,7 +34,7 @@ def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) ->
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
-    """Of the turn's job, from now on. ``work_s``: what the forecast of its remaining work weighs."""
+    """Of the turn's job, from now on. ``work_s``: what the forecast of its work weighs."""
     first_s = turn.job.first_arrival_s
     return first_s + (1.0 - age_weight) * (turn.request.arrival_time - first_s) + work_s
 
@@ -45,3 +51,18 @@ def waiting_key(
     if turn is not None and turn.warm:
         return (WARM, rank)
     return (PARKED if is_parked else COLD, rank)
+
+
+class RankingAnew:
+    """Goes through the turns that wait whenever the forecast has learned, some in each step."""
+
+    def __init__(self) -> None:
+        self._num_lessons = 0
+        self._turns: Iterator[Turn] = iter(())
+
+    def take(self, num_lessons: int, turns: Mapping[str, Turn]) -> Iterator[Turn]:
+        """Those that are due. ``turns``: all that are open, in order of arrival."""
+        if num_lessons != self._num_lessons:
+            self._num_lessons = num_lessons
+            self._turns = iter(list(turns.values()))
+        return (turn for turn in islice(self._turns, RANKED_PER_STEP) if turn.num_cached_tokens is None)

@@ -27,7 +27,7 @@ from continuum.job_status import frontier_status, job_status
 from continuum.job_tally import FINISHED, FORGOTTEN, JobTally
 from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, Turn
 from continuum.kv_cost import KvCost
-from continuum.order import age_weight, job_rank, waiting_key
+from continuum.order import RankingAnew, age_weight, job_rank, waiting_key
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
 from continuum.program_stats import QueueDelay, RecomputedShare
@@ -130,6 +130,7 @@ class ContinuumPolicy:
         self._log = TurnLog()
         self._pin_ids = itertools.count(1)
         self._changed: list[Request] = []
+        self._ranking = RankingAnew()
         self._breaking_for: str | None = None
         """Request that was last asked for: a pin that breaks now gives way to it. None: to another pin."""
         self._superseded_by: str | None = None
@@ -155,7 +156,7 @@ class ContinuumPolicy:
             self._supersede(turn, continuation)
         if turn.frontier is not None:
             self._dead_ends.forget(turn.frontier)
-        job.rank = job_rank(turn, self._age_weight(), self._config.work_weight * self.remaining_work_s(turn))
+        self._rank(turn)
         self._trace.turn_arrived(turn, now)
 
     def _open_turn(self, job: Job, request: Request, continuation: Continuation) -> Turn:
@@ -190,7 +191,7 @@ class ContinuumPolicy:
             return
         num_turns = 1
         if job.course is None:
-            job.course = self._forecast.course(job.kind)
+            job.course = self._forecast.course(job.kind, request.num_prompt_tokens)
             num_turns = job.num_turns
         for _ in range(num_turns):
             job.course.begin_turn()
@@ -256,9 +257,14 @@ class ContinuumPolicy:
             return 1.0
         return age_weight(self._forecast.lengths.value, self._recomputed_share.value, self._config)
 
-    def remaining_work_s(self, turn: Turn) -> float:
-        """Seconds of service that the job is forecast to need from this turn on; 0 if nothing is known."""
-        return turn.job.course.remaining_s if turn.job.course is not None else 0.0
+    def _rank(self, turn: Turn) -> None:
+        turn.job.rank = job_rank(turn, self._age_weight(), self._config.work_weight * self.work_s(turn))
+
+    def work_s(self, turn: Turn) -> float:
+        """Seconds of service that the job is forecast to need beyond what jobs usually do; 0 if nothing is
+        known."""
+        course = turn.job.course
+        return course.excess_s if course is not None else self._forecast.excess_s(turn.job.kind)
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request.request_id)
@@ -267,6 +273,10 @@ class ContinuumPolicy:
         return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
 
     def changed_keys(self) -> Iterable[Request]:
+        if self._config.work_weight:
+            for turn in self._ranking.take(self._forecast.num_lessons, self._turns):
+                self._rank(turn)
+                self._changed.append(turn.request)
         if not self._changed:
             return ()
         changed, self._changed = self._changed, []

@@ -18,5 +18,5 @@ class KnownWorkPolicy(ContinuumPolicy):
         super().__init__(context, config)
         self._knowledge = knowledge
 
-    def remaining_work_s(self, turn: Turn) -> float:
+    def work_s(self, turn: Turn) -> float:
         return self._knowledge.remaining_s(turn.request.request_id)

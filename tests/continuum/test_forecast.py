@@ -1,22 +1,34 @@
-"""What is left of a job, learned from jobs like it; and what the order makes of that."""
+"""How much work jobs are, learned from jobs like them; and what the order makes of that."""
 
 from __future__ import annotations
+
+import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from continuum.cli import main
 from continuum.config import ContinuumConfig
 from continuum.forecast import MAX_KINDS, JobCourse, WorkForecast
+from continuum.jobs import Job, Turn
+from continuum.order import RANKED_PER_STEP, RankingAnew
 from continuum.policy import ContinuumPolicyFactory
 from engine.messages import ToolCall, ToolGapStarted
 from engine.policy import PolicyContext
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from eval.results import read_results
 from tests.core.engine_room import EngineRoom
 
+TOKENS = 1000
+"""In the first prompts of jobs whose size is not the matter."""
 
-def _serve(forecast: WorkForecast, kind: str, num_turns: int, service_s: float = 1.0) -> JobCourse:
+
+def _serve(forecast: WorkForecast, kind: str | None, num_turns: int, service_s: float = 1.0) -> JobCourse:
     """A whole job, to its end."""
-    course = forecast.course(kind)
+    course = forecast.course(kind, TOKENS)
     for _ in range(num_turns):
         course.begin_turn()
         course.end_turn(service_s)
@@ -24,54 +36,73 @@ def _serve(forecast: WorkForecast, kind: str, num_turns: int, service_s: float =
     return course
 
 
-def _begun(forecast: WorkForecast, kind: str, num_turns: int) -> JobCourse:
-    """A job in its turn of this number."""
-    course = forecast.course(kind)
-    for _ in range(num_turns - 1):
-        course.begin_turn()
-        course.end_turn(1.0)
-    course.begin_turn()
-    return course
+def _short_and_long() -> WorkForecast:
+    """Forty jobs of two turns of a second, and forty of twelve: usually they are seven."""
+    forecast = WorkForecast()
+    for _ in range(40):
+        _serve(forecast, "short", 2)
+        _serve(forecast, "long", 12)
+    return forecast
 
 
 def test_nothing_is_forecast_before_anything_is_known() -> None:
     """Then jobs are ranked by their arrival alone."""
+    assert WorkForecast().excess_s("new") == 0
+
+
+def test_kinds_are_told_apart() -> None:
+    """By nearly what they differ."""
+    forecast = _short_and_long()
+    assert forecast.excess_s("short") == pytest.approx(-5, rel=0.25)
+    assert forecast.excess_s("long") == pytest.approx(5, rel=0.25)
+
+
+def test_where_all_are_of_one_kind_nobody_is_more_than_the_others() -> None:
+    """To the last bit, after every turn, whatever was seen: the order is that of age."""
     forecast = WorkForecast()
-    assert _begun(forecast, "new", 1).remaining_s == 0
+    for number in range(50):
+        course = forecast.course(None, TOKENS)
+        for _ in range(1 + number % 7):
+            course.begin_turn()
+            course.end_turn(0.1 + number)
+            assert course.excess_s == 0
+        course.looks_finished()
 
 
-def test_kinds_are_told_apart_and_a_job_gets_nearer_to_its_end() -> None:
-    """Two turns of 1 s against twelve; in the eleventh turn of twelve little is left."""
+def test_kinds_by_name_alone_are_alike() -> None:
+    """Two names of one agent, forty jobs each of five turns on average: less than half a turn apart."""
     forecast = WorkForecast()
-    for _ in range(40):
-        _serve(forecast, "short", 2)
-        _serve(forecast, "long", 12)
-    short, long = _begun(forecast, "short", 1), _begun(forecast, "long", 1)
-    assert short.remaining_s == pytest.approx(2, rel=0.25)
-    assert long.remaining_s == pytest.approx(12, rel=0.25)
-    assert 2 <= _begun(forecast, "long", 11).remaining_s < 4
+    for number in range(40):
+        for kind in "ab":
+            _serve(forecast, kind, 3 + number % 5)
+    assert forecast.excess_s("a") == pytest.approx(forecast.excess_s("b"), abs=0.5)
 
 
-def test_an_unknown_kind_is_taken_for_the_usual_one() -> None:
-    """Its forecast lies between those of the kinds that are known."""
+def test_kinds_with_large_prompts_are_more_work_before_any_job_has_ended() -> None:
+    """What is held of the pool is known at once: a few turns are enough to say how much that is worth."""
     forecast = WorkForecast()
-    for _ in range(40):
-        _serve(forecast, "short", 2)
-        _serve(forecast, "long", 12)
-    assert 2 < _begun(forecast, "never seen", 1).remaining_s < 12
+    for _ in range(3):
+        for kind, num_tokens in (("small", 2_000), ("large", 40_000)):
+            course = forecast.course(kind, num_tokens)
+            course.begin_turn()
+            course.end_turn(5.0)
+    assert forecast.excess_s("small") < 0 < forecast.excess_s("large")
 
 
-def test_a_slow_job_has_more_left_than_a_quick_one() -> None:
-    """Of the same kind and turn: what its own turns took counts."""
+def test_jobs_that_begin_like_no_other_are_alike() -> None:
+    """Whatever their sizes: nothing tells them apart that was seen to tell jobs apart."""
     forecast = WorkForecast()
-    for _ in range(20):
-        _serve(forecast, "agent", 6)
-    quick, slow = _begun(forecast, "agent", 3), forecast.course("agent")
-    for _ in range(2):
-        slow.begin_turn()
-        slow.end_turn(5.0)
-    slow.begin_turn()
-    assert slow.remaining_s > 1.5 * quick.remaining_s
+    courses = [forecast.course(f"only once {number}", 1_000 * number) for number in range(1, 20)]
+    for course in courses:
+        course.begin_turn()
+        course.end_turn(4.0)
+    assert {course.excess_s for course in courses} == {0.0}
+
+
+def test_a_kind_that_was_never_seen_is_taken_for_the_usual_one() -> None:
+    """It is ranked between those that are known."""
+    forecast = _short_and_long()
+    assert forecast.excess_s("short") < forecast.excess_s("never seen") < forecast.excess_s("long")
 
 
 def test_an_answer_that_was_not_the_last_is_taken_back() -> None:
@@ -79,25 +110,44 @@ def test_an_answer_that_was_not_the_last_is_taken_back() -> None:
     honest, hasty = WorkForecast(), WorkForecast()
     for _ in range(30):
         _serve(honest, "agent", 8)
-        course = hasty.course("agent")
+        course = hasty.course("agent", TOKENS)
         for _ in range(8):
             course.begin_turn()
             course.end_turn(1.0)
             course.looks_finished()
-    for number in (1, 4, 8):
-        expected = _begun(honest, "agent", number).remaining_s
-        assert _begun(hasty, "agent", number).remaining_s == pytest.approx(expected)
+        for forecast in (honest, hasty):
+            _serve(forecast, "other", 2)
+    assert honest.excess_s("agent") > 2
+    assert hasty.excess_s("agent") == pytest.approx(honest.excess_s("agent"), rel=0.05)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 600), st.floats(0, 1e3)), max_size=30))
-def test_a_forecast_is_finite_and_at_least_the_turn_itself(jobs: list[tuple[str, int, float]]) -> None:
-    """Whatever was learned."""
+_JOBS = st.lists(
+    st.tuples(
+        st.sampled_from([None, "a", "b", "c"]),
+        st.integers(0, 12),
+        st.floats(0, 1e3),
+        st.integers(1, 200_000),
+        st.booleans(),
+    ),
+    max_size=20,
+)
+
+
+@given(_JOBS)
+def test_a_forecast_is_finite(jobs: list[tuple[str | None, int, float, int, bool]]) -> None:
+    """Whatever was learned, of jobs that ended or did not; and it stays between lessons."""
     forecast = WorkForecast()
-    for kind, num_turns, service_s in jobs:
-        _serve(forecast, kind, num_turns, service_s)
-    for number in (1, 2, 40, 700):
-        course = _begun(forecast, "a", number)
-        assert 0 <= course.remaining_s < float("inf")
+    for kind, num_turns, service_s, num_tokens, ends in jobs:
+        course = forecast.course(kind, num_tokens)
+        for _ in range(num_turns):
+            lessons, told = forecast.num_lessons, forecast.excess_s("a")
+            course.begin_turn()
+            course.end_turn(service_s)
+            assert forecast.num_lessons > lessons or forecast.excess_s("a") == told
+        if ends:
+            course.looks_finished()
+        assert math.isfinite(course.excess_s)
+        assert math.isfinite(forecast.excess_s("b"))
 
 
 def test_kinds_are_bounded() -> None:
@@ -105,35 +155,111 @@ def test_kinds_are_bounded() -> None:
     forecast = WorkForecast()
     for _ in range(40):
         _serve(forecast, "first", 30)
+    _serve(forecast, "second", 1)
+    _serve(forecast, "second", 1)
+    assert forecast.excess_s("first") > 0
     for number in range(MAX_KINDS):
         _serve(forecast, f"kind {number}", 1)
-    assert _begun(forecast, "first", 1).remaining_s < 10
+    assert forecast.excess_s("first") == 0
+
+
+OPENINGS = {"short": [1] * 128, "long": [2] * 128}
+
+
+def _room() -> EngineRoom:
+    """With one seat, and the order by forecast."""
+    block = 32
+    policy = ContinuumPolicyFactory(ContinuumConfig(work_weight=1.0))(PolicyContext(block, 63))
+    return EngineRoom(
+        policy, block_size=block, num_blocks=64, max_model_len=512, max_num_seqs=1, max_num_batched_tokens=512
+    )
+
+
+def _play(room: EngineRoom, kind: str, number: int, num_turns: int) -> None:
+    prompt = [*OPENINGS[kind], 100 + number]
+    for index in range(num_turns):
+        request_id = f"{kind}-{number}-{index}"
+        room.add(request_id, prompt, job_id=f"{kind}-{number}")
+        room.run()
+        prompt = [*room.tokens[request_id], 7]
+        calls = [ToolCall("bash", "ls")] if index + 1 < num_turns else []
+        room.scheduler.signal(ToolGapStarted(request_id, calls), room.clock.now())
 
 
 def test_of_two_new_jobs_the_one_that_is_sooner_done_goes_first() -> None:
     """Agents are told apart by how their prompts begin; a pool of one seat serves the short kind first."""
-    block = 32
-    config = ContinuumConfig(work_weight=1.0)
-    policy = ContinuumPolicyFactory(config)(PolicyContext(block, 63))
-    room = EngineRoom(
-        policy, block_size=block, num_blocks=64, max_model_len=512, max_num_seqs=1, max_num_batched_tokens=512
-    )
-    openings = {"short": [1] * config.kind_tokens, "long": [2] * config.kind_tokens}
+    room = _room()
     for number in range(12):
-        for kind, num_turns in (("short", 1), ("long", 6)):
-            prompt = [*openings[kind], 100 + number]
-            for index in range(num_turns):
-                request_id = f"{kind}-{number}-{index}"
-                room.add(request_id, prompt, job_id=f"{kind}-{number}")
-                room.run()
-                prompt = [*room.tokens[request_id], 7]
-                calls = [ToolCall("bash", "ls")] if index + 1 < num_turns else []
-                told = ToolGapStarted(request_id, calls)
-                room.scheduler.signal(told, room.clock.now())
+        _play(room, "short", number, 1)
+        _play(room, "long", number, 6)
     room.add("busy", [3] * 40, max_tokens=8)
     room.step()
-    room.add("long", [*openings["long"], 1], job_id="long")
+    room.add("long", [*OPENINGS["long"], 1], job_id="long")
     room.step()
-    room.add("short", [*openings["short"], 1], job_id="short")
+    room.add("short", [*OPENINGS["short"], 1], job_id="short")
     room.run()
     assert list(room.finished)[-3:] == ["busy", "short", "long"]
+
+
+def test_those_that_wait_are_ranked_anew_by_what_is_learned_meanwhile() -> None:
+    """Nothing tells the kinds apart when the two jobs come; then a job of one of them runs very long."""
+    room = _room()
+    for number in range(3):
+        _play(room, "short", number, 1)
+    _play(room, "long", 0, 1)
+    room.add("runs", [*OPENINGS["long"], 1], job_id="runs", max_tokens=300)
+    room.step()
+    room.add("long", [*OPENINGS["long"], 2], job_id="long")
+    room.step()
+    room.add("short", [*OPENINGS["short"], 2], job_id="short")
+    room.run()
+    assert list(room.finished)[-3:] == ["runs", "short", "long"]
+
+
+@given(st.integers(0, 300), st.lists(st.integers(0, 299), max_size=20))
+def test_a_step_ranks_a_few_anew_and_all_have_their_turn(num_turns: int, admitted: list[int]) -> None:
+    """After a lesson each turn that waits is taken once, in order; no step looks at more than its share."""
+    turns = {str(number): _waiting_turn(number in admitted) for number in range(num_turns)}
+    ranking, taken = RankingAnew(), []
+    assert not list(ranking.take(0, turns)), "nothing was learned"
+    for _ in range(num_turns // RANKED_PER_STEP + 1):
+        some = list(ranking.take(1, turns))
+        assert len(some) <= RANKED_PER_STEP
+        taken += some
+    assert taken == [turn for turn in turns.values() if turn.num_cached_tokens is None]
+    assert not list(ranking.take(1, turns)), "nothing more was learned"
+
+
+def _waiting_turn(is_admitted: bool) -> Turn:
+    job = Job("j", None, 0.0, 0.0, 0.0)
+    request = Request("r", [1], SamplingParams(), 0.0)
+    return Turn(job, request, 1, None, num_cached_tokens=0 if is_admitted else None)
+
+
+def _mean_completion_s(out: Path, workload: str, *flags: str) -> dict[str, float]:
+    """By policy, over all its runs."""
+    sums: dict[str, list[float]] = {}
+    assert main(["simulate", "--workload", workload, "--json", str(out), *flags]) == 0
+    for run in read_results(out).runs:
+        assert run.job_completion_s is not None
+        sums.setdefault(run.name, []).append(run.job_completion_s.mean)
+    return {name: sum(means) / len(means) for name, means in sums.items()}
+
+
+AGE, FORECAST = (f"continuum:max_wait_s=600,work_weight={weight}" for weight in (0, 1))
+
+
+def test_where_kinds_differ_jobs_are_sooner_done_than_by_age(tmp_path: Path) -> None:
+    """A crowd of short and long agents where memory is short: at least a tenth off the mean."""
+    flags = ["--rate", "1", "--kv-tokens", "150000", "--block-size", "64", "--share-prefixes", "--jobs", "24"]
+    flags += ["--policies", f"{AGE},{FORECAST}"]
+    means = _mean_completion_s(tmp_path / "out.json", "swe-bench+bfcl:tokens=0.1", *flags)
+    assert means[FORECAST] < 0.9 * means[AGE]
+
+
+def test_where_all_are_of_one_kind_the_order_is_that_of_age(tmp_path: Path) -> None:
+    """To the last digit."""
+    flags = ["--rate", "1", "--kv-tokens", "30000", "--block-size", "64", "--jobs", "15"]
+    flags += ["--policies", f"fcfs,{AGE},{FORECAST}"]
+    means = _mean_completion_s(tmp_path / "out.json", "bfcl:tokens=0.1", *flags)
+    assert means[FORECAST] == means[AGE] != means["fcfs"]

@@ -1,0 +1,96 @@
+"""How far groups differ in how often something ends: what each lends the others. Knows nothing of jobs.
+
+Bühlmann's credibility (ASTIN Bulletin 4, 1967) of a rate: what a group showed is mixed with what all did, by
+a strength. Of the strengths, and of no difference at all, each counts as probable as it made what was seen:
+where groups are alike, or too little was seen, a group is worth what all are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""So many ends of a group make what it showed as credible as what all did."""
+MOST_EVIDENCE = 50.0
+"""Log-likelihood beyond which nothing is surer."""
+NOTHING = 1e-9
+"""Less exposure than this is none."""
+
+
+@dataclass(slots=True)
+class RateGroup:
+    """What was seen of one group."""
+
+    exposure: float = 0.0
+    """Seconds, say, in which something could end."""
+    num_ends: float = 0.0
+    ended: float = 0.0
+    """Exposure until they ended, summed over those that did."""
+    ended_squared: float = 0.0
+
+    def fade(self) -> None:
+        """What was seen so far counts half."""
+        self.exposure /= 2
+        self.num_ends /= 2
+        self.ended /= 2
+        self.ended_squared /= 2
+
+
+def exposures_per_end(groups: Sequence[RateGroup]) -> list[float] | None:
+    """Of each group, in order, what it is expected to take until one ends; None before any ended."""
+    num_ends = math.fsum(group.num_ends for group in groups)
+    exposure = math.fsum(group.exposure for group in groups)
+    if num_ends <= 0 or exposure < NOTHING:
+        return None
+    usual = exposure / num_ends
+    beliefs = _beliefs(groups, usual, dispersion_of(groups))
+    return [
+        usual
+        + math.fsum(
+            probability * ((group.exposure + strength * usual) / (group.num_ends + strength) - usual)
+            for strength, probability in beliefs
+        )
+        for group in groups
+    ]
+
+
+def dispersion_of(groups: Sequence[RateGroup]) -> float:
+    """How much more counts scatter within a group than those of ends that come at any time; at least 1.
+
+    The squared coefficient of variation of what single ones took, which is 1 for such ends.
+    """
+    squares = freedom = 0.0
+    for group in groups:
+        if group.num_ends > 1 and group.ended > NOTHING:
+            squares += max(0.0, group.ended_squared * group.num_ends**2 / group.ended**2 - group.num_ends)
+            freedom += group.num_ends - 1
+    return max(1.0, squares / freedom) if freedom else 1.0
+
+
+def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> list[tuple[float, float]]:
+    """Strengths and how probable each is; what is missing to 1 is that there is no difference."""
+    if len(groups) < 2:
+        return []
+    counts = [(group.num_ends / dispersion, group.exposure / usual / dispersion) for group in groups]
+    likelihoods = [math.exp(min(MOST_EVIDENCE, _evidence(counts, strength))) for strength in STRENGTHS]
+    total = len(STRENGTHS) + math.fsum(likelihoods)
+    return [
+        (strength * dispersion, likelihood / total)
+        for strength, likelihood in zip(STRENGTHS, likelihoods, strict=True)
+    ]
+
+
+def _evidence(counts: Sequence[tuple[float, float]], strength: float) -> float:
+    """Log-likelihood of ends that were seen and expected, of rates drawn from a gamma distribution of this
+    shape, beyond that of equal rates: negative binomial against Poisson."""
+    drawn = math.lgamma(strength)
+    return math.fsum(
+        math.lgamma(seen + strength)
+        - drawn
+        - (seen + strength) * math.log1p(expected / strength)
+        - seen * math.log(strength)
+        + expected
+        for seen, expected in counts
+    )
