@@ -13,12 +13,9 @@ from itertools import count
 
 from continuum.jobs import Frontier, Turn
 from continuum.tool_memory import ToolMemory
+from continuum.tuning import Tuning
 from engine.request import Request, RequestStatus
 
-HOST_SHARE = 0.9
-"""Of the host tier that may be needed: copies of what nobody will ask for stand among the others."""
-HORIZON_S = 600.0
-"""Who is not back so soon counts as one who may stay away: its copies are the oldest by then."""
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5
 """How likely a return is, is asked again when the call has run for so many times as long."""
@@ -27,10 +24,11 @@ LATER_LOOKS = 1.5
 class WorkingSet:
     """Blocks that the begun jobs are expected to need, and the new jobs that wait for room beside them."""
 
-    def __init__(self, tools: ToolMemory, num_host_blocks: int, block_size: int) -> None:
+    def __init__(self, tools: ToolMemory, num_host_blocks: int, block_size: int, tuning: Tuning) -> None:
         """``num_host_blocks``: of the host tier; 0 without one, and then every job may begin."""
         self._tools = tools
-        self._room = int(num_host_blocks * HOST_SHARE)
+        self._room = int(num_host_blocks * tuning.host_share)
+        self._horizon_s = tuning.return_horizon_s
         self._block_size = block_size
         self._here: dict[str, int] = {}
         """By request: admitted, or back for what its job has."""
@@ -110,7 +108,7 @@ class WorkingSet:
         """Its context and what its next prompt adds, times how likely that comes."""
         probability = 0.0
         if not frontier.is_at_rest:
-            probability = self._tools.return_probability(frontier, now + HORIZON_S, now)
+            probability = self._tools.return_probability(frontier, now + self._horizon_s, now)
             probability *= 1 - self._tools.last_turn_probability(frontier.tools)
         growth_tokens = self._tools.prompt_growth(frontier.tools) or 0.0
         num_blocks = len(frontier.chain) + growth_tokens / self._block_size

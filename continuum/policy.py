@@ -122,7 +122,7 @@ class ContinuumPolicy:
             look_again_s=config.look_again_s,
         )
         self._wait_bound = WaitBound(config.max_wait_s)
-        self._working_set = WorkingSet(self.tools, context.num_host_blocks, context.block_size)
+        self._working_set = WorkingSet(self.tools, context.num_host_blocks, context.block_size, config)
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()

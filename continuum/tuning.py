@@ -40,6 +40,10 @@ class Tuning:
     """For each pin that was looked at in vain: a search takes a thirtieth of it, so no more of all time."""
     unseen_return: float = 0.5
     """Probability that a turn is back before its pin's deadline, while none was seen to return."""
+    host_share: float = 0.9
+    """Of the host tier that may be needed: copies of what nobody will ask for stand among the others."""
+    return_horizon_s: float = 600.0
+    """Who is not back so soon counts as one who may stay away: its copies are the oldest by then."""
     prefill_smoothing: float = SMOOTHING
     """Weight of a new step against those of its size before, in what computing KV costs."""
     first_tokens_per_s: float = DEFAULT_TOKENS_PER_S
