@@ -31,8 +31,9 @@ class ContinuumConfig(Tuning):
     """median-horizon: hold this long while nothing is learned, and beyond what was ever seen."""
     fixed_ttl_s: float = 10.0
     """fixed: hold this long."""
-    work_weight: float = 0.0
-    """How much later a job is ranked per second of forecast work."""
+    work_weight: float = 1.0
+    """So many seconds later is a job ranked per second that those of its kind are more work than usual ones,
+    and earlier if less; 0: by age alone."""
     answer_ttl_s: float = 2.0
     """median-horizon: hold this long after a turn that called no tool, which is probably the last."""
     max_ttl_s: float = 600.0

@@ -311,7 +311,8 @@ def _add_continuum_flags(group: _Group) -> None:
     group.add("fixed_ttl_s", "fixed: hold this long", float, "SECONDS")
     group.add(
         "work_weight",
-        "jobs with more left to do are ranked later by so many seconds per second of forecast work",
+        "jobs of a kind that is more work than others are ranked so many seconds later per second of it, and "
+        "earlier if less; 0: by age alone",
         float,
         "NUMBER",
     )
