@@ -65,8 +65,10 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     after = _metrics(server)
     assert (after.idle, after.kv_usage, after.pins) == (True, 0.0, 0.0)
     assert (after.block_size, after.num_blocks) == (16, NUM_BLOCKS - 1)
+    # Whether a pin ends in vain is a matter of milliseconds here; one that ran out held something until then.
     assert result.held_in_vain_share is not None
-    assert 0 < result.held_in_vain_share < 1
+    assert 0 <= result.held_in_vain_share < 1
+    assert result.held_in_vain_share > 0 or not result.pins_ended.get("expired")
     printed = capsys.readouterr()
     assert "ASSUMED" in printed.out
     assert "jobs 4/4  turns 16/16" in printed.err

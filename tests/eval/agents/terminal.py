@@ -20,6 +20,10 @@ _LAUNCH = (
 TIMEOUT_S = 90.0
 
 
+class NotShownError(AssertionError):
+    """What was waited for did not come in time."""
+
+
 class Person:
     """Types, and waits for what is shown."""
 
@@ -36,11 +40,22 @@ class Person:
     def presses(self, key: bytes) -> None:
         os.write(self._terminal, key)
 
+    def presses_until(self, key: bytes, text: str) -> None:
+        """Again every five seconds, as a person would, until ``text`` is shown."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            self.presses(key)
+            with suppress(NotShownError):
+                self.sees(text, min(5.0, deadline - time.monotonic()))
+                return
+            assert time.monotonic() < deadline, f"never shown: {text!r}"
+
     def sees(self, text: str, timeout_s: float = TIMEOUT_S) -> str:
         """Wait until ``text`` is shown, after what was seen before; what was shown up to its end."""
         deadline = time.monotonic() + timeout_s
         while (found := self.shown.find(text, self._read)) < 0:
-            assert time.monotonic() < deadline, f"never shown: {text!r}; but:\n{self.shown[self._read :]}"
+            if time.monotonic() >= deadline:
+                raise NotShownError(f"never shown: {text!r}; but:\n{self.shown[self._read :]}")
             assert self._wait(), f"it ended without showing {text!r}:\n{self.shown[self._read :]}"
         start, self._read = self._read, found + len(text)
         return self.shown[start : self._read]
