@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import random
 import statistics
@@ -83,17 +84,21 @@ class Load:
                 await asyncio.gather(*tasks)
 
     async def _stream_on(self, number: int) -> None:
-        params = SamplingParams(
-            max_tokens=self.stream_tokens,
-            temperature=0.0,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        count = 0
-        while True:
-            count += 1
-            async for output in self.engine.generate(PROMPT, params, f"{number}-{count}", job=JobRef()):
+        """The first of its streams is shorter than the others, by as much as ``number`` says: so they do not
+        all begin and end together, and one window is like another."""
+        num_tokens = 1 + number * self.stream_tokens // self.num_streams
+        for count in itertools.count():
+            async for output in self.engine.generate(
+                PROMPT, self._params(num_tokens), f"{number}-{count}", job=JobRef()
+            ):
                 self.num_tokens += len(output.outputs[0].token_ids)
+            num_tokens = self.stream_tokens
+
+    @staticmethod
+    def _params(num_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=num_tokens, temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
 
     async def window(self, seconds: float) -> Window:
         """What happens within so many seconds, or until there is a token at all."""
