@@ -39,10 +39,6 @@ class WorkingSet:
         self._looks: list[tuple[float, int, Frontier]] = []
         self._numbers = count()
 
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
     # ---- who may begin ----
 
     def admits(self, turn: Turn, now: float) -> bool:

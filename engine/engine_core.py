@@ -93,7 +93,6 @@ class EngineCore:
                 config.cache.block_size,
                 info.num_gpu_blocks - 1,
                 self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
-                has_host_tier=info.num_host_blocks > 0,
                 num_host_blocks=info.num_host_blocks,
             )
         )

@@ -74,10 +74,12 @@ class PolicyContext:
     num_blocks: int
     """Usable blocks in the pool (the null block not counted)."""
     tracer: Tracer | None = None
-    has_host_tier: bool = False
-    """Whether what is computed is also kept in host memory, to be loaded back."""
     num_host_blocks: int = 0
-    """Copies that fit there."""
+    """Copies that fit in host memory, where what is computed is also kept to be loaded back; 0: it is not."""
+
+    @property
+    def has_host_tier(self) -> bool:
+        return self.num_host_blocks > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,6 @@ class Simulator:
             config.block_size,
             config.num_blocks,
             tracer,
-            has_host_tier=config.host_kv_tokens > 0,
             num_host_blocks=config.host_kv_tokens // config.block_size,
         )
         replica = ReplicaConfig(

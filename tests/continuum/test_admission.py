@@ -21,9 +21,7 @@ class Room(EngineRoom):
 
     def __init__(self, num_host_blocks: int = HOST_BLOCKS) -> None:
         tracer = Tracer()
-        context = PolicyContext(
-            BLOCK, 32, tracer, has_host_tier=num_host_blocks > 0, num_host_blocks=num_host_blocks
-        )
+        context = PolicyContext(BLOCK, 32, tracer, num_host_blocks=num_host_blocks)
         self.events: list[TraceEvent] = []
         tracer.add(self)
         super().__init__(

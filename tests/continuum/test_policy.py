@@ -449,7 +449,7 @@ def test_a_new_job_waits_for_what_is_held_only_where_it_would_be_computed_again(
     waits until they expire; with one, where they can be loaded back, it breaks the hold once it has waited
     for longer than a load takes."""
     policy = ContinuumPolicyFactory(ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=60.0))(
-        PolicyContext(BLOCK, 24, has_host_tier=has_host_tier)
+        PolicyContext(BLOCK, 24, num_host_blocks=1000 * has_host_tier)
     )
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=25, max_model_len=96)
     turn(room, "r1", "a", list(range(60)))
@@ -480,7 +480,7 @@ def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done
     many short ones and a long one, which the older is as likely to be, turns are served as they came. Where
     lost KV is computed again the older job goes first whatever it may be."""
     policy = ContinuumPolicyFactory(ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0))(
-        PolicyContext(BLOCK, 64, has_host_tier=has_host_tier)
+        PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier)
     )
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=65, max_model_len=96, max_num_seqs=1)
     for job, num_turns in enumerate(lengths):

@@ -243,7 +243,7 @@ def test_an_aborted_turn_leaves_the_frontier_it_had_changed() -> None:
 
 def test_copies_on_the_host_give_way_first() -> None:
     """Of a compacted history: what another job has there is kept, though it is older."""
-    policy = ContinuumPolicy(PolicyContext(BLOCK, 40, has_host_tier=True), ContinuumConfig())
+    policy = ContinuumPolicy(PolicyContext(BLOCK, 40, num_host_blocks=1000), ContinuumConfig())
     room = EngineRoom(
         policy,
         block_size=BLOCK,

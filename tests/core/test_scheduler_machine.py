@@ -149,7 +149,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             BLOCK_SIZE,
             NUM_BLOCKS - 1,
             self.tracer,
-            has_host_tier=num_host_blocks > 0,
             num_host_blocks=num_host_blocks,
         )
         self.room = EngineRoom(

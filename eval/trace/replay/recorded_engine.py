@@ -56,7 +56,6 @@ class RecordedEngine:
             header.block_size,
             header.num_blocks,
             tracer,
-            has_host_tier=header.num_host_blocks > 0,
             num_host_blocks=header.num_host_blocks,
         )
         self.scheduler = Scheduler(
