@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ bench-step: $(STAMP) ## what the scheduler alone costs, in microseconds (seconds
 bench-grammar: $(STAMP) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m eval.grammar_bench $(ARGS)
 
-bench-trace: $(STAMP) ## what a trace costs, and a viewer, on and off side by side (5 minutes) [ARGS="--rounds 40"]
+bench-trace: $(STAMP) ## what a trace costs, on and off by turns at every step (3 minutes) [ARGS="--blocks 400"]
+	@$(BIN)/python -m eval.trace_steps $(ARGS)
+
+bench-watch: $(STAMP) ## what a trace and a viewer cost a whole server, in short windows (5 minutes) [ARGS="--rounds 40"]
 	@$(BIN)/python -m eval.trace_overhead $(ARGS)
 
 bench-replay: $(STAMP) ## 100,000 simulated steps, traced and decided again: no difference (a minute)

@@ -1,7 +1,7 @@
-"""``make bench-trace``: what a trace costs, and a viewer, beside the model in the box or another small one.
+"""``make bench-watch``: what a viewer costs, and a trace, beside the model in the box or another small one.
 
-One engine under a steady load, its trace switched on and off between short windows: each round has every
-state once and "off" twice, in an order of its own, so that what else the machine does meets all of them.
+The engine of a server under a steady load, its trace switched on and off between short windows: each round
+has every state once and "off" twice, in an order of its own, so that what else the machine does meets all.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def report(found: dict[str, Measured]) -> str:
 
 def _table(values: dict[str, list[float]]) -> Iterator[str]:
     for state in STATES:
-        ratio = "" if state == OFF else _told(_ratio(values[OFF], values[state]))
+        ratio = "" if state == OFF else told(_ratio(values[OFF], values[state]))
         yield f"    {state:<16} {statistics.fmean(values[state]):>9,.0f}   {ratio}"
 
 
@@ -219,7 +219,8 @@ def _ratio(base: Sequence[float], rates: Sequence[float]) -> Estimate:
     return estimate
 
 
-def _told(estimate: Estimate) -> str:
+def told(estimate: Estimate) -> str:
+    """A ratio and its interval."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.4f}"
     return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
@@ -254,7 +255,7 @@ async def run(model: str, folder: Path, args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make bench-trace", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench-watch", description=__doc__)
     parser.add_argument(
         "--model",
         default=str(box_folder()),

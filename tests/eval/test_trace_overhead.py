@@ -1,4 +1,4 @@
-"""The promise of ``make bench-trace``: each state of the trace is measured in each round, beside off."""
+"""The promise of ``make bench-watch``: each state of the trace is measured in each round, beside off."""
 
 from __future__ import annotations
 
