@@ -19,6 +19,8 @@ BlockHash = bytes
 
 ROOT_HASH: BlockHash = sha256(b"root").digest()
 """Parent of a first block."""
+_TOKEN_BYTES = 4
+"""Ids of tokens are below the size of a vocabulary: 32 bits hold them, and fewer bytes are hashed sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,24 @@ class BlockHasher:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._pack = struct.Struct(f"={block_size}q").pack
 
     def extend(
         self, hashes: list[BlockHash], token_ids: Sequence[int], context: HashContext = NO_CONTEXT
     ) -> None:
         """Append the hashes of the blocks that ``token_ids`` fills beyond those already in ``hashes``."""
-        size, pack = self.block_size, self._pack
+        size = self.block_size
+        first = len(hashes) * size
+        num_blocks = (len(token_ids) - first) // size
+        if num_blocks <= 0:
+            return
+        num_tokens = num_blocks * size
+        # All blocks at once: packed one by one they take nearly as long as their hashes.
+        packed = struct.pack(f"={num_tokens}I", *token_ids[first : first + num_tokens])
         parent = hashes[-1] if hashes else ROOT_HASH
-        for first in range(len(hashes) * size, len(token_ids) - size + 1, size):
-            payload = parent + pack(*token_ids[first : first + size])
+        for tokens in struct.unpack(f"{_TOKEN_BYTES * size}s" * num_blocks, packed):
+            payload = parent + tokens
             if context is not NO_CONTEXT:
                 payload += context.extra_keys(first, first + size)
+                first += size
             parent = sha256(payload).digest()
             hashes.append(parent)

@@ -16,7 +16,7 @@ from engine.core.block_hash import BlockHash
 
 @dataclass(slots=True, eq=False, repr=False)
 class KVCacheBlock:
-    """Bookkeeping of one block; the free list runs through its own links."""
+    """Bookkeeping of one block; the lists of free ones that can be found run through its own links."""
 
     block_id: int
     ref_cnt: int = 0
@@ -31,17 +31,17 @@ class KVCacheBlock:
 
 
 class FreeKVCacheBlockQueue:
-    """Doubly linked list of free blocks: O(1) removal from the middle; two sentinels spare the edge cases."""
+    """Doubly linked list of free blocks that cache something: O(1) removal from the middle, as whoever finds
+    one may have it; two sentinels spare the edge cases."""
 
     __slots__ = ("_head", "_tail", "num_free_blocks")
 
-    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
+    def __init__(self) -> None:
         self._head = KVCacheBlock(-1)
         self._tail = KVCacheBlock(-2)
         self._head.next_free = self._tail
         self._tail.prev_free = self._head
         self.num_free_blocks = 0
-        self.extend(blocks)
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """The first ``count`` blocks; the caller made sure that there are as many."""
@@ -69,26 +69,17 @@ class FreeKVCacheBlockQueue:
         block.prev_free = block.next_free = None
         self.num_free_blocks -= 1
 
-    def extend(self, blocks: Iterable[KVCacheBlock]) -> None:
+    def extend(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Append at the tail: reused last."""
         last = self._tail.prev_free
         assert last is not None
-        self._link(last, blocks, self._tail)
-
-    def extend_left(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Insert at the head: reused first."""
-        first = self._head.next_free
-        assert first is not None
-        self._link(self._head, blocks, first)
-
-    def _link(self, before: KVCacheBlock, blocks: Iterable[KVCacheBlock], after: KVCacheBlock) -> None:
         for block in blocks:
-            before.next_free = block
-            block.prev_free = before
-            before = block
-            self.num_free_blocks += 1
-        before.next_free = after
-        after.prev_free = before
+            last.next_free = block
+            block.prev_free = last
+            last = block
+        last.next_free = self._tail
+        self._tail.prev_free = last
+        self.num_free_blocks += len(blocks)
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
         block = self._head.next_free
@@ -115,13 +106,14 @@ class BlockPool:
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
-        self._free = FreeKVCacheBlockQueue(self.blocks[1:])
-        self._dead = FreeKVCacheBlockQueue(())
+        self._empty = self.blocks[:0:-1]
+        """Free ones that cache nothing, the next to be used last: nobody looks for one in the middle."""
+        self._dead = FreeKVCacheBlockQueue()
         """Free ones that are reused as soon as no block is empty."""
+        self._cached = FreeKVCacheBlockQueue()
+        """The other free ones, least recently used first."""
         self.num_freed = 0
         """Blocks that became free since the start; only grows."""
-        self.num_free_empty_blocks = num_blocks - 1
-        """Of the free blocks: those that cache nothing."""
         # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
 
@@ -131,7 +123,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._free.num_free_blocks + self._dead.num_free_blocks
+        return len(self._empty) + self._dead.num_free_blocks + self._cached.num_free_blocks
+
+    @property
+    def num_free_empty_blocks(self) -> int:
+        """Of the free blocks: those that cache nothing."""
+        return len(self._empty)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -156,25 +153,27 @@ class BlockPool:
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
         """``count`` blocks for one holder; what they cached before is forgotten."""
-        blocks = self._free.popleft_n(count) if not self._dead.num_free_blocks else self._take_in_order(count)
-        num_empty = count
+        num_left = len(self._empty) - count
+        if num_left >= 0:
+            blocks = self._empty[num_left:]
+            del self._empty[num_left:]
+        else:
+            blocks = [*reversed(self._reclaim(-num_left)), *self._empty]
+            self._empty.clear()
+        blocks.reverse()
         for block in blocks:
-            if block.block_hash is not None:
-                self.forget(block)
-                num_empty -= 1
             block.ref_cnt = 1
-        self.num_free_empty_blocks -= num_empty
         return blocks
 
-    def _take_in_order(self, count: int) -> list[KVCacheBlock]:
-        """Empty blocks, then dead ones, then the others."""
-        num_empty = min(count, self.num_free_empty_blocks)
-        num_dead = min(count - num_empty, self._dead.num_free_blocks)
-        dead = self._dead.popleft_n(num_dead)
+    def _reclaim(self, count: int) -> list[KVCacheBlock]:
+        """Blocks that cache something, from the free lists: dead ones first."""
+        dead = self._dead.popleft_n(min(count, self._dead.num_free_blocks))
         for block in dead:
             block.is_dead = False
-        empty = self._free.popleft_n(num_empty)
-        return [*empty, *dead, *self._free.popleft_n(count - num_empty - num_dead)]
+        blocks = dead + self._cached.popleft_n(count - len(dead))
+        for block in blocks:
+            self.forget(block)
+        return blocks
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more holder for each of these blocks."""
@@ -184,7 +183,7 @@ class BlockPool:
                     self._dead.remove(block)
                     block.is_dead = False
                 else:
-                    self._free.remove(block)
+                    self._cached.remove(block)
             block.ref_cnt += 1
 
     def reuse_first(self, block_hashes: Iterable[BlockHash]) -> int:
@@ -199,7 +198,7 @@ class BlockPool:
             for block in found.values() if type(found) is dict else (found,):
                 assert isinstance(block, KVCacheBlock)
                 if block.ref_cnt == 0 and not block.is_dead:
-                    self._free.remove(block)
+                    self._cached.remove(block)
                     block.is_dead = True
                     dead.append(block)
         self._dead.extend(dead)
@@ -207,19 +206,22 @@ class BlockPool:
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
         """One holder less; returns how many became free. Those first in order are reused first."""
-        hashed: list[KVCacheBlock] = []
-        unhashed: list[KVCacheBlock] = []
+        empty: list[KVCacheBlock] = []
+        cached: list[KVCacheBlock] = []
         for block in ordered_blocks:
-            assert block.ref_cnt > 0, "block freed twice"
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                (unhashed if block.block_hash is None else hashed).append(block)
-        if unhashed:
-            self._free.extend_left(unhashed)
-            self.num_free_empty_blocks += len(unhashed)
-        if hashed:
-            self._free.extend(hashed)
-        num_freed = len(hashed) + len(unhashed)
+            block.ref_cnt = num_holders = block.ref_cnt - 1
+            if num_holders:
+                assert num_holders > 0, "block freed twice"
+            elif block.block_hash is None:
+                empty.append(block)
+            else:
+                cached.append(block)
+        if empty:
+            empty.reverse()
+            self._empty += empty
+        if cached:
+            self._cached.extend(cached)
+        num_freed = len(empty) + len(cached)
         self.num_freed += num_freed
         return num_freed
 
@@ -256,11 +258,12 @@ class BlockPool:
         if self.num_free_blocks != self.num_usable_blocks:
             return False
         self._by_hash.clear()
-        self._free.extend_left(self._dead.popleft_n(self._dead.num_free_blocks))
+        dead = self._dead.popleft_n(self._dead.num_free_blocks)
+        cached = self._cached.popleft_n(self._cached.num_free_blocks)
+        self._empty = [*reversed(cached), *self._empty, *reversed(dead)]
         for block in self.blocks:
             block.block_hash = None
             block.is_dead = False
-        self.num_free_empty_blocks = self.num_usable_blocks
         return True
 
     def statistics(self) -> BlockPoolStatistics:
@@ -268,13 +271,13 @@ class BlockPool:
 
     def check_invariants(self, references: dict[int, int]) -> None:
         """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
-        free = [block.block_id for queue in (self._free, self._dead) for block in queue]
-        assert len(free) == len(set(free)) == self.num_free_blocks, "free list is inconsistent"
-        num_empty = sum(1 for block in self._free if block.block_hash is None)
-        assert num_empty == self.num_free_empty_blocks, "free blocks that cache nothing are miscounted"
+        free = [block.block_id for part in (self._empty, self._dead, self._cached) for block in part]
+        assert len(free) == len(set(free)) == self.num_free_blocks, "free lists are inconsistent"
+        assert all(block.block_hash is None for block in self._empty), "an empty block caches something"
         dead = {block.block_id for block in self._dead}
         assert dead == {b.block_id for b in self.blocks if b.is_dead}, "dead blocks are in the wrong list"
-        assert all(block.block_hash is not None for block in self._dead), "a dead block is empty"
+        cached = (*self._dead, *self._cached)
+        assert all(block.block_hash is not None for block in cached), "a block caches nothing"
         in_free_list = set(free)
         for block in self.blocks[1:]:
             expected = references.get(block.block_id, 0)
