@@ -20,10 +20,12 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
     "OMP_NUM_THREADS=1": {"OMP_NUM_THREADS": "1"},
 }
-NUM_REQUESTS = 8
 PROMPT_TOKENS = 1000
 _BUSY = "while True: pass"
-_CELL = "from eval.shared_cores import main; main(['--cell', {folder!r}, '--seconds', {seconds!r}])"
+_CELL = (
+    "from eval.shared_cores import main; "
+    "main(['--cell', {folder!r}, '--seconds', '{seconds}', '--requests', '{requests}'])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,13 @@ class Rates:
     decode: float
 
 
-def measure(folder: str, seconds: float) -> Rates:
+def measure(folder: str, seconds: float, num_requests: int) -> Rates:
     """Bursts of equal requests for so long: first of one token, which are prefill, then of many."""
     from engine.llm import LLM
     from engine.sampling_params import SamplingParams
 
     def burst(number: int, max_tokens: int) -> float:
-        prompts = [[3 + (number + i + k) % 400 for k in range(PROMPT_TOKENS)] for i in range(NUM_REQUESTS)]
+        prompts = [[3 + (number + i + k) % 400 for k in range(PROMPT_TOKENS)] for i in range(num_requests)]
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         began = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
@@ -56,17 +58,18 @@ def measure(folder: str, seconds: float) -> Rates:
 
     with LLM(folder, num_gpu_blocks_override=1200) as llm:
         burst(0, 2)
-        prefill = rate(1, NUM_REQUESTS * PROMPT_TOKENS)
+        prefill = rate(1, num_requests * PROMPT_TOKENS)
         num_decoded = 64
         with_decode = rate(1 + num_decoded, 1)
-    prefill_s = NUM_REQUESTS * PROMPT_TOKENS / prefill
-    return Rates(prefill, NUM_REQUESTS * num_decoded / max(1e-9, 1 / with_decode - prefill_s))
+    prefill_s = num_requests * PROMPT_TOKENS / prefill
+    return Rates(prefill, num_requests * num_decoded / max(1e-9, 1 / with_decode - prefill_s))
 
 
-def measure_apart(folder: str, seconds: float, environment: Mapping[str, str]) -> Rates:
+def measure_apart(folder: str, seconds: float, num_requests: int, environment: Mapping[str, str]) -> Rates:
     """The same in a process with these variables."""
+    cell = _CELL.format(folder=folder, seconds=seconds, requests=num_requests)
     done = subprocess.run(
-        [sys.executable, "-c", _CELL.format(folder=folder, seconds=str(seconds))],
+        [sys.executable, "-c", cell],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -89,10 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-cores", description=__doc__)
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 4], metavar="N", help="other processes")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="of each measurement (5)")
+    parser.add_argument("--requests", type=int, default=8, metavar="N", help="at once (8)")
     parser.add_argument("--cell", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.cell is not None:
-        rates = measure(args.cell, args.seconds)
+        rates = measure(args.cell, args.seconds, args.requests)
         print(rates.prefill, rates.decode)
         return 0
     print(f"{'tokens per second':<28}" + "".join(f"{name:>26}" for name in SETTINGS))
@@ -100,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _make_model(folder)
         for count in args.busy:
             with _busy_processes(count):
-                cells = [measure_apart(folder, args.seconds, each) for each in SETTINGS.values()]
+                cells = [
+                    measure_apart(folder, args.seconds, args.requests, each) for each in SETTINGS.values()
+                ]
             for kind in ("decode", "prefill"):
                 figures = "".join(f"{getattr(cell, kind):>26,.0f}" for cell in cells)
                 print(f"{f'beside {count} busy: {kind}':<28}{figures}", flush=True)

@@ -9,7 +9,7 @@ from eval.shared_cores import SETTINGS, main
 
 def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for decoding and one for prefill, with a rate for each way of waiting."""
-    assert main(["--busy", "0", "--seconds", "0.1"]) == 0
+    assert main(["--busy", "0", "--seconds", "0.1", "--requests", "1"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     rates = [[float(figure.replace(",", "")) for figure in line.split()[-len(SETTINGS) :]] for line in lines]
     assert len(rates) == 2
