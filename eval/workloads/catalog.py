@@ -218,7 +218,7 @@ def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job
 
 def _reader_of(path: Path) -> Reader:
     """The reader for a file, by what its first record looks like."""
-    content = read_bytes(path).lstrip()
+    content = read_bytes(path, partial=True).lstrip()
     if not content:
         return read_recorded
     is_list = content.startswith(b"[")

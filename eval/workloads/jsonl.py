@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +15,12 @@ from typing import TypeVar
 import msgspec
 
 from eval.errors import UNREADABLE, WorkloadError
+from tracing.parts import PartReader, ZstdError
 
 Record = TypeVar("Record")
 
 _PACKED = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\0", "zip": b"PK\x03\x04"}
+_MAX_PIECE_BYTES = 1 << 20
 _WHERE = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
@@ -45,16 +50,39 @@ class Place:
         return WorkloadError(f"{where}: {what}.")
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file, without the mark that some editors put first; WorkloadError if it cannot be read."""
+def read_bytes(path: Path, partial: bool = False) -> bytes:
+    """The whole file, unpacked if zstd or gzip packed it, without the mark that some editors put first.
+
+    WorkloadError if it cannot be read, or ends before it is whole and ``partial`` does not allow that.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise WorkloadError(f"Cannot read the workload {path}: {error.strerror}.") from error
     packed_by = next((name for name, magic in _PACKED.items() if content.startswith(magic)), None)
-    if packed_by is not None:
+    if packed_by in ("xz", "zip"):
         raise WorkloadError(f"The workload {path} is packed by {packed_by}: unpack it first.")
+    if packed_by is not None:
+        content, whole = _unpacked(path, content, packed_by)
+        if not whole and not partial:
+            raise WorkloadError(f"The workload {path} is cut off: its last {packed_by} frame is not whole.")
     return content.removeprefix(BOM_UTF8)
+
+
+def _unpacked(path: Path, content: bytes, packed_by: str) -> tuple[bytes, bool]:
+    """What the file says, as far as it goes, and whether that is all."""
+    file = gzip.GzipFile(fileobj=io.BytesIO(content)) if packed_by == "gzip" else PartReader(path)
+    lines: list[bytes] = []
+    try:
+        while line := file.readline(_MAX_PIECE_BYTES):
+            lines.append(line)
+    except EOFError:  # of gzip
+        return b"".join(lines), False
+    except (ZstdError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(f"The workload {path} is no sound {packed_by} file: {error}.") from error
+    finally:
+        file.close()
+    return b"".join(lines), not (isinstance(file, PartReader) and file.cut)
 
 
 def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[Place, Record]]:

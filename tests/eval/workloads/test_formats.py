@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,11 @@ from eval.workloads.transcript import ASSUMED_OUTPUT_TOKENS
 from tests.eval.workloads.jobs import SHARED, written
 from tracing.events import JobEvent, PinEvent, TraceHeader
 from tracing.writer import TraceWriter
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 def opened(path: Path) -> RecordedWorkload:
@@ -313,12 +321,46 @@ def test_a_turn_missing_from_records_is_named(tmp_path: Path) -> None:
         open_workload(str(written(tmp_path / "records.jsonl", *lines)))
 
 
-def test_a_file_of_another_system_is_read_and_a_packed_one_is_refused(tmp_path: Path) -> None:
-    """Windows editors put a mark at the start and end lines in their own way; gzip is said to be gzip."""
+def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
+    """Windows editors put a mark at the start and end lines in their own way."""
     path = tmp_path / "jobs.jsonl"
-    lines = b"\r\n".join(json.dumps(_request(0, 100, [], session_id=name)).encode() for name in "ab")
-    path.write_bytes(b"\xef\xbb\xbf" + lines + b"\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(_two_jobs()) + b"\r\n")
     assert [job.job_id for job in opened(path).jobs] == ["a", "b"]
-    path.write_bytes(gzip.compress(lines))
-    with pytest.raises(WorkloadError, match=r"jobs\.jsonl is packed by gzip: unpack it first\.$"):
+
+
+def _two_jobs() -> list[bytes]:
+    return [json.dumps(_request(0, 100, [], session_id=name)).encode() for name in "ab"]
+
+
+@pytest.mark.parametrize(("pack", "name"), [(gzip.compress, "gzip"), (zstd.compress, "zstd")])
+def test_a_packed_file_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
+    """By what it is, whatever its name; one that is cut off or damaged is said to be."""
+    path = tmp_path / "jobs.jsonl"
+    packed = pack(b"\n".join(_two_jobs()))
+    path.write_bytes(packed)
+    assert [job.job_id for job in opened(path).jobs] == ["a", "b"]
+    path.write_bytes(packed[:-4])
+    said = rf"jobs\.jsonl is cut off: its last {name} frame is not whole\.$"
+    with pytest.raises(WorkloadError, match=said):
         open_workload(str(path))
+    path.write_bytes(packed[:12] + b"nonsense" + packed[20:])
+    with pytest.raises(WorkloadError, match=rf"jobs\.jsonl is no sound {name} file"):
+        open_workload(str(path))
+
+
+def test_other_packers_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_bytes(lzma.compress(b"\n".join(_two_jobs())))
+    with pytest.raises(WorkloadError, match=r"jobs\.jsonl is packed by xz: unpack it first\.$"):
+        open_workload(str(path))
+
+
+@pytest.mark.parametrize("num_lost", [0, 30])
+def test_a_compressed_trace_is_read_as_far_as_it_goes(tmp_path: Path, num_lost: int) -> None:
+    """As the engine writes it; what a killed engine leaves is no error."""
+    path = _traced(tmp_path / "trace.jsonl.zst")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - num_lost])
+    workload = opened(path)
+    assert [job.job_id for job in workload.jobs] == ["a", "b"][: len(workload.jobs)]
+    assert bool(num_lost) == any("CUT OFF" in note for note in workload.notes)
