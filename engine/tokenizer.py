@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.chat_template import ChatTemplate
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
+from engine.prompt_encoder import PromptEncoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
@@ -19,6 +22,13 @@ Message = Mapping[str, Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 """A folder with none of these has no tokenizer."""
 
+_NOT_FOR_TEMPLATES = frozenset(
+    (
+        *("tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("return_dict", "return_tensors", "conversation"),
+    )
+)
+
 
 class Tokenizer:
     """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
@@ -28,6 +38,7 @@ class Tokenizer:
         # None where the tokenizer is pure Python: then text is decoded the slow way.
         self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
         self._token_texts: dict[int, str] = {}
+        self._template = ChatTemplate(hf)
 
     @classmethod
     def load(cls, config: ModelConfig) -> Tokenizer:
@@ -64,8 +75,33 @@ class Tokenizer:
         return {token.content: token_id for token_id, token in self.hf.added_tokens_decoder.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The text's tokens. Of a text that begins as others did only the rest is tokenised, where the
+        tokenizer allows it: an EncodedTokens then."""
+        if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
+            return self._encoder.encode(text)
         ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder | None:
+        """None for a tokenizer whose texts must be tokenised as a whole."""
+        from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+        kind = type(self.hf)
+        if (
+            self.backend is None
+            or not issubclass(kind, PreTrainedTokenizerFast)
+            or kind.encode is not PreTrainedTokenizerBase.encode
+            or kind._encode_plus is not PreTrainedTokenizerFast._encode_plus
+            or self.hf.split_special_tokens
+        ):
+            return None
+        return PromptEncoder.of(self.backend)
+
+    @cached_property
+    def _adds_special_tokens(self) -> bool:
+        """Whether a prompt gets tokens before or after those of its text."""
+        return bool(self.hf.num_special_tokens_to_add(pair=False))
 
     def decode(
         self,
@@ -117,22 +153,21 @@ class Tokenizer:
             raise RequestError(
                 "This model has no chat template: use completions, or give a chat_template.", "messages"
             )
-        own: dict[str, Any] = {
-            "tools": list(tools) if tools else None,
-            "chat_template": chat_template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tokenize": False,
-        }
         extra = dict(chat_template_kwargs or {})
-        if clash := sorted(extra.keys() & (own.keys() | {"return_dict", "return_tensors", "conversation"})):
+        if clash := sorted(extra.keys() & _NOT_FOR_TEMPLATES):
             raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
         conversation = [_as_template_expects(message) for message in messages]
         try:
-            text = self.hf.apply_chat_template(conversation, **own, **extra)
+            text = self._template.render(
+                conversation,
+                tools,
+                chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=extra,
+            )
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
-        assert isinstance(text, str)
         return self.encode(text, add_special_tokens=False)
 
 

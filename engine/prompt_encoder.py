@@ -1,0 +1,252 @@
+"""Texts to tokens, of which only what is new is tokenised. Knows one tokenizer, nothing of conversations.
+
+A tokenizer of the tokenizers library first takes a text apart at its special tokens; what is between two of
+them it tokenises by itself. So pieces, each from one special token to the next, are remembered with their
+tokens: a conversation that goes on, or that goes back and on another way, finds those that it has in common.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import itemgetter
+from sys import getsizeof
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as BackendTokenizer
+
+MAX_REMEMBERED_BYTES = 64 * 2**20
+"""About fifty conversations of 100,000 tokens, at 12 bytes a token: four characters and a reference."""
+MAX_CUTS = 256
+"""Special tokens that texts are cut at; some tokenizers keep thousands in reserve."""
+
+_PIECE_BYTES = 200
+"""Of a remembered piece beside its text and its tokens: the record and its place in the dictionary."""
+_FIRM_EDGES = frozenset(string.punctuation) - {"_"}
+"""Neither space, which a neighbour may take in, nor part of a word, which it may not border on."""
+_LOCAL_KINDS = frozenset(
+    (
+        *("Sequence", "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
+        *("Prepend", "Replace", "Strip", "StripAccents", "BertPreTokenizer", "ByteLevel", "Digits"),
+        *("CharDelimiterSplit", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"),
+        *("Whitespace", "WhitespaceSplit"),
+    )
+)
+"""Normalizers and pre-tokenizers known to look at nothing beyond the piece, but for whether it is the text's
+first (``Metaspace``): and a piece that is not begins with its special token here, too."""
+
+
+class EncodedTokens(list[int]):
+    """The tokens of a text, made by a tokenizer and not to be changed: ``highest`` is the largest of them."""
+
+    __slots__ = ("highest",)
+
+    def __init__(self, highest: int = 0) -> None:
+        super().__init__()
+        self.highest = highest
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    token_ids: list[int]
+    highest: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStatistics:
+    """What is remembered, and what it saved."""
+
+    num_pieces: int
+    num_bytes: int
+    num_characters: int
+    """Of all texts that were encoded."""
+    num_tokenised_characters: int
+    """Those of them that had to be tokenised."""
+
+
+class PromptEncoder:
+    """Encodes as the tokenizer does, without adding special tokens; may be used by several threads."""
+
+    def __init__(
+        self, backend: BackendTokenizer, cuts: Sequence[str], max_bytes: int = MAX_REMEMBERED_BYTES
+    ) -> None:
+        """``cuts``: special tokens that stand for themselves wherever they are."""
+        self._backend = backend
+        self._cut = re.compile(_any_of(cuts))
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._num_characters = 0
+        self._num_tokenised_characters = 0
+        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._lock = Lock()
+        self._integers: dict[int, int] = {}
+        """One object for each token that was met: all pieces and prompts refer to that."""
+
+    @classmethod
+    def of(cls, backend: BackendTokenizer, max_bytes: int = MAX_REMEMBERED_BYTES) -> PromptEncoder | None:
+        """None where it is not certain that the pieces of a text come out as the whole does."""
+        if not _is_local(backend):
+            return None
+        cuts = cut_tokens(backend.get_added_tokens_decoder())
+        encoder = cls(backend, cuts, max_bytes) if cuts else None
+        return encoder if encoder is not None and encoder._agrees_on(_probe(cuts)) else None
+
+    def encode(self, text: str) -> EncodedTokens:
+        """The text's tokens, exactly those of tokenising it at once."""
+        self._take_texts_as_they_are()
+        texts = self._split(text)
+        self._num_characters += len(text)
+        if len(texts) == 1:
+            return _joined([self._tokenise(texts)[text]])
+        known = self._recall(texts)
+        new = self._tokenise([text for text, piece in zip(texts, known, strict=True) if piece is None])
+        self._remember(new)
+        return _joined([piece or new[text] for text, piece in zip(texts, known, strict=True)])
+
+    def statistics(self) -> EncoderStatistics:
+        """Counted since the beginning."""
+        return EncoderStatistics(
+            len(self._pieces), self._num_bytes, self._num_characters, self._num_tokenised_characters
+        )
+
+    def _split(self, text: str) -> list[str]:
+        starts = [found.start() for found in self._cut.finditer(text)]
+        if not starts or starts[0]:
+            starts.insert(0, 0)
+        return [text[start:end] for start, end in pairwise([*starts, len(text)])]
+
+    def _recall(self, texts: Sequence[str]) -> list[_Piece | None]:
+        with self._lock:
+            found = [self._pieces.get(text) for text in texts]
+            for text, piece in zip(texts, found, strict=True):
+                if piece is not None:
+                    self._pieces.move_to_end(text)
+        return found
+
+    def _tokenise(self, texts: Iterable[str]) -> dict[str, _Piece]:
+        """Without the interpreter's lock: the other threads go on."""
+        texts = list(dict.fromkeys(texts))
+        if not texts:
+            return {}
+        self._num_tokenised_characters += sum(map(len, texts))
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return {text: self._piece(text, each.ids) for text, each in zip(texts, encodings, strict=True)}
+
+    def _piece(self, text: str, token_ids: list[int]) -> _Piece:
+        token_ids = list(map(self._integers.setdefault, token_ids, token_ids))
+        num_bytes = getsizeof(text) + getsizeof(token_ids) + _PIECE_BYTES
+        return _Piece(token_ids, max(token_ids, default=0), num_bytes)
+
+    def _remember(self, new: dict[str, _Piece]) -> None:
+        """The new pieces instead of those that were of no use for longest."""
+        with self._lock:
+            for text, piece in new.items():
+                if text not in self._pieces:
+                    self._pieces[text] = piece
+                    self._num_bytes += piece.num_bytes
+            while self._num_bytes > self._max_bytes:
+                _, forgotten = self._pieces.popitem(last=False)
+                self._num_bytes -= forgotten.num_bytes
+
+    def _take_texts_as_they_are(self) -> None:
+        """Others who use the tokenizer may have told it to cut texts off, to fill them up, or to take special
+        tokens for text: it keeps that until it is told otherwise."""
+        if self._backend.truncation is not None:
+            self._backend.no_truncation()
+        if self._backend.padding is not None:
+            self._backend.no_padding()
+        if self._backend.encode_special_tokens:
+            self._backend.encode_special_tokens = False
+
+    def _agrees_on(self, text: str) -> bool:
+        """Whether the library in use does with this text what is said of it here."""
+        whole = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return whole == self.encode(text)
+
+
+def _joined(pieces: Sequence[_Piece]) -> EncodedTokens:
+    tokens = EncodedTokens(max(piece.highest for piece in pieces))
+    for piece in pieces:
+        tokens += piece.token_ids
+    return tokens
+
+
+# ---- where a text may be cut ----
+
+
+def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
+    """Added tokens that stand for themselves wherever their text is, whatever is around it: at most MAX_CUTS.
+
+    They are looked for before the text is normalised, take in no space beside them, and share no character
+    with another one that is looked for then. Special tokens come first, then the oldest.
+    """
+    literal = {token.content for token in added.values() if not token.normalized}
+    firm = [
+        (not token.special, token_id, token.content)
+        for token_id, token in added.items()
+        if token.content in literal
+        and not (token.normalized or token.single_word or token.lstrip or token.rstrip)
+        and {token.content[0], token.content[-1]} <= _FIRM_EDGES
+    ]
+    candidates = [content for _, _, content in sorted(firm)[:MAX_CUTS]]
+    return _without_overlaps(candidates, literal)
+
+
+def _without_overlaps(candidates: Sequence[str], literal: Collection[str]) -> list[str]:
+    """Those that no text holds together with another of ``literal``, or twice, sharing a character."""
+    all_of_them = "\0".join(literal)
+    heads = {text[:length] for text in literal for length in range(1, len(text) + 1)}
+    tails = {text[start:] for text in literal for start in range(1, len(text))}
+
+    def is_apart(text: str) -> bool:
+        inner = range(1, len(text))
+        return (
+            all_of_them.count(text) == 1
+            and not any(text[:end] in tails or text[:end] in literal for end in inner)
+            and not any(text[start:] in heads for start in inner)
+            and not any(text[start:end] in literal for start in inner for end in range(start + 1, len(text)))
+        )
+
+    return [text for text in candidates if is_apart(text)]
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern for these texts, none of which begins another, that looks at each character once."""
+    if list(texts) == [""]:
+        return ""
+    branches = [
+        re.escape(first) + _any_of([text[1:] for text in group])
+        for first, group in groupby(sorted(texts), itemgetter(0))
+    ]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _is_local(backend: BackendTokenizer) -> bool:
+    """Whether all it does with a text it does piece by piece, and the same each time."""
+    if getattr(backend.model, "dropout", None) or getattr(backend.model, "alpha", None):
+        return False
+    steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
+    try:
+        return all(kind in _LOCAL_KINDS for step in steps for kind in _kinds(json.loads(step.__getstate__())))
+    except Exception:  # a step written in Python has no state, and may look at anything
+        return False
+
+
+def _kinds(step: dict[str, Any]) -> Iterable[str]:
+    yield step["type"]
+    for inner in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+        yield from _kinds(inner)
+
+
+def _probe(cuts: Sequence[str]) -> str:
+    """Each of these between words, spaces, line ends and others of its kind."""
+    return "".join(f"One two {cut} three{cut}\n four  {cut}{cut}five's\n\n" for cut in cuts)
