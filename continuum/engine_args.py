@@ -14,6 +14,7 @@ from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.config import (
+    ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
     CacheConfig,
@@ -262,6 +263,11 @@ def _add_model_flags(group: _Group) -> None:
     group.add("generation_config", "auto: the folder's sampling defaults; vllm: none of them", metavar="NAME")
     group.add("load_format", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
     group.add("model_impl", "whose model code runs", choices=MODEL_IMPLS)
+    group.add(
+        "attention_backend",
+        "auto: on a CPU, a kernel compiled for it where there is a C++ compiler; torch: never",
+        choices=ATTENTION_BACKENDS,
+    )
     group.add_switch("trust_remote_code", "run code that comes with the model")
 
 

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "torch")
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
@@ -65,12 +66,19 @@ class ModelConfig:
     """``auto`` | ``safetensors`` | ``dummy`` (random weights, seeded)."""
     model_impl: str = "auto"
     """``auto`` | ``native`` (our decoder) | ``transformers``."""
+    attention_backend: str = "auto"
+    """``auto`` (on a CPU, a kernel compiled for it at the first start, if that can be done) | ``torch``."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
         if self.device not in DEVICES:
             raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}.")
+        if self.attention_backend not in ATTENTION_BACKENDS:
+            raise ConfigError(
+                f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, "
+                f"got {self.attention_backend!r}."
+            )
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 1)
 

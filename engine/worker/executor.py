@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.executor import ModelInfo
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
-from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.attention.selection import select_attention
 from engine.worker.disk_level import open_disk
 from engine.worker.host_pool import HostPool, choose_num_host_blocks
 from engine.worker.input_batch import InputBatch
@@ -50,7 +50,7 @@ class UniProcExecutor:
         )
         self._runner: ModelRunner | None = ModelRunner(
             loaded.model,
-            TorchPagedAttention(pool),
+            select_attention(pool, config.model.attention_backend),
             batch,
             Sampler(config.model.seed),
             loaded.device,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 
@@ -38,16 +39,20 @@ def make_case(
     dtype: torch.dtype,
     lengths: tuple[tuple[int, int], ...] = MIXED_LENGTHS,
     device: str = "cpu",
+    num_heads: int = NUM_HEADS,
+    head_dim: int = HEAD_DIM,
+    block_size: int = BLOCK_SIZE,
+    seed: int = 0,
 ) -> AttentionCase:
     """A batch whose contexts are already in a pool of shuffled blocks; the rest of the pool holds noise."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     query_lens, seq_lens = (np.array(x, dtype=np.int64) for x in zip(*lengths, strict=True))
-    blocks_each = -(-seq_lens // BLOCK_SIZE)
-    spec = KvCacheSpec(3, num_kv_heads, HEAD_DIM, dtype, BLOCK_SIZE)
+    blocks_each = -(-seq_lens // block_size)
+    spec = KvCacheSpec(3, num_kv_heads, head_dim, dtype, block_size)
     pool = spec.allocate(int(blocks_each.sum()) + 4, torch.device(device))
     pool.copy_(noise(*pool.shape))
     shuffled = (torch.randperm(len(pool) - 1, generator=generator) + 1).numpy()
@@ -56,9 +61,9 @@ def make_case(
     for i, (query_len, seq_len) in enumerate(lengths):
         tables[i, : blocks_each[i]], shuffled = shuffled[: blocks_each[i]], shuffled[blocks_each[i] :]
         positions = np.arange(seq_len)
-        blocks, offsets = tables[i, positions // BLOCK_SIZE], positions % BLOCK_SIZE
+        blocks, offsets = tables[i, positions // block_size], positions % block_size
         context = seq_len - query_len
-        key, value = noise(seq_len, num_kv_heads, HEAD_DIM), noise(seq_len, num_kv_heads, HEAD_DIM)
+        key, value = noise(seq_len, num_kv_heads, head_dim), noise(seq_len, num_kv_heads, head_dim)
         pool[blocks[:context], LAYER, 0, offsets[:context]] = key[:context]
         pool[blocks[:context], LAYER, 1, offsets[:context]] = value[:context]
         sequences.append((key, value))
@@ -76,18 +81,23 @@ def make_case(
     return AttentionCase(
         batch=batch,
         pool=pool,
-        query=noise(int(query_lens.sum()), NUM_HEADS, HEAD_DIM),
+        query=noise(int(query_lens.sum()), num_heads, head_dim),
         key=torch.cat([key[new] for (key, _), new in zip(sequences, news, strict=True)]),
         value=torch.cat([value[new] for (_, value), new in zip(sequences, news, strict=True)]),
         sequences=sequences,
     )
 
 
-def paged_output(case: AttentionCase, window: int | None) -> torch.Tensor:
-    """What the backend computes, in fp64 on the host."""
-    attention = TorchPagedAttention(case.pool)
+def paged_output(
+    case: AttentionCase,
+    window: int | None,
+    backend: Callable[[torch.Tensor], AttentionBackend] = TorchPagedAttention,
+) -> torch.Tensor:
+    """What a backend over the case's pool computes, in fp64 on the host."""
+    attention = backend(case.pool)
     attention.begin_step(case.batch)
-    output = attention.attend(LAYER, case.query, case.key, case.value, scale=HEAD_DIM**-0.5, window=window)
+    scale = case.query.shape[-1] ** -0.5
+    output = attention.attend(LAYER, case.query, case.key, case.value, scale=scale, window=window)
     return output.double().cpu()
 
 
@@ -98,10 +108,10 @@ def reference_output(case: AttentionCase, window: int | None) -> torch.Tensor:
     for (key, value), query_len in zip(case.sequences, case.batch.query_lens.tolist(), strict=True):
         query = case.query[token : token + query_len].double().cpu()
         token += query_len
-        repeats = NUM_HEADS // key.shape[1]
+        repeats = query.shape[1] // key.shape[1]
         key = key.double().cpu().repeat_interleave(repeats, dim=1)
         value = value.double().cpu().repeat_interleave(repeats, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query, key) * HEAD_DIM**-0.5
+        scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
         distance = torch.arange(len(key) - query_len, len(key))[:, None] - torch.arange(len(key))
         hidden = (distance < 0) | (distance >= (window or len(key)))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)

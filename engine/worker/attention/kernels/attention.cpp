@@ -1,0 +1,29 @@
+// Attention over the pages of a KV pool, on a CPU: nothing is gathered or copied. A plain C interface over bare
+// addresses; knows neither torch nor requests. Compiled for one CONTINUUM_HEAD_DIM, a multiple of 8, and for one
+// type of numbers: bf16 with CONTINUUM_BF16, else fp32.
+
+#include "decode.h"
+#include "pool.h"
+#include "prompt.h"
+
+#if defined(CONTINUUM_BF16)
+using Element = Bf16;
+#else
+using Element = float;
+#endif
+
+// Keeps each sequence's new key and value, and writes its attention to the output.
+extern "C" void continuum_attend_decodes(
+    const Pool* pool, const Sequences* decodes, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
+    Decoder<Element, CONTINUUM_HEAD_DIM>(*pool, *decodes, layer, *heads).run(static_cast<int>(num_threads));
+}
+
+#if defined(CONTINUUM_BF16) && defined(__AVX512BF16__) && CONTINUUM_HEAD_DIM % 32 == 0
+
+// The same for sequences that compute several tokens. Missing where the CPU cannot multiply pairs of bf16.
+extern "C" void continuum_attend_prompts(
+    const Pool* pool, const Sequences* prompts, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
+    Prompter<CONTINUUM_HEAD_DIM>(*pool, *prompts, layer, *heads).run(static_cast<int>(num_threads));
+}
+
+#endif

@@ -1,0 +1,161 @@
+// Numbers, vectors of them as wide as the CPU has them, and the few functions that plain loops do not give.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int NUM_VECTOR_REGISTERS =
+#if defined(__AVX512F__) || defined(__aarch64__)
+    32;
+#else
+    16;
+#endif
+
+struct Bf16 {
+    std::uint16_t bits;
+};
+
+template <int LANES>
+struct Vector {
+    typedef float Floats __attribute__((vector_size(LANES * 4)));
+    typedef std::uint32_t Words __attribute__((vector_size(LANES * 4)));
+    typedef std::int32_t Ints __attribute__((vector_size(LANES * 4)));
+};
+template <int LANES>
+using Floats = typename Vector<LANES>::Floats;
+
+template <typename To, typename From>
+inline To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+template <typename V, typename T>
+inline V load(const T* from) {
+    V vector;
+    std::memcpy(&vector, from, sizeof(V));
+    return vector;
+}
+
+template <typename V, typename T>
+inline void store(T* to, const V& vector) {
+    std::memcpy(to, &vector, sizeof(V));
+}
+
+// The widest vectors of which two hold a whole share of HEAD_DIM numbers.
+constexpr int lanes_for(int head_dim) {
+#if defined(__AVX512F__)
+    if (head_dim % 32 == 0) return 16;
+#endif
+#if defined(__AVX__)
+    if (head_dim % 16 == 0) return 8;
+#endif
+    return 4;
+}
+
+// 2 * LANES numbers of a row. Those of bf16 are unzipped into even and odd ones, two cheap instructions; queries
+// and sums are kept in the same order, so only a finished result has to be zipped again.
+template <int LANES>
+struct Pair {
+    Floats<LANES> first, second;
+};
+
+template <int LANES>
+inline Pair<LANES> load_pair(const float* from) {
+    return {load<Floats<LANES>>(from), load<Floats<LANES>>(from + LANES)};
+}
+
+template <int LANES>
+inline Pair<LANES> load_pair(const Bf16* from) {
+    using Words = typename Vector<LANES>::Words;
+    const Words words = load<Words>(from);
+    return {bits_as<Floats<LANES>>(words << 16), bits_as<Floats<LANES>>(words & 0xffff0000u)};
+}
+
+inline Bf16 round_to_bf16(float x) {
+    const auto bits = bits_as<std::uint32_t>(x);
+    if (x != x) return {0x7fc0};
+    return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+// sums: HEAD_DIM numbers in the order of load_pair, times factor, as a row of the output.
+template <int LANES, int HEAD_DIM>
+inline void store_row(float* to, const float* sums, float factor) {
+    for (int i = 0; i < HEAD_DIM; ++i) to[i] = sums[i] * factor;
+}
+
+template <int LANES, int HEAD_DIM>
+inline void store_row(Bf16* to, const float* sums, float factor) {
+    for (int pair = 0; pair < HEAD_DIM / (2 * LANES); ++pair) {
+        const float* first = sums + pair * 2 * LANES;
+        for (int i = 0; i < LANES; ++i) {
+            to[pair * 2 * LANES + 2 * i] = round_to_bf16(first[i] * factor);
+            to[pair * 2 * LANES + 2 * i + 1] = round_to_bf16(first[LANES + i] * factor);
+        }
+    }
+}
+
+// to[i] = the sum of all lanes of v[i]
+template <int LANES>
+inline void sum_lanes(const Floats<LANES> (&v)[4], float* to) {
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) {
+        const __m512 a = bits_as<__m512>(v[0]), b = bits_as<__m512>(v[1]), c = bits_as<__m512>(v[2]),
+                     d = bits_as<__m512>(v[3]);
+        const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512 quarters = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+        const __m256 halves = _mm256_add_ps(
+            _mm512_castps512_ps256(quarters),
+            _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(quarters), 1)));
+        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+        return;
+    }
+#endif
+#if defined(__AVX__)
+    if constexpr (LANES == 8) {
+        const __m256 ab = _mm256_hadd_ps(bits_as<__m256>(v[0]), bits_as<__m256>(v[1]));
+        const __m256 cd = _mm256_hadd_ps(bits_as<__m256>(v[2]), bits_as<__m256>(v[3]));
+        const __m256 halves = _mm256_hadd_ps(ab, cd);
+        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+        return;
+    }
+#endif
+    for (int i = 0; i < 4; ++i) {
+        float sum = 0;
+        for (int lane = 0; lane < LANES; ++lane) sum += v[i][lane];
+        to[i] = sum;
+    }
+}
+
+// exp(x) for x <= 0, within 2 units in the last place; what is below exp(-87) becomes about 1e-38.
+template <int LANES>
+inline Floats<LANES> exp_negative(Floats<LANES> x) {
+    using Ints = typename Vector<LANES>::Ints;
+    const Floats<LANES> lowest = Floats<LANES>{} - 87.0f;
+    x = x > lowest ? x : lowest;
+    const float to_nearest = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded
+    const Floats<LANES> n = (x * 1.44269504f + to_nearest) - to_nearest;
+    const Floats<LANES> r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    Floats<LANES> p = r * 1.98756915e-4f + 1.39819995e-3f;
+    p = p * r + 8.33345205e-3f;
+    p = p * r + 4.16657962e-2f;
+    p = p * r + 1.66666657e-1f;
+    p = p * r + 5.0e-1f;
+    p = p * r * r + r + 1.0f;
+    const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+    return p * bits_as<Floats<LANES>>(exponent);
+}
+
+}  // namespace
