@@ -104,15 +104,19 @@ def _load_native(plan: _Plan) -> CausalModel:
         _check_tensors(checkpoint, model.checkpoint_views(), plan)
     _check_memory(model, plan)
     model.materialize(plan.device)
-    views = model.checkpoint_views()
     with torch.inference_mode():
-        if checkpoint is None:
-            _fill_with_noise(views, plan)
-        else:
-            for name, tensor in checkpoint.tensors():
-                if name in views:
-                    views[name].copy_(tensor)
+        _fill(model.checkpoint_views(), checkpoint, plan)
+        model.finish_loading()
     return model
+
+
+def _fill(views: Mapping[str, torch.Tensor], checkpoint: Checkpoint | None, plan: _Plan) -> None:
+    if checkpoint is None:
+        _fill_with_noise(views, plan)
+        return
+    for name, tensor in checkpoint.tensors():
+        if name in views:
+            views[name].copy_(tensor)
 
 
 def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], plan: _Plan) -> None:

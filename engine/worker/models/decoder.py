@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedConfig
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import layer_windows
+from engine.worker.models.packed_linear import PackedTable, Table, can_pack, pack_linears, packed_table
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
 
 NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -108,21 +109,23 @@ class DecoderLayer(nn.Module):
         """x [num_tokens, hidden_size] -> the same shape"""
         x = x + self._attend(self._norm(x, self.input_norm), cos, sin, attention)
         gate, up = self.gate_up(self._norm(x, self.post_attention_norm)).chunk(2, dim=-1)
-        output: torch.Tensor = x + self.down(silu(gate) * up)
+        output: torch.Tensor = x + self.down(silu(gate).mul_(up))
         return output
 
     def _attend(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         shape = self._shape
-        heads = self.qkv(x).unflatten(-1, (-1, shape.head_dim))
-        q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        heads = self.qkv(x).view(len(x), -1, shape.head_dim)
+        qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
+            q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
+            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
+        turned = rotate(qk, cos, sin)
         attended = attention.attend(
             self._index,
-            rotate(q, cos, sin),
-            rotate(k, cos, sin),
+            turned[:, : shape.num_heads],
+            turned[:, shape.num_heads :],
             v,
             scale=shape.head_dim**-0.5,
             window=shape.windows[self._index],
@@ -169,16 +172,28 @@ class Decoder(nn.Module):
             shape.num_kv_heads,
             shape.head_dim,
         )
-        self.embedding = _parameter(dtype, shape.vocab_size, shape.hidden_size)
+        self.embedding: Table | PackedTable = Table(_parameter(dtype, shape.vocab_size, shape.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape, index, dtype) for index in range(shape.num_layers))
         self.final_norm = _parameter(dtype, shape.hidden_size)
-        self.lm_head = None if shape.tied else _parameter(dtype, shape.vocab_size, shape.hidden_size)
+        self.lm_head = (
+            None
+            if shape.tied
+            else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False, device="meta", dtype=dtype)
+        )
         self._rotary: RotaryEmbedding | None = None
 
     def materialize(self, device: torch.device) -> None:
         self.to_empty(device=device)
         self.requires_grad_(False)
         self._rotary = RotaryEmbedding(self._config, self.shape.head_dim, device)
+
+    def finish_loading(self) -> None:
+        """Make of the loaded weights what this device multiplies fastest; ``checkpoint_views`` is no more."""
+        if not can_pack(self.final_norm.device, self.final_norm.dtype):
+            return
+        pack_linears(self)
+        if self.lm_head is None and isinstance(self.embedding, Table):
+            self.embedding = packed_table(self.embedding)
 
     def forward(
         self,
@@ -189,21 +204,25 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """See CausalModel.forward."""
         assert self._rotary is not None, "materialize() comes first"
-        x = embedding(input_ids, self.embedding)
+        x = self.embedding(input_ids)
         cos, sin = self._rotary.angles(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
         sampled = rms_norm(x[sample_rows], self.final_norm.shape, self.final_norm, self.shape.norm_eps)
-        return linear(sampled, self.embedding if self.lm_head is None else self.lm_head)
+        if self.lm_head is None:
+            return self.embedding.products(sampled)
+        logits: torch.Tensor = self.lm_head(sampled)
+        return logits
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Every tensor that the checkpoint must hold, with the part of a parameter that it fills."""
-        views: dict[str, torch.Tensor] = {"model.embed_tokens.weight": self.embedding}
+        assert isinstance(self.embedding, Table), "after finish_loading() there are no views"
+        views: dict[str, torch.Tensor] = {"model.embed_tokens.weight": self.embedding.weight}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             prefix = f"model.layers.{index}."
             views |= {prefix + name: view for name, view in layer.checkpoint_views().items()}
         views["model.norm.weight"] = self.final_norm
         if self.lm_head is not None:
-            views["lm_head.weight"] = self.lm_head
+            views["lm_head.weight"] = self.lm_head.weight
         return views

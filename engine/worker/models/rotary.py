@@ -33,13 +33,17 @@ class RotaryEmbedding:
         self._frequencies = frequencies.to(device)
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [num_tokens] -> cos, sin [num_tokens, 1, head_dim / 2]"""
+        """positions [num_tokens] -> cos, sin [num_tokens, 1, head_dim], as ``rotate`` takes them"""
         angles = positions[:, None, None].float() * self._frequencies
-        scaling = self._attention_scaling
-        return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+        cos, sin = angles.cos() * self._attention_scaling, angles.sin() * self._attention_scaling
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair (i, i + head_dim / 2) of x [num_tokens, heads, head_dim]."""
+    """Rotate each pair (i, i + head_dim / 2) of x [num_tokens, heads, head_dim].
+
+    cos, sin [num_tokens, 1, head_dim]; the sines of the first half are negative. A small step pays for calls,
+    not for numbers: these are four, however many heads there are.
+    """
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return (x * cos).add_(torch.cat((second, first), dim=-1).mul_(sin))
