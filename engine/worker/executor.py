@@ -35,7 +35,8 @@ class UniProcExecutor:
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, activation_bytes)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks)
         pool = spec.allocate(num_blocks, loaded.device)
-        opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, spec, config))
+        attention = select_attention(pool, config.model.attention_backend)
+        opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, attention, spec, config))
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
@@ -50,7 +51,7 @@ class UniProcExecutor:
         )
         self._runner: ModelRunner | None = ModelRunner(
             loaded.model,
-            select_attention(pool, config.model.attention_backend),
+            attention,
             batch,
             Sampler(config.model.seed),
             loaded.device,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.backend import AttentionBackend, AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.loader import LoadedModel
@@ -46,16 +46,19 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
 
 @torch.inference_mode()
 def measure_token_s(
-    loaded: LoadedModel, pool: torch.Tensor, spec: KvCacheSpec, config: EngineConfig
+    loaded: LoadedModel,
+    pool: torch.Tensor,
+    attention: AttentionBackend,
+    spec: KvCacheSpec,
+    config: EngineConfig,
 ) -> float:
     """Seconds to compute a token of a prompt in a step like most, with nothing before it. Before the pool is
-    used."""
+    used. ``attention``: over that pool."""
     device = loaded.device
     enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS
     room = (len(pool) - 1) * spec.block_size
     num_tokens = min(config.scheduler.max_num_batched_tokens, loaded.max_model_len, room, enough)
     batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
-    attention = TorchPagedAttention(pool)
     seconds = 0.0
     for _ in range(2):  # the first warms up
         started_s = time.perf_counter()
@@ -76,14 +79,16 @@ def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tup
     """Fresh prompts of equal length that fill the budget, and their positions."""
     num_seqs = -(-num_tokens // max_model_len)
     length = -(-num_tokens // num_seqs)
-    slots = np.arange(num_seqs * length, dtype=np.int64)
+    blocks_each = -(-length // spec.block_size)
+    tables = np.arange(num_seqs * blocks_each, dtype=np.int64).reshape(num_seqs, blocks_each)
+    seqs, positions = np.divmod(np.arange(num_seqs * length, dtype=np.int64), length)
     lengths = np.full(num_seqs, length, dtype=np.int64)
     batch = AttentionBatch(
         num_decodes=0,
         query_lens=lengths,
         seq_lens=lengths,
-        block_tables=np.zeros((num_seqs, -(-length // spec.block_size)), dtype=np.int64),
-        slot_blocks=slots // spec.block_size,
-        slot_offsets=slots % spec.block_size,
+        block_tables=tables,
+        slot_blocks=tables[seqs, positions // spec.block_size],
+        slot_offsets=positions % spec.block_size,
     )
-    return batch, slots % length
+    return batch, positions
