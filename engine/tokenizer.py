@@ -147,6 +147,26 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation; RequestError if there is no template or it refuses the messages."""
+        text = self.chat_text(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that ``render_chat`` makes tokens of."""
         if not messages:
             raise RequestError("messages must not be empty.", "messages")
         if chat_template is None and not self.hf.chat_template:
@@ -158,7 +178,7 @@ class Tokenizer:
             raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
         conversation = [_as_template_expects(message) for message in messages]
         try:
-            text = self._template.render(
+            return self._template.render(
                 conversation,
                 tools,
                 chat_template,
@@ -168,7 +188,6 @@ class Tokenizer:
             )
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
-        return self.encode(text, add_special_tokens=False)
 
 
 def _as_template_expects(message: Message) -> dict[str, Any]:

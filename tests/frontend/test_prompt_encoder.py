@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from engine.prompt_encoder import MAX_REMEMBERED_BYTES, PromptEncoder, cut_tokens
 from engine.tokenizer import Tokenizer as EngineTokenizer
@@ -252,6 +253,10 @@ def unlike_any(kind: str) -> Iterator[Tokenizer]:
         yield tokenizer
 
 
+def _as_hf(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]
+
+
 class _Joining:
     """A pre-tokenizer written in Python."""
 
@@ -264,6 +269,16 @@ def test_where_pieces_may_differ_from_the_whole_there_are_none(kind: str) -> Non
     """A tokenizer with steps that are not known to look at one piece alone tokenises whole texts."""
     for tokenizer in unlike_any(kind):
         assert PromptEncoder.of(tokenizer) is None
+
+
+def test_tokens_around_a_prompt_are_added_where_they_are_asked_for() -> None:
+    """The model's own tokens before and after a text come as the tokenizer puts them, or not at all."""
+    tokenizer = EngineTokenizer(_as_hf(word_piece()))
+    for text in ("<|im_start|>user said<|im_end|> so", "the user", ""):
+        for add in (True, False):
+            expected = tokenizer.hf.encode(text, add_special_tokens=add)
+            assert tokenizer.encode(text, add_special_tokens=add) == expected
+    assert tokenizer.encode("x") != tokenizer.encode("x", add_special_tokens=False)
 
 
 def test_what_others_ask_of_the_tokenizer_changes_no_prompt(tokenizer: EngineTokenizer) -> None:
