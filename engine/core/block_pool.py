@@ -61,11 +61,8 @@ class FreeKVCacheBlockQueue:
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:
-        before, after = block.prev_free, block.next_free
-        assert before is not None, "the block is not in the free list"
-        assert after is not None
-        before.next_free = after
-        after.prev_free = before
+        assert block.prev_free is not None, "the block is not in the free list"
+        _link(block.prev_free, block.next_free)
         block.prev_free = block.next_free = None
         self.num_free_blocks -= 1
 
@@ -86,6 +83,12 @@ class FreeKVCacheBlockQueue:
         while block is not None and block is not self._tail:
             yield block
             block = block.next_free
+
+
+def _link(before: KVCacheBlock | None, after: KVCacheBlock | None) -> None:
+    if before is not None and after is not None:
+        before.next_free = after
+        after.prev_free = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +179,29 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """One more holder for each of these blocks."""
+        """One more holder for each of these blocks, which have one or can be found.
+
+        Free neighbours, as the blocks of a prefix are, last first, leave their list together.
+        """
+        before: KVCacheBlock | None = None
+        after: KVCacheBlock | None = None
+        num_taken = 0
         for block in blocks:
-            if block.ref_cnt == 0:
+            block.ref_cnt = num_holders = block.ref_cnt + 1
+            if num_holders > 1:
+                continue
+            if block is not before:
                 if block.is_dead:
                     self._dead.remove(block)
                     block.is_dead = False
-                else:
-                    self._cached.remove(block)
-            block.ref_cnt += 1
+                    continue
+                assert block.block_hash is not None, "a free block is taken that cannot be found"
+                _link(before, after)
+                after = block.next_free
+            before = block.prev_free
+            num_taken += 1
+        _link(before, after)
+        self._cached.num_free_blocks -= num_taken
 
     def reuse_first(self, block_hashes: Iterable[BlockHash]) -> int:
         """Nobody is expected to look for these any more: those that are free are reused before others that

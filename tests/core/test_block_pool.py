@@ -41,9 +41,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         self.pool.cache_full_blocks(blocks, hashes, start, len(blocks))
 
-    @rule(number=st.integers(0, 20), length=st.integers(1, 4))
-    def hit(self, number: int, length: int) -> None:
-        """Whoever finds cached blocks holds them too."""
+    @rule(number=st.integers(0, 20), length=st.integers(1, 4), backwards=st.booleans())
+    def hit(self, number: int, length: int, backwards: bool) -> None:
+        """Whoever finds cached blocks holds them too, in whatever order."""
         found = []
         for i in range(length):
             block = self.pool.get_cached_block(f"{number}/{i}".encode())
@@ -51,8 +51,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 break
             found.append(block)
         if found:
-            self.pool.touch(found)
+            self.pool.touch(reversed(found) if backwards else found)
             self.holders.append(found)
+
+    @rule(number=st.integers(0, 20), length=st.integers(1, 4))
+    def give_up(self, number: int, length: int) -> None:
+        """What nobody is expected to look for any more can be found still."""
+        self.pool.reuse_first(f"{number}/{i}".encode() for i in range(length))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
