@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.cpu_kernel import CpuKernel, HeadAddresses, PoolAddress, SequenceAddresses
 from engine.worker.attention.torch_paged import TorchPagedAttention
-
-_Run = Callable[[PoolAddress, SequenceAddresses, int, HeadAddresses, int], None]
 
 
 class CpuPagedAttention:
@@ -52,50 +48,47 @@ class CpuPagedAttention:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
+        query, key, value = self._rows(query), self._rows(key), self._rows(value)
         output = torch.empty(query.shape, dtype=self._pool.dtype)
         heads = self._heads
         heads.num_heads, heads.window, heads.scale = query.shape[1], window or 0, scale
-        decodes, prompts = slice(0, self._decodes.num_seqs), slice(self._decodes.num_seqs, len(query))
-        if self._decodes.num_seqs:
-            self._run(
-                self._kernel.attend_decodes,
-                self._decodes,
-                layer,
-                (query[decodes], key[decodes], value[decodes], output[decodes]),
-            )
-        if self._torch is not None and self._prompts.num_seqs:
-            output[prompts] = self._torch.attend(
-                layer, query[prompts], key[prompts], value[prompts], scale=scale, window=window
-            )
-        elif self._prompts.num_seqs:
-            self._run(
-                self._kernel.attend_prompts,
-                self._prompts,
-                layer,
-                (query[prompts], key[prompts], value[prompts], output[prompts]),
+        first = self._decodes.num_seqs
+        if first:
+            self._point_to(query, key, value, output, 0)
+            self._kernel.attend_decodes(self._address, self._decodes, layer, heads, self._num_threads)
+        if first == len(query):
+            return output
+        if self._torch is None:
+            self._point_to(query, key, value, output, first)
+            self._kernel.attend_prompts(self._address, self._prompts, layer, heads, self._num_threads)
+        else:
+            output[first:] = self._torch.attend(
+                layer, query[first:], key[first:], value[first:], scale=scale, window=window
             )
         return output
 
-    def _run(
-        self,
-        function: _Run,
-        sequences: SequenceAddresses,
-        layer: int,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    ) -> None:
-        """``tensors``: query, key, value, output of these sequences, [num_tokens, heads, head_dim]."""
-        query, key, value = (self._rows(x) for x in tensors[:3])
-        output, heads = tensors[3], self._heads
-        heads.query, heads.query_stride = query.data_ptr(), query.stride(0)
-        heads.key, heads.key_stride = key.data_ptr(), key.stride(0)
-        heads.value, heads.value_stride = value.data_ptr(), value.stride(0)
-        heads.output, heads.output_stride = output.data_ptr(), output.stride(0)
-        function(self._address, sequences, layer, heads, self._num_threads)
-
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, heads, head_dim], each row [heads, head_dim] without gaps."""
-        x = x.to(self._pool.dtype)
-        return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+        """x [num_tokens, heads, head_dim], each row [heads, head_dim] without gaps, in the pool's type."""
+        if x.dtype == self._pool.dtype and x.stride()[1:] == (x.shape[2], 1):
+            return x
+        return x.to(self._pool.dtype).contiguous()
+
+    def _point_to(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        first_token: int,
+    ) -> None:
+        """The rows of the tensors from ``first_token`` on become those of ``_heads``."""
+        heads, size = self._heads, self._pool.itemsize
+        heads.query_stride, heads.key_stride = query.stride(0), key.stride(0)
+        heads.value_stride, heads.output_stride = value.stride(0), output.stride(0)
+        heads.query = query.data_ptr() + first_token * heads.query_stride * size
+        heads.key = key.data_ptr() + first_token * heads.key_stride * size
+        heads.value = value.data_ptr() + first_token * heads.value_stride * size
+        heads.output = output.data_ptr() + first_token * heads.output_stride * size
 
 
 def _addresses(batch: AttentionBatch, start: int, end: int) -> SequenceAddresses:
