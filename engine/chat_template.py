@@ -63,7 +63,6 @@ class ChatTemplate:
     ) -> str:
         """The conversation as text; whatever the template raises. ``extra``: the template's own arguments."""
         tools = list(tools) if tools else None
-        template: str = self._hf.get_chat_template(chat_template, tools)  # type: ignore[arg-type]
         if (
             self._environment is None
             or continue_final_message
@@ -73,6 +72,7 @@ class ChatTemplate:
             return self._render_by_library(
                 messages, tools, chat_template, add_generation_prompt, continue_final_message, extra
             )
+        template: str = self._hf.get_chat_template(chat_template, tools)  # type: ignore[arg-type]
         arguments = {**self._hf.special_tokens_map, **extra}
         return self._compiled(template).render(
             messages=[_as_shown(message) for message in messages],
