@@ -2,6 +2,7 @@
 
 One thread, the garbage collector on, as in the engine core. The cases are those that V1's scheduler is
 measured by, then a crowd: a step beside thousands of waiting jobs and pins against the same step beside ten.
+With --vllm each case runs on vLLM's V1 scheduler right before, and ours / theirs is printed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import itertools
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -26,6 +28,8 @@ from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import PolicyContext, PolicyFactory, fcfs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from eval.errors import ServerError
+from eval.vllm_scheduler import VllmScheduler
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192
@@ -124,6 +128,13 @@ class Bench:
 
 def decode(policy: str, factory: PolicyFactory, num_requests: int, num_steps: int) -> Timing:
     """Steps with so many running requests, each getting one token."""
+    bench = decoding(factory, num_requests)
+    samples = [bench.step() for _ in range(num_steps)]
+    return Timing(f"schedule + update, {num_requests} decoding", policy, samples)
+
+
+def decoding(factory: PolicyFactory, num_requests: int) -> Bench:
+    """So many running requests, all with their prompts behind them; some steps are done already."""
     bench = Bench(factory, max_num_seqs=max(num_requests, 16))
     for number in range(num_requests):
         bench.add(bench.request(bench.tokens(128), 4000, f"job-{number}"))
@@ -132,8 +143,7 @@ def decode(policy: str, factory: PolicyFactory, num_requests: int, num_steps: in
     bench.run_until_decoding()
     for _ in range(WARM_UP_STEPS):
         bench.step()
-    samples = [bench.step() for _ in range(num_steps)]
-    return Timing(f"schedule + update, {num_requests} decoding", policy, samples)
+    return bench
 
 
 def admit_hit(policy: str, factory: PolicyFactory, num_repeats: int) -> Timing:
@@ -166,24 +176,32 @@ def hashing(num_repeats: int) -> Timing:
 
 
 def pool(num_repeats: int) -> list[Timing]:
-    """256 blocks taken, touched and given back."""
+    """256 empty blocks taken and given back; as many that are free and cached hit, and given back."""
     blocks = BlockPool(NUM_BLOCKS)
-    got, touched, freed = [], [], []
+    hashes = [number.to_bytes(32) for number in range(256)]
+    got, freed, touched, freed_cached = [], [], [], []
     for _ in range(num_repeats):
         began = perf_counter()
         taken = blocks.get_new_blocks(256)
         got.append(perf_counter() - began)
         began = perf_counter()
+        blocks.free_blocks(reversed(taken))
+        freed.append(perf_counter() - began)
+        taken = blocks.get_new_blocks(256)
+        blocks.cache_full_blocks(taken, hashes, 0, 256)
+        began = perf_counter()
+        blocks.free_blocks(reversed(taken))
+        freed_cached.append(perf_counter() - began)
+        began = perf_counter()
         blocks.touch(taken)
         touched.append(perf_counter() - began)
-        blocks.free_blocks(taken)
-        began = perf_counter()
-        blocks.free_blocks(taken)
-        freed.append(perf_counter() - began)
+        blocks.free_blocks(reversed(taken))
+        assert blocks.reset_prefix_cache()
     return [
         Timing("get 256 blocks", "", got),
-        Timing("touch 256 blocks", "", touched),
         Timing("free 256 blocks", "", freed),
+        Timing("free 256 cached blocks", "", freed_cached),
+        Timing("touch 256 blocks", "", touched),
     ]
 
 
@@ -209,8 +227,20 @@ _HOLDING = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=HOLD_S, max_ttl_s=HOLD_
 
 
 def crowded(num_waiting: int, num_pins: int, num_steps: int) -> Timing:
-    """Steps of 32 decoding requests while the oldest job's turn is back, finds no room, and may break any of
-    the pins if that costs less than it has waited; new jobs wait behind it.
+    """Steps in a crowd."""
+    bench = crowd(num_waiting, num_pins)
+    samples = [bench.step() for _ in range(num_steps)]
+    assert len(bench.scheduler.running) == RUNNING
+    assert len(bench.scheduler.waiting) == num_waiting
+    assert bench.scheduler.kv.num_pins == num_pins
+    return Timing(
+        f"{RUNNING} decoding beside {num_waiting:,} waiting, {num_pins:,} pins", "continuum", samples
+    )
+
+
+def crowd(num_waiting: int, num_pins: int) -> Bench:
+    """32 decoding requests while the oldest job's turn is back, finds no room, and may break any of the pins
+    if that costs less than it has waited; new jobs wait behind it. Some steps are done already.
 
     The pins' prompts are said to have taken so long that the answer stays no, however often it is asked.
     """
@@ -234,13 +264,9 @@ def crowded(num_waiting: int, num_pins: int, num_steps: int) -> Timing:
     bench.add(bench.request(first_prompt + rest, 4, "oldest"))
     for number in range(num_waiting - 1):
         bench.add(bench.request(bench.tokens(64), 4, f"waiting-{number}"))
-    samples = [bench.step() for _ in range(WARM_UP_STEPS + num_steps)][WARM_UP_STEPS:]
-    assert len(bench.scheduler.running) == RUNNING
-    assert len(bench.scheduler.waiting) == num_waiting
-    assert bench.scheduler.kv.num_pins == num_pins
-    return Timing(
-        f"{RUNNING} decoding beside {num_waiting:,} waiting, {num_pins:,} pins", "continuum", samples
-    )
+    for _ in range(WARM_UP_STEPS):
+        bench.step()
+    return bench
 
 
 def _run_turn(bench: Bench, prompt: list[int], job_id: str) -> None:
@@ -252,7 +278,51 @@ def _run_turn(bench: Bench, prompt: list[int], job_id: str) -> None:
     bench.scheduler.signal(ToolGapStarted(request.request_id, [call]), bench.now)
 
 
+# ---- beside vLLM ----
+
+VLLM = "vLLM"
+GOALS = {
+    "schedule + update": 1 / 3,
+    "admit a prompt": 1 / 3,
+    "hash 4096 tokens": 1 / 3,
+    "get 256": 0.5,
+    "touch 256": 0.5,
+    "free 256": 0.5,
+}
+"""At most so much of theirs, by the first words of a case."""
+
+
+def ratio_line(ours: Timing, theirs: Timing) -> str:
+    """Of the medians, beside what it is to be at most."""
+    ratio = ours.median_us / theirs.median_us
+    goal = next(bound for words, bound in GOALS.items() if ours.case.startswith(words))
+    verdict = "met" if ratio <= goal else "NOT MET"
+    return f"{ours.case:<52} {ours.policy:<10} {ratio:>9.2f}x   goal <= {goal:.2f}x   {verdict}"
+
+
+def _ratios(timings: Sequence[Timing]) -> Iterator[str]:
+    """Ours / theirs, a line for each case that both have."""
+    theirs = {timing.case: timing for timing in timings if timing.policy == VLLM}
+    for timing in timings:
+        if timing.policy != VLLM and timing.case in theirs:
+            yield ratio_line(timing, theirs[timing.case])
+
+
 # ---- the command ----
+
+CASES: Mapping[str, Callable[[int], list[Timing]]] = {
+    "decode-1": lambda steps: _each_policy(lambda name, policy: decode(name, policy, 1, steps)),
+    "decode-32": lambda steps: _each_policy(lambda name, policy: decode(name, policy, 32, steps)),
+    "decode-256": lambda steps: _each_policy(lambda name, policy: decode(name, policy, 256, steps)),
+    "admit": lambda steps: _each_policy(lambda name, policy: admit_hit(name, policy, steps // 4)),
+    "hash": lambda steps: [hashing(steps // 4)],
+    "pool": lambda steps: pool(steps // 4),
+}
+"""By the names that vLLM's side has for them, too."""
+
+
+def _each_policy(case: Callable[[str, PolicyFactory], Timing]) -> list[Timing]:
+    return [case(policy, factory) for policy, factory in POLICIES.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -260,29 +330,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--steps", type=int, default=200, metavar="STEPS", help="timed steps of each case (200)"
     )
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="an interpreter that has vLLM 0.32: its scheduler beside ours"
+    )
     args = parser.parse_args(argv)
     if not 10 <= args.steps <= 200:
         parser.error("--steps must be in [10, 200]")
+    try:
+        with ExitStack() as stack:
+            vllm = stack.enter_context(VllmScheduler(args.vllm)) if args.vllm is not None else None
+            _run(args.steps, vllm)
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(num_steps: int, vllm: VllmScheduler | None) -> None:
     print(f"{'case':<52} {'policy':<10} {'median us':>10} {'mean':>10} {'max':>10}")
-    for timing in _all_cases(args.steps):
-        print(timing.line(), flush=True)
-    few, many = (crowded(waiting, pins, args.steps) for waiting, pins in ((10, 10), (10_000, 2_000)))
+    timings: list[Timing] = []
+    for name, measure in CASES.items():
+        theirs = vllm.measure(name, num_steps) if vllm is not None else []
+        found = [*[Timing(each.case, VLLM, each.samples_s) for each in theirs], *measure(num_steps)]
+        for timing in found:
+            print(timing.line(), flush=True)
+        timings += found
+    _run_crowd(num_steps)
+    if vllm is not None:
+        print(f"\nours / vLLM {vllm.version}, medians")
+        print("\n".join(_ratios(timings)))
+
+
+def _run_crowd(num_steps: int) -> None:
+    few, many = (crowded(waiting, pins, num_steps) for waiting, pins in ((10, 10), (10_000, 2_000)))
     for timing in (few, many):
         print(timing.line())
     print(
         f"In the crowd a step takes {many.median_us / few.median_us:.2f}x the step beside ten at the median, "
         f"{many.mean_us / few.mean_us:.2f}x on the mean."
     )
-    return 0
-
-
-def _all_cases(num_steps: int) -> Iterator[Timing]:
-    for policy, factory in POLICIES.items():
-        for num_requests in (1, 32, 256):
-            yield decode(policy, factory, num_requests, num_steps)
-        yield admit_hit(policy, factory, num_steps // 4)
-    yield hashing(num_steps // 4)
-    yield from pool(num_steps // 4)
 
 
 if __name__ == "__main__":
