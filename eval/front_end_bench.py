@@ -26,7 +26,6 @@ from engine.api.openai.protocol import ChatCompletionRequest
 from engine.config import ModelConfig
 from engine.input_processor import GenerationDefaults, InputProcessor
 from engine.messages import EngineReady
-from engine.prompt_encoder import EncodedTokens
 from engine.tokenizer import Tokenizer
 from engine.worker.tiny_models import make_model_folder
 
@@ -67,13 +66,13 @@ class Times:
 class Chat:
     """An agent's chat: calls of a tool and what they printed, which is Python's own source."""
 
-    def __init__(self, num_messages: int, num_characters: int) -> None:
+    def __init__(self, num_messages: int, characters_per_message: int) -> None:
         self._source = Path(subprocess.__file__).read_text() + Path(argparse.__file__).read_text()
         self._position = 0
-        self._message_characters = num_characters // num_messages
+        self._characters_per_message = characters_per_message
         self.messages: list[dict[str, Any]] = [
-            {"role": "system", "content": self._text(self._message_characters)},
-            {"role": "user", "content": self._text(self._message_characters)},
+            {"role": "system", "content": self._text(characters_per_message)},
+            {"role": "user", "content": self._text(characters_per_message)},
         ]
         while len(self.messages) < num_messages:
             self.go_on()
@@ -83,7 +82,7 @@ class Chat:
         call_id = f"call-{len(self.messages)}"
         arguments = json.dumps({"command": self._text(100), "timeout_s": 30})
         call = {"id": call_id, "type": "function", "function": {"name": "bash", "arguments": arguments}}
-        result = self._text(2 * self._message_characters - 300)
+        result = self._text(2 * self._characters_per_message - 400)  # the rest is the call, and its markup
         self.messages += [
             {"role": "assistant", "content": self._text(200), "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call_id, "content": result},
@@ -160,34 +159,36 @@ class FrontEnd:
 def measure(chat: Chat, front_end: FrontEnd, num_turns: int) -> Iterator[str]:
     """The report; AssertionError if a prompt is another than the library's."""
     times = Times()
-    prompt: Sequence[int] = EncodedTokens()
     for number in range(num_turns + 1):
         body = chat.body()
         prompt = front_end.prepare(body, times)
         if number in (0, num_turns // 2, num_turns):
             assert prompt == front_end.by_transformers(body, times)
+        if number == num_turns // 2:
+            yield (
+                f"{len(chat.messages)} messages, {len(body):,} bytes, {len(prompt):,} tokens "
+                f"at turn {number} of {num_turns}, each of which adds 2 messages"
+            )
+            yield ""
         chat.go_on()
-    yield (
-        f"The last of {num_turns} turns, each of 2 messages: {len(chat.messages) - 2} messages, "
-        f"{len(body):,} bytes, {len(prompt):,} tokens."
-    )
-    yield ""
     yield from times.lines()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-front", description=__doc__)
     parser.add_argument(
-        "--tokens", type=int, default=100_000, help="of the history, at 4 characters each (100000)"
+        "--tokens", type=int, default=100_000, help="of the chat half-way, at 4 characters each (100000)"
     )
-    parser.add_argument("--messages", type=int, default=200, help="of the history (200)")
+    parser.add_argument("--messages", type=int, default=200, help="of it, half-way (200)")
     parser.add_argument("--turns", type=int, default=30, help="that are measured (30)")
     args = parser.parse_args(argv)
-    if args.messages < 4 or args.turns < 4 or args.tokens * CHARACTERS_PER_TOKEN < 400 * args.messages:
-        parser.error("--messages and --turns must be at least 4, and --tokens at least 100 for each message")
+    if args.turns < 4 or args.messages < args.turns + 2 or args.tokens < 100 * args.messages:
+        parser.error(
+            "--turns must be at least 4, --messages at least 2 more, --tokens at least 100 for each message"
+        )
     with tempfile.TemporaryDirectory(prefix="front-end-") as name:
         front_end = FrontEnd(make_model_folder(Path(name), vocab_size=VOCAB_SIZE))
-        chat = Chat(args.messages, args.tokens * CHARACTERS_PER_TOKEN)
+        chat = Chat(args.messages - args.turns, args.tokens * CHARACTERS_PER_TOKEN // args.messages)
         for line in measure(chat, front_end, args.turns):
             print(line)
     return 0

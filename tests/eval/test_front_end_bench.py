@@ -11,7 +11,8 @@ def test_all_parts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each part, with the first turn and the later ones; prompts are those of transformers."""
     assert main(["--tokens", "4000", "--messages", "10", "--turns", "4"]) == 0
     first, empty, head, *parts = capsys.readouterr().out.splitlines()
-    assert first.startswith("The last of 4 turns, each of 2 messages: 18 messages, ")
+    assert first.startswith("10 messages, ")
+    assert first.endswith(" tokens at turn 2 of 4, each of which adds 2 messages")
     assert (empty, head.split()) == ("", ["milliseconds", "first", "turn", "median", "min", "max"])
     times = [[float(word) for word in part.split()[-4:]] for part in parts]
     assert len(times) == 8

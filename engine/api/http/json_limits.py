@@ -30,7 +30,8 @@ def _may_hold_long_integer(text: bytes) -> bool:
 
 
 def _check_num_values(text: bytes) -> None:
-    if text.count(b",") < MAX_JSON_VALUES:  # most texts; this counts the commas inside strings too
+    # Most texts; this counts the commas inside strings too.
+    if len(text) < MAX_JSON_VALUES or text.count(b",") < MAX_JSON_VALUES:
         return
     num_commas = num_strings = 0
     for found in _COMMA_OR_STRING.finditer(text):
