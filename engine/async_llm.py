@@ -48,6 +48,8 @@ TRACE_POLL_S = 0.02
 
 T = TypeVar("T")
 
+_FAILED = str(FinishReason.ERROR)
+
 SIGNAL_TIMEOUT_S = 1.0
 """A receipt is worth little later than this: the response waits for it."""
 MAX_REMEMBERED_TURNS = 65536
@@ -347,7 +349,7 @@ class AsyncLLM:
 
 def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:
     for completion in output.outputs:
-        if completion.finish_reason == str(FinishReason.ERROR):
+        if completion.finish_reason == _FAILED:
             reason = str(completion.stop_reason or "The request failed inside the engine.")
             if reason == GRAMMAR_LEFT and params.structured_outputs is not None:
                 raise RequestError(reason, params.structured_outputs.field)

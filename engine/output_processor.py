@@ -31,14 +31,16 @@ class RequestOutputCollector:
     def __init__(self, kind: RequestOutputKind) -> None:
         self._delta = kind is RequestOutputKind.DELTA
         self._held: RequestOutput | Exception | None = None
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Done as soon as something is there; there is one reader, so this is all that an event would be."""
 
     def put(self, item: RequestOutput | Exception) -> None:
         if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
             self._held.merge(item, delta=self._delta)
         else:
             self._held = item
-        self._filled.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> RequestOutput:
         """The next output; raises the error that was put instead of one."""
@@ -46,11 +48,11 @@ class RequestOutputCollector:
             held = self.get_nowait()
             if held is not None:
                 return held
-            await self._filled.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     def get_nowait(self) -> RequestOutput | None:
         held, self._held = self._held, None
-        self._filled.clear()
         if isinstance(held, Exception):
             raise held
         return held

@@ -28,6 +28,8 @@ from engine.tool_parsers.formats import ReplyFormat
 
 INLINE_CHARS = 4096
 """Longer texts are tokenised on another thread, so that the other streams go on."""
+INLINE_MESSAGES = 32
+"""Longer chats are also rendered there."""
 
 
 class ServedModel:
@@ -127,8 +129,7 @@ class ServedModel:
                 "chat_template is taken from requests only by a server with --trust-request-chat-template.",
                 "chat_template",
             )
-        return await asyncio.to_thread(
-            self.engine.render_chat,
+        chat = (
             self._without_prefix_killers(normalise(messages)),
             tools,
             chat_template or self._chat_template,
@@ -136,6 +137,9 @@ class ServedModel:
             continue_final_message,
             chat_template_kwargs,
         )
+        if len(messages) > INLINE_MESSAGES or chat_template is not None:  # which may run for ever
+            return await asyncio.to_thread(self.engine.render_chat, *chat)
+        return await self.encode(self.engine.tokenizer.chat_text(*chat), add_special_tokens=False)
 
     def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
@@ -170,8 +174,9 @@ class ServedModel:
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
                     prefill.done()
-                    if any(answer.finish_reason == "abort" for answer in output.outputs):
-                        raise self._why_ended(request_id)
+                    for answer in output.outputs:
+                        if answer.finish_reason == "abort":
+                            raise self._why_ended(request_id)
                     yield output
         finally:
             prefill.done()

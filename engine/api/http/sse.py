@@ -15,3 +15,17 @@ def event(payload: msgspec.Struct, name: str | None = None) -> bytes:
     """One event; OpenAI's chat streams have no names, Anthropic's and the Responses API's do."""
     data = b"data: " + _encoder.encode(payload) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+class Frame:
+    """Events that differ in the one item of their last field, a list: what is around it is encoded once."""
+
+    def __init__(self, empty: msgspec.Struct) -> None:
+        """``empty``: the payload with nothing in that list."""
+        data = event(empty)
+        end = data.rindex(b"]}")
+        self._head, self._tail = data[:end], data[end:]
+
+    def event(self, item: msgspec.Struct) -> bytes:
+        """The event with this item."""
+        return self._head + _encoder.encode(item) + self._tail

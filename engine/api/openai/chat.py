@@ -72,6 +72,8 @@ class ChatAnswer:
         self._body = body
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
+        self._tells_usage = body.continuous_usage
+        self._frame = sse.Frame(self._chunk([], None))
 
     def conversation(self, job: JobRef | None) -> Conversation:
         """The request in no dialect."""
@@ -169,7 +171,9 @@ class ChatAnswer:
             )
 
     def _event(self, choice: ChatChunkChoice, turn: TurnOutput) -> bytes:
-        return sse.event(self._chunk([choice], self._running_usage(turn)))
+        if self._tells_usage:
+            return sse.event(self._chunk([choice], self._usage(turn)))
+        return self._frame.event(choice)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
         return ChatChunk(
@@ -181,7 +185,7 @@ class ChatAnswer:
         )
 
     def _running_usage(self, turn: TurnOutput) -> Usage | None:
-        return self._usage(turn) if self._body.continuous_usage else None
+        return self._usage(turn) if self._tells_usage else None
 
     def _usage(self, turn: TurnOutput) -> Usage:
         return usage_of(turn.usage, turn.receipt)
@@ -199,6 +203,8 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
 
 def chat_delta(deltas: list[ReplyDelta]) -> ChatDelta | None:
     """Several deltas of one output as one; None if there is nothing to say."""
+    if len(deltas) == 1 and isinstance(deltas[0], ContentDelta):  # nearly always
+        return ChatDelta(content=deltas[0].text) if deltas[0].text else None
     content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
     calls: list[ToolCallItemDelta] = []

@@ -75,6 +75,8 @@ class CompletionTurn:
         self._offsets: dict[int, int] = {}
         self._receipts: list[TurnReceipt] = []
         """Of the prompts that are done."""
+        self._tells_usage = body.continuous_usage
+        self._frame = sse.Frame(self._completion([], None))
 
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
         with self._model.seat(len(self._prompts) * self._n) as seat:
@@ -169,7 +171,9 @@ class CompletionTurn:
         )
 
     def _event(self, choice: CompletionChoice) -> bytes:
-        return sse.event(self._completion([choice], self._usage() if self._body.continuous_usage else None))
+        if self._tells_usage:
+            return sse.event(self._completion([choice], self._usage()))
+        return self._frame.event(choice)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
         return Completion(
