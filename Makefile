@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench-sim: $(STAMP) ## the simulator against reality: the same jobs served and s
 
 bench-cores: $(STAMP) ## what the engine loses on cores that others use too (4 minutes) [ARGS="--busy 0 1"]
 	@$(BIN)/python -m eval.shared_cores $(ARGS)
+
+bench-cpu: $(STAMP) ## tokens per second and latencies on this machine's CPUs (20 minutes) [ARGS="--peers FILE"]
+	@$(BIN)/python -m eval.cpu_bench $(ARGS)
 
 bench-front: $(STAMP) ## what the next turn of a long chat costs before the core is asked (seconds) [ARGS="--tokens 200000"]
 	@$(BIN)/python -m eval.front_end_bench $(ARGS)

@@ -6,6 +6,7 @@ EngineError
     ├── ResultError     a result cannot be read, written or drawn; names the file
     ├── PolicyError     a policy to compare with is unknown, or its parameter is no good; lists what there is
     ├── TraceFileError  a trace cannot be read; names file and line
+    ├── PeersFileError  a description of other servers cannot be read; names file and field
     ├── CostModelError  a model, a GPU or a profile of costs is unknown or does not fit; names the choice
     └── ServerError     the server cannot be reached, started or understood
         └── ServerGoneError   it was there before, or nothing listens at its address
@@ -39,6 +40,10 @@ class PolicyError(EvalError):
 
 class TraceFileError(EvalError):
     """A trace is missing, malformed or of another version."""
+
+
+class PeersFileError(EvalError):
+    """A file that describes other servers is missing or malformed."""
 
 
 class CostModelError(EvalError):

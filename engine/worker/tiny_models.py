@@ -19,6 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
+MAX_TRAINED_TOKENS = 32_000
+"""Of a vocabulary: those beyond are only there to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2")
@@ -143,22 +145,39 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
 
 
 def _train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in Qwen."""
+    """A byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in Qwen.
+
+    Each stands for some text, so that whatever a model samples can be read.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     num_added = len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
+    num_trained = min(vocab_size - num_added, MAX_TRAINED_TOKENS)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - num_added,
+        vocab_size=num_trained,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(vocab_size * _CORPUS_CHARACTERS_PER_TOKEN), trainer)
-    num_missing = vocab_size - num_added - tokenizer.get_vocab_size()
+    tokenizer.train_from_iterator(
+        _corpus(min(vocab_size, MAX_TRAINED_TOKENS) * _CORPUS_CHARACTERS_PER_TOKEN), trainer
+    )
+    _fill_vocabulary(tokenizer, vocab_size - num_added)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(text, special=False) for text in TOOL_TOKENS])
-    tokenizer.add_special_tokens([AddedToken(f"<|reserved_{i}|>", special=True) for i in range(num_missing)])
     return tokenizer
+
+
+def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> None:
+    """Tokens that no text is made of, as nothing is merged to them, until there are ``size``."""
+    num_tokens = tokenizer.get_vocab_size()
+    if num_tokens == size:
+        return
+    model = json.loads(tokenizer.to_str())["model"]
+    # Letters and digits are split before anything is merged: none of the trained tokens has both.
+    filler = {f"x{token:06d}": token for token in range(num_tokens, size)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    tokenizer.model = models.BPE(vocab=model["vocab"] | filler, merges=merges)
 
 
 def _corpus(num_characters: int) -> list[str]:

@@ -1,0 +1,93 @@
+"""One kept HTTP connection to a server of any make: who asks shares the machine with who answers, so that it
+does little while it waits, and reads what came only afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httptools
+
+from eval.errors import ServerError
+
+OK = 200
+CHUNK_BYTES = 1 << 16
+MAX_COMPLAINT_BYTES = 200
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back, piece by piece; the parser calls its methods."""
+
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    """With the time on ``time.perf_counter`` when each came."""
+    complete: bool = False
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append((time.perf_counter(), piece))
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(piece for _, piece in self.pieces)
+
+
+class Connection:
+    """Opened when first used, and again where the server has closed it meanwhile. One request at a time."""
+
+    def __init__(self, base_url: str) -> None:
+        address = urlsplit(base_url)
+        self._host, self._port, self._name = address.hostname, address.port, address.netloc
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def request(self, method: str, path: str, payload: bytes = b"") -> bytes:
+        """As it travels."""
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(payload)}\r\n\r\n"
+        )
+        return head.encode() + payload
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send and read to the end. ServerError unless the status is 200; OSError if nothing listens."""
+        was_open = self._streams is not None
+        try:
+            return await self._ask_once(request)
+        except (ConnectionError, EOFError):
+            self.close()
+            if not was_open:
+                raise
+        return await self._ask_once(request)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
+
+    async def _ask_once(self, request: bytes) -> Answer:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        writer.write(request)
+        answer = Answer()
+        parser = httptools.HttpResponseParser(answer)
+        while not answer.complete:
+            data = await reader.read(CHUNK_BYTES)
+            if not data:
+                self.close()
+                raise EOFError("the server closed the connection before its answer was complete")
+            try:
+                parser.feed_data(data)
+            except httptools.HttpParserError as error:
+                self.close()
+                raise ServerError(f"what the server sent is not HTTP: {error}") from error
+        if not parser.should_keep_alive():
+            self.close()
+        if parser.get_status_code() != OK:
+            complaint = answer.body[:MAX_COMPLAINT_BYTES].decode(errors="replace")
+            raise ServerError(f"HTTP {parser.get_status_code()}: {complaint}")
+        return answer

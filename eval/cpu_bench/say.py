@@ -1,0 +1,9 @@
+"""Tells whoever watches; standard output is for the tables."""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
