@@ -223,7 +223,7 @@ Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t windo
     return plan;
 }
 
-// What a thread needs for one item at a time.
+// What a thread needs for one item at a time; kept between items.
 template <typename T>
 struct Scratch {
     std::vector<float> queries, scores, sums;
@@ -243,7 +243,9 @@ class Decoder {
 
     void run(int num_threads) {
         const Plan plan = plan_decodes(pool_, decodes_, heads_.window, num_threads);
-        std::vector<float> partials(static_cast<std::size_t>(plan.num_partials) * heads_.num_heads * PARTIAL);
+        static thread_local std::vector<float> kept;  // from call to call: fresh memory is dear
+        kept.resize(static_cast<std::size_t>(plan.num_partials) * heads_.num_heads * PARTIAL);
+        float* const partials = kept.data();
         const auto num_items = static_cast<std::int64_t>(plan.items.size());
         const auto num_merges = static_cast<std::int64_t>(plan.merges.size()) * heads_.num_heads;
 #pragma omp parallel num_threads(num_threads)
@@ -252,10 +254,10 @@ class Decoder {
             for (std::int64_t seq = 0; seq < decodes_.num_seqs; ++seq)
                 pages_.keep(seq, decodes_.seq_lens[seq] - 1, seq, heads_);
 #pragma omp for schedule(dynamic, 1)
-            for (std::int64_t i = 0; i < num_items; ++i) attend(plan.items[i], partials.data());
+            for (std::int64_t i = 0; i < num_items; ++i) attend(plan.items[i], partials);
 #pragma omp for schedule(static)
             for (std::int64_t i = 0; i < num_merges; ++i)
-                merge(plan.merges[i / heads_.num_heads], i % heads_.num_heads, partials.data());
+                merge(plan.merges[i / heads_.num_heads], i % heads_.num_heads, partials);
         }
     }
 
