@@ -1,14 +1,67 @@
-"""Promises of ``make bench-cpu``: a bad description of other servers names its field."""
+"""Promises of ``make bench-cpu``: every case is measured on the real server and on others in one run, who
+fails is told of and left out, and a bad description names its field."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval.cpu_bench.cases import QUICK, Case
 from eval.cpu_bench.command import main
+
+COUNTING = f"{sys.executable} {Path(__file__).with_name('counting_server.py')} {{model}} {{port}}"
+PEERS = {
+    "peers": [
+        {"name": "counting", "command": COUNTING},
+        {"name": "stingy", "command": COUNTING, "model_name": "stingy", "cases": ["decode"]},
+        {"name": "broken", "command": "false {model} {port}"},
+        {"name": "missing", "command": "/no/such/server {model} {port}"},
+    ]
+}
+
+
+def test_all_cases_are_measured_beside_other_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row for each figure with ours, theirs and the ratio; one sentence for whoever cannot take part."""
+    peers, out = tmp_path / "peers.json", tmp_path / "out" / "cpu.json"
+    peers.write_text(json.dumps(PEERS))
+    arguments = ["--quick", "--folder", str(tmp_path), "--peers", str(peers), "--json", str(out)]
+    assert main(arguments) == 0
+    told = capsys.readouterr().out
+    for case in QUICK:
+        ours, theirs, ratio = [cell.strip() for cell in row(told, case).split("|")[2:5]]
+        assert ours != "-"
+        assert theirs != "-"
+        assert ratio.endswith("x")
+    assert "stingy: tiny, decode, batch 1 failed: asked for 4 tokens, it gave 3.\n" in told
+    assert "broken: the start for tiny failed: it ended with exit code 1; see " in told
+    assert "missing: the start for tiny failed: No such file or directory: /no/such/server.\n" in told
+    check_record(json.loads(out.read_text()))
+
+
+def row(told: str, case: Case) -> str:
+    """The first of a case's rows in the table."""
+    start = "second turn" if case.group == "prefix" else case.title
+    return next(line for line in told.splitlines() if line.startswith(f"| {start}"))
+
+
+def check_record(record: dict[str, Any]) -> None:
+    """Every figure has its value of the one round, and ours hold weights, pool and more."""
+    (model,) = record["models"]
+    figures = {
+        contender["name"]: {each["figure"]: each["values"] for each in contender["figures"]}
+        for contender in model["contenders"]
+    }
+    assert figures["ours"].keys() == figures["counting"].keys()
+    for values in figures["ours"].values():
+        assert len(values) == 1
+        assert values[0] > 0
+    assert figures["ours"]["memory_mb"][0] * 1e6 > model["weight_bytes"] > 25e6
 
 
 @pytest.mark.parametrize(
