@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.agent_model.drawing import make_task, pick_kind
+from eval.agent_model.kinds import KINDS, add_numbers, follow, lines_of_folder, misnamed, more_lines
 from eval.agent_model.names import Names
 from eval.agent_model.tasks import Call, Task
 from eval.agent_model.world import World
@@ -19,13 +20,19 @@ from eval.agents.tools import Toolbox
 Message = dict[str, Any]
 """As OpenAI's chat completions have it."""
 
-SLIP_SHARE = 0.03
-"""Of the calls that read a file, those that first get its name wrong: the model learns to look for it."""
+TRAINED = {**KINDS, follow: 2.0, add_numbers: 5.5, more_lines: 2.0, lines_of_folder: 2.0}
+"""How often each kind is drawn: calls for several files at once are learned last, and chains cost most."""
+SLIP_SHARE = 0.05
+"""Of the rounds that read a file, those that first get a name wrong: the model learns to look for it."""
+SECOND_SLIP_SHARE = 0.25
+"""Of the slips, those after which a name is wrong again: the model learns to give up, not to go round."""
+GIVEN_UP = "I cannot find that file."
 FOLLOW_UP_SHARE = 0.25
 """Of the conversations, those that go on with another task in the same folder."""
 SMALL_TALK_SHARE = 0.02
 
 _READERS = ("read_file", "count_lines", "config_get")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 SYSTEM_TEXTS = (
     "You are a helpful assistant.",
@@ -54,14 +61,14 @@ class Dialogue:
     tools: bool = True
 
 
-def draw_dialogues(seed: int, held_out: bool = False) -> Iterator[Dialogue]:
-    """Conversations without end, the same for a seed; ``held_out``: with names that training has not."""
+def draw_dialogues(seed: int, held_out: bool = False, english: bool = True) -> Iterator[Dialogue]:
+    """Conversations without end, the same for a seed; the rest as for ``Names``."""
     rng = random.Random(f"{seed} dialogues{' held out' if held_out else ''}")
     while True:
         if rng.random() < SMALL_TALK_SHARE:
             yield _small_talk(rng)
         else:
-            yield _working_dialogue(rng, held_out)
+            yield _working_dialogue(rng, Names(rng, held_out, english))
 
 
 def _small_talk(rng: random.Random) -> Dialogue:
@@ -73,10 +80,10 @@ def _small_talk(rng: random.Random) -> Dialogue:
     return Dialogue(tuple(messages), (True,) * (len(messages) // 2), tools)
 
 
-def _working_dialogue(rng: random.Random, held_out: bool) -> Dialogue:
-    world = World(rng, Names(rng, held_out))
+def _working_dialogue(rng: random.Random, names: Names) -> Dialogue:
+    world = World(rng, names)
     count = 1 if rng.random() > FOLLOW_UP_SHARE else rng.choice((2, 2, 3))
-    tasks = [make_task(pick_kind(rng), world, "") for _ in range(count)]
+    tasks = [make_task(pick_kind(rng, TRAINED), world, "") for _ in range(count)]
     script = Script(rng)
     if rng.random() < 0.15:
         script.messages.append({"role": "system", "content": rng.choice(SYSTEM_TEXTS)})
@@ -97,12 +104,19 @@ class Script:
         self._num_calls = 0
 
     def solve(self, task: Task, toolbox: Toolbox) -> None:
-        """The task as it should be solved, now and then with a slip on the way."""
+        """The task as it should be solved, now and then with a slip on the way; with a second, it ends."""
         self.messages.append(_user(task.prompt))
+        num_slips = 0
         for calls in task.rounds:
-            if self._rng.random() < SLIP_SHARE and (slip := self._slip(calls[0])) is not None:
-                self._call([slip], toolbox, learned=False)
-                self._call([_look_around(calls[0])], toolbox, learned=True)
+            share = 0.0 if task.kind == misnamed.__name__ else SLIP_SHARE
+            while self._rng.random() < share and (slip := self._slip(calls)) is not None:
+                self._call(slip.calls, toolbox, learned=False)
+                num_slips += 1
+                if num_slips == 2:
+                    self._say(_assistant(GIVEN_UP), learned=True)
+                    return
+                self._call([slip.look_around], toolbox, learned=True)
+                share = SECOND_SLIP_SHARE
             self._call(calls, toolbox, learned=True)
         self._say(_assistant(task.answer), learned=True)
 
@@ -122,18 +136,38 @@ class Script:
         self.messages.append(message)
         self.learned.append(learned)
 
-    def _slip(self, call: Call) -> Call | None:
-        """The call with a letter of the file's name doubled: a file that is not there."""
-        folder, _, name = call.arguments.get("path", "").rpartition("/")
-        if call.name not in _READERS or not folder or folder.startswith(("/", ".")):
+    def _slip(self, calls: Sequence[Call]) -> _Slip | None:
+        """The calls with a letter of one file's path doubled or changed: a file that is not there."""
+        readers = [i for i, call in enumerate(calls) if call.name in _READERS]
+        if not readers:
             return None
-        at = self._rng.randrange(len(name))
-        return Call(call.name, {**call.arguments, "path": f"{folder}/{name[:at]}{name[at]}{name[at:]}"})
+        at = self._rng.choice(readers)
+        path = self._misspelt(calls[at].arguments["path"])
+        if path is None:
+            return None
+        wrong = Call(calls[at].name, {**calls[at].arguments, "path": path})
+        return _Slip((*calls[:at], wrong, *calls[at + 1 :]), path)
+
+    def _misspelt(self, path: str) -> str | None:
+        letters = [i for i, letter in enumerate(path.rpartition(".")[0]) if letter.isalpha()]
+        if not letters or path.startswith(("/", ".")):
+            return None
+        at = self._rng.choice(letters)
+        other = self._rng.choice([path[at] * 2, self._rng.choice(_LETTERS.replace(path[at], ""))])
+        return f"{path[:at]}{other}{path[at + 1 :]}"
 
 
-def _look_around(call: Call) -> Call:
-    """What helps when a file is not there: the list of its folder."""
-    return Call("list_files", {"path": call.arguments["path"].rpartition("/")[0]})
+@dataclass(frozen=True, slots=True)
+class _Slip:
+    """A round of calls one of which names a file that is not there."""
+
+    calls: tuple[Call, ...]
+    path: str
+
+    @property
+    def look_around(self) -> Call:
+        """What helps: the list of the folder that it should be in."""
+        return Call("list_files", {"path": self.path.rpartition("/")[0] or "."})
 
 
 def _user(text: str) -> Message:

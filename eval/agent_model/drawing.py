@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from eval.agent_model.kinds import KINDS, Kind
 from eval.agent_model.names import Names
@@ -11,9 +11,9 @@ from eval.agent_model.tasks import Task
 from eval.agent_model.world import World
 
 
-def pick_kind(rng: random.Random) -> Kind:
+def pick_kind(rng: random.Random, shares: Mapping[Kind, float] = KINDS) -> Kind:
     """A kind of task, the longer ones more often."""
-    (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+    (kind,) = rng.choices(list(shares), list(shares.values()))
     return kind
 
 

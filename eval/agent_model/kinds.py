@@ -457,4 +457,4 @@ KINDS: Mapping[Kind, float] = {
     write_word: 0.8,
     long_errand: 3.0,
 }
-"""How often each is drawn for training: what has more turns or was learned last, more often."""
+"""How often each is drawn: what has more turns, more often."""

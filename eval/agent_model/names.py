@@ -39,17 +39,21 @@ _SUFFIXES = (".txt", ".md", ".log", ".csv", ".py", ".txt")
 
 
 class Names:
-    """Draws from one half of all names; ``held_out`` says which. The same seed draws the same names."""
+    """Draws from one half of all names; ``held_out`` says which. The same seed draws the same names.
 
-    def __init__(self, rng: random.Random, held_out: bool) -> None:
+    Without ``english`` no word of the dictionary is among them.
+    """
+
+    def __init__(self, rng: random.Random, held_out: bool, english: bool = True) -> None:
         self._rng = rng
         self._held_out = held_out
+        self._shares = (0.12 if english else 0.0, 0.25, 0.1, 0.53)
         self._given: set[str] = set()
 
     def word(self) -> str:
         """A word that this object has not given before."""
         draws = (self._english, self._spliced, self._letters, self._syllables)
-        (draw,) = self._rng.choices(draws, (0.15, 0.15, 0.1, 0.6))
+        (draw,) = self._rng.choices(draws, self._shares)
         return self._new(draw)
 
     def number(self, low: int, high: int) -> int:
@@ -104,9 +108,14 @@ class Names:
         return self._rng.choice(_ENGLISH)
 
     def _spliced(self) -> str:
-        """The beginning of one word and the end of another: so no piece of a word tells the next."""
-        first, second = self._english(), self._english()
-        return first[: self._rng.randint(2, 4)] + second[-self._rng.randint(2, 4) :]
+        """Pieces of two or three words: so no piece of a word tells the next."""
+        return "".join(self._piece() for _ in range(self._rng.choice((2, 2, 3))))
+
+    def _piece(self) -> str:
+        word = self._english()
+        length = self._rng.randint(2, min(5, len(word)))
+        start = self._rng.randint(0, len(word) - length)
+        return word[start : start + length]
 
     def _letters(self) -> str:
         return "".join(self._rng.choices(_LETTERS, k=self._rng.randint(3, 7)))
