@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
 from eval.report import render_comparison
 from eval.results import ResultFile, read_results, require_writable, write_results
+from eval.say import say
 from eval.tool_call_text import CallStyle
 from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
 from eval.workloads.catalog import open_workload
@@ -259,16 +259,12 @@ def report_errors(run: BenchRun) -> int:
     """Say what went wrong in a run; the exit code it deserves."""
     failed = [turn for turn in run.turns if turn.error is not None]
     if run.records_broken is not None:
-        _say(f"error: {run.result.name}: {run.records_broken}")
+        say(f"error: {run.result.name}: {run.records_broken}")
     if run.gone is not None:
-        _say(f"error: {run.result.name}: {run.gone}")
+        say(f"error: {run.result.name}: {run.gone}")
     else:
         for turn in failed[:5]:
-            _say(f"error: {run.result.name}, job {turn.job_id}, turn {turn.turn}: {turn.error}")
+            say(f"error: {run.result.name}, job {turn.job_id}, turn {turn.turn}: {turn.error}")
     if run.interrupted:
         return INTERRUPTED
     return 1 if failed or run.gone is not None or run.records_broken is not None else 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from eval.metrics import RunResult, RunSetting, summarise
 from eval.plan import Api, Limits, Plan, Planner, PlanOptions, Replies
 from eval.records import Recording, RunHeader, TurnRecord
 from eval.replay import Pacing, Replay, Speech
+from eval.say import say
 from eval.server_metrics import ServerMetrics
 from eval.tool_call_text import CallStyle
 from eval.workloads.arrivals import Arrivals
@@ -104,7 +104,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
         info = await client.connect()
         options = _completed(options, info)
         sample = _sample(options)
-        _say(f"{options.name}: preparing {len(sample.jobs)} jobs for {info.model} at {client.base_url}")
+        say(f"{options.name}: preparing {len(sample.jobs)} jobs for {info.model} at {client.base_url}")
         plan = await Planner(client, _plan_options(options)).plan(sample.jobs)
         if options.warmup_jobs >= len(plan.roots):
             raise EvalError(
@@ -238,7 +238,7 @@ def _kept(options: BenchOptions, header: RunHeader) -> Recording | None:
         return None
     kept = resumable(options.records, header)
     cut = "; its last line was cut off and is dropped" if kept.was_cut else ""
-    _say(f"{options.name}: resuming, {len(kept.jobs)} jobs are done already{cut}")
+    say(f"{options.name}: resuming, {len(kept.jobs)} jobs are done already{cut}")
     return kept
 
 
@@ -343,7 +343,3 @@ def _how_it_went(replay: Replay, kept: Recording | None, interrupted: bool) -> l
     if replay.gone is not None:
         notes.append(f"ENDED EARLY after {ended} of {planned} jobs: {replay.gone}")
     return notes
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from eval.bench_run import BenchRun
 from eval.results import ResultFile, write_results
+from eval.say import say
 from eval.server_process import ServerProcess
 
 BLOCK_SIZE = 16
@@ -50,8 +50,3 @@ class DemoServer:
             *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
             *("--trace", str(folder / "trace.jsonl")),
         ]
-
-
-def say(text: str) -> None:
-    """To whoever watches; standard output is for the table."""
-    print(text, file=sys.stderr, flush=True)

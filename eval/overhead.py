@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.async_llm import AsyncLLM
@@ -30,11 +32,12 @@ from engine.llm import engine_config, uniproc_executor
 from engine.messages import JobRef
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
-from eval.plain_http import PlainConnection
+from eval.plain_http import Connection
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from tracing.events import StepDecision
 from tracing.reader import read_trace
 
+PATH = "/v1/completions"
 PROMPT = "One two three four five six seven."
 CONCURRENCIES = (1, 32)
 STREAM_TOKENS = 200
@@ -80,18 +83,19 @@ class EngineCaller:
 class HttpCaller:
     """Calls a server over one connection."""
 
-    def __init__(self, connection: PlainConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-        self._one_token = connection.request("/v1/completions", body)
+        self._one_token = connection.request("POST", PATH, msgspec.json.encode(body))
         body |= {"max_tokens": STREAM_TOKENS, "stream": True}
-        self._stream = connection.request("/v1/completions", body)
+        self._stream = connection.request("POST", PATH, msgspec.json.encode(body))
 
     async def ask(self) -> None:
         await self._connection.ask(self._one_token)
 
     async def stream(self) -> list[float]:
-        return (await self._connection.stream(self._stream))[:STREAM_TOKENS]
+        answer = await self._connection.ask(self._stream)
+        return [moment for moment, _ in answer.events()][:STREAM_TOKENS]
 
 
 @dataclass(slots=True)
@@ -192,7 +196,7 @@ async def over_http(folder: Path, model: Path, stack: ExitStack, num_front_ends:
     server = stack.enter_context(ServerProcess(arguments, folder / f"http-{num_front_ends}.log"))
     way = Way(f"HTTP, {num_front_ends} front end{'s' if num_front_ends > 1 else ''}", trace)
     for _ in range(max(CONCURRENCIES)):
-        connection = await PlainConnection.open(server.base_url)
+        connection = Connection(server.base_url)
         stack.callback(connection.close)
         way.callers.append(HttpCaller(connection))
         await way.callers[-1].ask()

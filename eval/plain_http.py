@@ -1,68 +1,105 @@
-"""An HTTP client that costs next to nothing, to measure a server beside which it runs.
-
-It knows just enough of HTTP/1.1 for our own server: one request at a time on a connection that stays open.
-"""
+"""One kept HTTP connection to a server of any make: who measures shares the machine with who answers, so that
+it does little while it waits, and reads what came only afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import msgspec
+import httptools
 
 from eval.errors import ServerError
 
-_END_OF_HEAD = b"\r\n\r\n"
+OK = 200
+CHUNK_BYTES = 1 << 16
+MAX_COMPLAINT_BYTES = 200
 
 
-class PlainConnection:
-    """One kept connection."""
+@dataclass(slots=True)
+class Answer:
+    """What came back, piece by piece; the parser calls its methods."""
 
-    def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._host = host
-        self._reader = reader
-        self._writer = writer
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    """With the time on ``time.monotonic`` when each came."""
+    complete: bool = False
 
-    @classmethod
-    async def open(cls, base_url: str) -> Self:
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append((time.monotonic(), piece))
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(piece for _, piece in self.pieces)
+
+    def events(self) -> Iterator[tuple[float, bytes]]:
+        """The data of each event of a stream, but for the one that ends it, with the time when its last byte
+        came."""
+        rest = b""
+        for moment, piece in self.pieces:
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                data = line.removeprefix(b"data:").strip()
+                if line.startswith(b"data:") and data != b"[DONE]":
+                    yield moment, data
+
+
+class Connection:
+    """Opened when first used, and again where the server has closed it meanwhile. One request at a time."""
+
+    def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        return cls(address.netloc, reader, writer)
+        self._host, self._port, self._name = address.hostname, address.port, address.netloc
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    def close(self) -> None:
-        self._writer.close()
-
-    def request(self, path: str, body: object) -> bytes:
-        """A POST as it travels, to be sent as often as one likes."""
-        payload = msgspec.json.encode(body)
+    def request(self, method: str, path: str, payload: bytes = b"") -> bytes:
+        """As it travels."""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(payload)}\r\n\r\n"
         )
         return head.encode() + payload
 
-    async def ask(self, request: bytes) -> bytes:
-        """The body of the answer; ServerError unless the status is 200."""
-        self._writer.write(request)
-        head = await self._head()
-        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        return await self._reader.readexactly(length)
+    async def ask(self, request: bytes) -> Answer:
+        """Send and read to the end. ServerError unless the status is 200; OSError if nothing listens."""
+        was_open = self._streams is not None
+        try:
+            return await self._ask_once(request)
+        except (ConnectionError, EOFError):
+            self.close()
+            if not was_open:
+                raise
+        return await self._ask_once(request)
 
-    async def stream(self, request: bytes) -> list[float]:
-        """When each event of the answer came, on the monotonic clock; the last says that it is done."""
-        self._writer.write(request)
-        await self._head()
-        arrivals: list[float] = []
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            chunk = await self._reader.readexactly(size + 2)
-            arrivals += [time.monotonic()] * chunk.count(b"data: ")
-        await self._reader.readexactly(2)
-        return arrivals
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
 
-    async def _head(self) -> bytes:
-        head = (await self._reader.readuntil(_END_OF_HEAD)).lower()
-        if not head.startswith(b"http/1.1 200 "):
-            raise ServerError(f"The server answered {head.splitlines()[0].decode()}.")
-        return head
+    async def _ask_once(self, request: bytes) -> Answer:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        writer.write(request)
+        answer = Answer()
+        parser = httptools.HttpResponseParser(answer)
+        while not answer.complete:
+            data = await reader.read(CHUNK_BYTES)
+            if not data:
+                self.close()
+                raise EOFError("the server closed the connection before its answer was complete")
+            try:
+                parser.feed_data(data)
+            except httptools.HttpParserError as error:
+                self.close()
+                raise ServerError(f"what the server sent is not HTTP: {error}") from error
+        if not parser.should_keep_alive():
+            self.close()
+        if parser.get_status_code() != OK:
+            complaint = answer.body[:MAX_COMPLAINT_BYTES].decode(errors="replace")
+            raise ServerError(f"HTTP {parser.get_status_code()}: {complaint}")
+        return answer

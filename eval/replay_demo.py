@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.bench_run import BenchOptions, BenchRun, run_bench
-from eval.demo_server import BLOCK_SIZE, DemoServer, say
+from eval.demo_server import BLOCK_SIZE, DemoServer
 from eval.plan import Limits
+from eval.say import say
 from eval.workloads.catalog import SYNTHETIC, RecordedWorkload, load_jobs
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs

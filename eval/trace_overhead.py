@@ -242,6 +242,11 @@ def verdict(estimate: Estimate) -> str:
     return f"{cost}: within {100 * (1 - GOAL):.0f} %" if estimate.low >= GOAL else f"{cost}: TOO MUCH"
 
 
+def model_folder(name: str, folder: Path) -> str:
+    """What ``--model`` names, made within ``folder`` if it is nothing."""
+    return name if name != NO_MODEL else str(make_model_folder(folder / NO_MODEL))
+
+
 async def run(model: str, folder: Path, args: argparse.Namespace) -> str:
     config = engine_config(model, num_gpu_blocks_override=NUM_BLOCKS)
     config = replace(config, trace=TraceConfig(trace_dir=str(folder)))
@@ -274,9 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with unwound_by_sigterm(), tempfile.TemporaryDirectory(prefix="trace-overhead-") as name:
         folder = Path(name)
-        model = args.model if args.model != NO_MODEL else str(make_model_folder(folder / "nothing"))
         try:
-            print(asyncio.run(run(model, folder / "traces", args)))
+            print(asyncio.run(run(model_folder(args.model, folder), folder / "traces", args)))
         except EngineError as error:
             print(error, file=sys.stderr)
             return 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import statistics
 import sys
@@ -16,9 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
@@ -32,7 +33,7 @@ from engine.sampling_params import SamplingParams
 from eval.agent_model import folder as box_folder
 from eval.intervals import Estimate, ratio_interval
 from eval.server_process import unwound_by_sigterm
-from eval.trace_overhead import NO_MODEL, told, verdict
+from eval.trace_overhead import NO_MODEL, model_folder, told, verdict
 
 PROMPT_TOKENS = 48
 """Drawn at random: they mean nothing."""
@@ -213,24 +214,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.blocks < 2 or min(args.streams, args.tokens) < 1:
         parser.error("--blocks must be at least 2, --streams and --tokens at least 1")
-    # One thread: what is left of the second core is the writer's.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with unwound_by_sigterm(), tempfile.TemporaryDirectory(prefix="trace-steps-") as name:
+    with (
+        unwound_by_sigterm(),
+        tempfile.TemporaryDirectory(prefix="trace-steps-") as name,
+        one_thread(),
+    ):
         folder = Path(name)
         try:
-            print(run(_model(args.model, folder), folder / "traces", args))
+            print(run(model_folder(args.model, folder), folder / "traces", args))
         except EngineError as error:
             print(error, file=sys.stderr)
             return 1
     return 0
 
 
-def _model(name: str, folder: Path) -> str:
-    if name != NO_MODEL:
-        return name
-    from engine.worker.tiny_models import make_model_folder  # loads torch, for which the threads are set
-
-    return str(make_model_folder(folder / "nothing"))
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A step on one core: what is left of the others is the writer's."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any
 
 from eval.agent_model.drawing import make_task, pick_kind
@@ -32,7 +33,6 @@ FOLLOW_UP_SHARE = 0.25
 SMALL_TALK_SHARE = 0.02
 
 _READERS = ("read_file", "count_lines", "config_get")
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 SYSTEM_TEXTS = (
     "You are a helpful assistant.",
@@ -153,7 +153,7 @@ class Script:
         if not letters or path.startswith(("/", ".")):
             return None
         at = self._rng.choice(letters)
-        other = self._rng.choice([path[at] * 2, self._rng.choice(_LETTERS.replace(path[at], ""))])
+        other = self._rng.choice([path[at] * 2, self._rng.choice(ascii_lowercase.replace(path[at], ""))])
         return f"{path[:at]}{other}{path[at + 1 :]}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
+from string import ascii_lowercase
 
 HELD_OUT_SHARE = 4
 """One word (and one large number) in so many is never seen in training."""
@@ -17,7 +18,6 @@ def _split(text: str) -> tuple[str, ...]:
 _ONSETS = _split("b c d f g h j k l m n p r s t v w z br cl dr fl gr kl pr qu sh st tr")
 _VOWELS = _split("a e i o u ai ea ie oo y")
 _CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "x", "nd", "rk"]
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _ENGLISH = _split(
     """
     anchor apple april arrow atlas autumn badge bamboo barrel basket beacon berry bishop blossom border
@@ -118,7 +118,7 @@ class Names:
         return word[start : start + length]
 
     def _letters(self) -> str:
-        return "".join(self._rng.choices(_LETTERS, k=self._rng.randint(3, 7)))
+        return "".join(self._rng.choices(ascii_lowercase, k=self._rng.randint(3, 7)))
 
     def _syllables(self) -> str:
         pick = self._rng.choice

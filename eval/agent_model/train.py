@@ -27,6 +27,7 @@ from eval.agent_model.examples import Batch, Encoder, Example, batches, make_exa
 from eval.agent_model.initial_weights import initialise
 from eval.agent_model.network import Network, NetworkShape
 from eval.agent_model.tokenizer import make_tokenizer, token_id
+from eval.say import say
 
 TOKENIZER_DIALOGUES = 3000
 WARMUP_STEPS = 100
@@ -108,15 +109,15 @@ def _optimizers(network: Network, learning_rate: float) -> tuple[torch.optim.Opt
 def train(recipe: Recipe, folder: Path) -> None:
     """Write the whole model folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _say("Tokenizer ...")
+    say("Tokenizer ...")
     tokenizer = make_tokenizer(recipe.seed, min(recipe.num_dialogues, TOKENIZER_DIALOGUES))
     tokenizer.save_pretrained(folder)
-    _say(f"{recipe.num_dialogues:,} conversations ...")
+    say(f"{recipe.num_dialogues:,} conversations ...")
     examples = make_examples(folder, recipe.seed, recipe.num_dialogues)
     held_out = make_examples(folder, recipe.seed, recipe.num_held_out, held_out=True)
     shape = NetworkShape(vocab_size=len(tokenizer))
     trainer = Trainer(recipe, shape, Encoder(tokenizer).prefix)
-    _say(f"Training {sum(p.numel() for p in trainer.master.parameters()):,} parameters ...")
+    say(f"Training {sum(p.numel() for p in trainer.master.parameters()):,} parameters ...")
     _train(trainer, recipe, examples, held_out)
     save_model(folder, trainer.master, tokenizer)
 
@@ -180,10 +181,6 @@ def _write(path: Path, fields: dict[str, object]) -> None:
     path.write_text(json.dumps(fields, indent=2) + "\n")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.agent_model.train", description=__doc__)
     default = Recipe()
@@ -193,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     started = time.monotonic()
     train(Recipe(seed=args.seed, num_dialogues=args.dialogues), args.out)
-    _say(f"{args.out} is ready after {(time.monotonic() - started) / 60:.0f} minutes.")
+    say(f"{args.out} is ready after {(time.monotonic() - started) / 60:.0f} minutes.")
     return 0
 
 

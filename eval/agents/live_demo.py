@@ -20,8 +20,9 @@ from eval.agents.live_tasks import live_tasks
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import SCHEMAS, Toolbox
 from eval.bench_run import BenchRun
-from eval.demo_server import BLOCK_SIZE, DemoServer, say
+from eval.demo_server import BLOCK_SIZE, DemoServer
 from eval.errors import EvalError
+from eval.say import say
 
 ROOM = 1.25
 """The pool holds at least the longest task with so much room, else the engine could not run it at all."""

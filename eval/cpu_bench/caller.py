@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from eval.cpu_bench.connection import Answer, Connection
 from eval.errors import UNREADABLE, ServerError
+from eval.plain_http import Answer, Connection
 
 Prompt = Sequence[int]
+T = TypeVar("T")
 
 
 class _Usage(msgspec.Struct):
@@ -88,10 +90,10 @@ class Caller:
         """Seconds until the first event that holds a choice; the answer is read to its end."""
         connection = self._connected(1)[0]
         request = self._request(prompt, num_tokens, stream=True)
-        began = time.perf_counter()
+        began = time.monotonic()
         answer = await connection.ask(request)
-        for moment, event in _events(answer):
-            if event.choices:
+        for moment, data in answer.events():
+            if _decoded(data, _Event).choices:
                 return moment - began
         raise ServerError("the answer held no choices")
 
@@ -114,23 +116,13 @@ class Caller:
 
 def _check_length(answer: Answer, num_tokens: int) -> None:
     """A server that ends early has done less: its time does not count."""
-    try:
-        given = msgspec.json.decode(answer.body, type=_Completion).usage.completion_tokens
-    except UNREADABLE as error:
-        raise ServerError(f"the answer is not in OpenAI's form: {error}") from error
+    given = _decoded(answer.body, _Completion).usage.completion_tokens
     if given != num_tokens:
         raise ServerError(f"asked for {num_tokens} tokens, it gave {given}")
 
 
-def _events(answer: Answer) -> Iterator[tuple[float, _Event]]:
-    """What a stream held, each event with the time when its last byte came."""
-    rest = b""
-    for moment, piece in answer.pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                try:
-                    yield moment, msgspec.json.decode(data, type=_Event)
-                except UNREADABLE as error:
-                    raise ServerError(f"an event is not in OpenAI's form: {error}") from error
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise ServerError(f"the answer is not in OpenAI's form: {error}") from error

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from eval.cpu_bench.cases import MEMORY, MEMORY_PEAK, START, Case, Figure, Reading
 from eval.cpu_bench.contender import OURS, Contender
-from eval.cpu_bench.say import say
 from eval.cpu_bench.server import Server
 from eval.errors import ServerError
+from eval.say import say
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.cpu_bench.say import say
+from eval.say import say
 
 MAX_MODEL_LEN = 8192
 

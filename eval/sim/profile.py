@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from eval.arguments import positive
 from eval.errors import UNREADABLE, CostModelError
 from eval.results import require_writable
+from eval.say import say
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
 from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
@@ -102,7 +102,7 @@ def measure(options: ProfileOptions) -> Measurement:
             *("--trace", str(trace)),
             *options.serve_flags,
         ]
-        _say(f"profile: starting the server for {options.model}")
+        say(f"profile: starting the server for {options.model}")
         with ServerProcess(arguments, Path(folder) / "server.log") as server:
             exchanges = asyncio.run(_load(server.base_url, trace, options))
         return _measurement(trace, exchanges)
@@ -223,10 +223,6 @@ def _copy_bytes_per_s() -> float:
         np.copyto(target, source)
         best_s = min(best_s, time.perf_counter() - started)
     return COPY_BYTES / best_s
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import httpx
 import msgspec
 
 from eval.errors import UNREADABLE, ServerError
+from eval.say import say
 
 CONTEXTS = (32, 256, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -132,7 +132,7 @@ class ProfileLoad:
                 token_s = max(0.5 * token_s, (time.monotonic() - begun) / one.num_tokens)
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
-                    _say(f"profile: {told - started:.0f} of {seconds:.0f} s, {number} rounds")
+                    say(f"profile: {told - started:.0f} of {seconds:.0f} s, {number} rounds")
             rng.shuffle(rounds)
 
     async def _play(self, one: Round, number: int) -> None:
@@ -199,7 +199,3 @@ def all_rounds(limits: ServerLimits) -> Iterator[Round]:
                 # Twice: contexts of other rounds stay cached beside.
                 if longest < limits.max_model_len and 2 * batch * longest < limits.pool_tokens:
                     yield Round(batch, context, new)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,19 +1,22 @@
-"""The promise of ``make bench-watch``: each state of the trace is measured in each round, beside off."""
+"""The promise of ``make bench-watch``: each state of the trace is measured in each round, beside off; and how
+``make bench-trace`` and it refuse."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
+from eval import trace_overhead, trace_steps
 from eval.intervals import Estimate
-from eval.trace_overhead import main, verdict
+from eval.trace_overhead import verdict
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Throughput and processor time of all five states, ratios with intervals, and what was written."""
     short = ["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]
-    assert main(["--model", "nothing", *short]) == 0
+    assert trace_overhead.main(["--model", "nothing", *short]) == 0
     said = capsys.readouterr().out
     ratio = r"\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)"
     for state in ("on", "on, compressed", "watched", "off again"):
@@ -33,14 +36,23 @@ def test_the_verdict() -> None:
     assert "cannot tell" in verdict(Estimate(0.99, 0.97, 1.01))
 
 
-@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--seconds", "0"], ["--streams", "0"]])
-def test_arguments_that_measure_nothing(wrong: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("main", "wrong"),
+    [
+        *((trace_overhead.main, [flag, "0"]) for flag in ("--rounds", "--seconds", "--streams")),
+        *((trace_steps.main, [flag, "0"]) for flag in ("--blocks", "--streams", "--tokens")),
+    ],
+)
+def test_arguments_that_measure_nothing(main: Callable[[list[str]], int], wrong: list[str]) -> None:
     """Refused at once."""
     with pytest.raises(SystemExit):
         main(wrong)
 
 
-def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("main", [trace_overhead.main, trace_steps.main])
+def test_a_model_that_is_not_there(
+    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     """One sentence that names it."""
     assert main(["--model", "no/such/folder"]) == 1
     told = capsys.readouterr().err
