@@ -84,8 +84,8 @@ class PackedTable(nn.Module):
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights of this type are of use here, which a small product shows; on x86-64 only.
 
-    Not float32: oneDNN compiles a product for each number of rows and keeps up to a thousand of them (480 MB
-    after 300 lengths of prompts), where plain float32 products keep nothing and bfloat16 ones do the same.
+    Not float32: oneDNN compiles a product for each number of rows and keeps a thousand of them, hundreds of
+    megabytes, where plain float32 products keep nothing; bfloat16 ones do the same, packed or not.
     """
     if device.type != "cpu" or dtype == torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False
