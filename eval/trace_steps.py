@@ -15,11 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
+from threadpoolctl import threadpool_limits
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with (
         unwound_by_sigterm(),
         tempfile.TemporaryDirectory(prefix="trace-steps-") as name,
-        one_thread(),
+        threadpool_limits(1),  # a step on one core: what is left of the others is the writer's
     ):
         folder = Path(name)
         try:
@@ -226,17 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
     return 0
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A step on one core: what is left of the others is the writer's."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 if __name__ == "__main__":

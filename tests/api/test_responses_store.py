@@ -70,6 +70,17 @@ async def test_what_is_put_is_got(store: ResponseStore) -> None:
     assert not await store.delete("a")
 
 
+async def test_what_was_deleted_does_not_come_back(store: ResponseStore) -> None:
+    """A later state is kept in place of an earlier one, and nowhere else."""
+    await store.put(stored("a", status="in_progress"))
+    last = stored("a", text="more")
+    assert await store.update(last)
+    assert await store.get("a") == last
+    await store.delete("a")
+    assert not await store.update(last)
+    assert await store.get("a") is None
+
+
 async def test_the_least_recently_used_goes_first(store: ResponseStore) -> None:
     """The number is bounded; reading a response keeps it."""
     for name in "abcd":

@@ -94,6 +94,9 @@ class ResponseStore(Protocol):
     async def put(self, stored: StoredResponse) -> None:
         """Keep it, in place of an earlier state of it; if it ended, it is its conversation's newest."""
 
+    async def update(self, stored: StoredResponse) -> bool:
+        """Keep a later state of it; False, and nothing is kept, if it was deleted or has made room."""
+
     async def get(self, response_id: str) -> StoredResponse | None:
         """None if it is not kept (any more)."""
 
@@ -167,6 +170,12 @@ class MemoryStore:
             self._newest[conversation_id] = response_id
         while len(self._entries) > self.limits.max_responses or self.num_bytes > self.limits.max_bytes:
             self._forget(next(iter(self._entries)))
+
+    async def update(self, stored: StoredResponse) -> bool:
+        if stored.response.id not in self._entries:
+            return False
+        await self.put(stored)
+        return True
 
     async def get(self, response_id: str) -> StoredResponse | None:
         entry = self._entries.get(response_id)
@@ -271,6 +280,9 @@ class SqliteStore:
     async def put(self, stored: StoredResponse) -> None:
         await self._in_transaction(lambda: self._put(stored))
 
+    async def update(self, stored: StoredResponse) -> bool:
+        return await self._in_transaction(lambda: self._update(stored))
+
     async def get(self, response_id: str) -> StoredResponse | None:
         return await self._in_transaction(lambda: self._get(response_id))
 
@@ -313,6 +325,13 @@ class SqliteStore:
         if conversation_id is not None and _goes_on_from(stored):
             self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?)", (conversation_id, response_id))
         self._make_room()
+
+    def _update(self, stored: StoredResponse) -> bool:
+        kept = self._db.execute("SELECT 1 FROM responses WHERE id = ?", (stored.response.id,)).fetchone()
+        if kept is None:
+            return False
+        self._put(stored)
+        return True
 
     def _make_room(self) -> None:
         while True:

@@ -70,6 +70,7 @@ class ResponseTurn:
         self._conversation = self._read(headers, response_id)
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self._number = 0
+        self._is_kept = False
         self.response = self._blank(response_id)
         """As far as it is known; each state is another object."""
 
@@ -244,8 +245,7 @@ class ResponseTurn:
     async def cancelled(self) -> Response:
         """The response of a run that was ended from outside, kept unless it was deleted."""
         self.response = changed(self.response, status="cancelled", output=self._reply.items)
-        if await self._store.get(self.response.id) is not None:
-            await self._keep()
+        await self._keep()
         return self.response
 
     def _numbered(self, event: Event) -> Event:
@@ -258,14 +258,17 @@ class ResponseTurn:
             return
         previous, job = self._history.previous, self._conversation.job
         said = job.job_id if job is not None else None
-        await self._store.put(
-            StoredResponse(
-                response=self.response,
-                input=self._history.own,
-                previous_id=previous.response.id if previous else None,
-                job_id=receipt.job_id if receipt is not None else said,
-            )
+        stored = StoredResponse(
+            response=self.response,
+            input=self._history.own,
+            previous_id=previous.response.id if previous else None,
+            job_id=receipt.job_id if receipt is not None else said,
         )
+        if self._is_kept:
+            await self._store.update(stored)  # a response that was deleted meanwhile does not come back
+        else:
+            self._is_kept = True
+            await self._store.put(stored)
 
 
 def _usage(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
