@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+PIECE = 256
+"""Queries that attend together."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
@@ -68,11 +71,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, prefix: Tensor | None) -> Tensor:
         own = self.embed_tokens(tokens)
         shared = None if prefix is None else self.embed_tokens(prefix[None])
-        start = 0 if prefix is None else len(prefix)
-        length = tokens.shape[1]
-        visible = None if start == 0 else torch.ones(length, start + length, dtype=torch.bool).tril(start)
         for layer in self.layers:
-            own, shared = layer(own, shared, self._turns, visible)
+            own, shared = layer(own, shared, self._turns)
         normed: Tensor = self.norm(own)
         return normed
 
@@ -85,12 +85,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(
-        self, own: Tensor, shared: Tensor | None, turns: Tensor, visible: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, own: Tensor, shared: Tensor | None, turns: Tensor) -> tuple[Tensor, Tensor | None]:
         """Both parts one layer on; the shared one, [1, P, hidden], is computed once for all of the batch."""
         normed = None if shared is None else self.input_layernorm(shared)
-        attended, attended_shared = self.self_attn(self.input_layernorm(own), normed, turns, visible)
+        attended, attended_shared = self.self_attn(self.input_layernorm(own), normed, turns)
         own = own + attended
         own = own + self.mlp(self.post_attention_layernorm(own))
         if shared is not None:
@@ -112,18 +110,16 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
-    def forward(
-        self, own: Tensor, shared: Tensor | None, turns: Tensor, visible: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, own: Tensor, shared: Tensor | None, turns: Tensor) -> tuple[Tensor, Tensor | None]:
         if shared is None:
-            return self._attend(*self._parts(own, turns), visible), None
+            return self._attend(*self._parts(own, turns)), None
         start = shared.shape[1]
         q_shared, k_shared, v_shared = self._parts(shared, turns)
         q, k, v = self._parts(own, turns[:, start:])
         batch = own.shape[0]
         k = torch.cat([k_shared.expand(batch, -1, -1, -1), k], dim=2)
         v = torch.cat([v_shared.expand(batch, -1, -1, -1), v], dim=2)
-        return self._attend(q, k, v, visible), self._attend(q_shared, k_shared, v_shared, None)
+        return self._attend(q, k, v), self._attend(q_shared, k_shared, v_shared)
 
     def _parts(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values [batch, heads, length, head_dim], the first two turned to their places."""
@@ -136,11 +132,30 @@ class Attention(nn.Module):
         repeat = self._heads // self._kv_heads
         return q.to(v.dtype), _repeated(k.to(v.dtype), repeat), _repeated(v, repeat)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mixed = causal_attention(q, k, v)
         batch, _, length, _ = mixed.shape
         projected: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d) v of [batch, heads, length, d], whose last key is that of the last query.
+
+    By pieces of the queries, so that little of what they do not see is computed. On a CPU this takes half the
+    time of ``scaled_dot_product_attention``, forward and backward, for conversations as short as these.
+    """
+    batch, heads, length, size = q.shape
+    start = k.shape[2] - length
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    pieces = []
+    for first in range(0, length, PIECE):
+        end = min(first + PIECE, length)
+        seen = start + end
+        unseen = q.new_full((end - first, seen), -torch.inf).triu(start + first + 1)
+        scores = torch.baddbmm(unseen, q[:, first:end], k[:, :seen].mT, alpha=size**-0.5)
+        pieces.append(torch.bmm(scores.softmax(-1), v[:, :seen]))
+    return torch.cat(pieces, dim=1).view(batch, heads, length, size)
 
 
 class FeedForward(nn.Module):

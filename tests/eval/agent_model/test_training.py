@@ -14,7 +14,7 @@ from engine.sampling_params import SamplingParams
 from eval.agent_model.dialogues import draw_dialogues
 from eval.agent_model.examples import IGNORED, Encoder, batches, make_examples
 from eval.agent_model.initial_weights import initialise
-from eval.agent_model.network import Network, NetworkShape
+from eval.agent_model.network import PIECE, Network, NetworkShape
 from eval.agent_model.tokenizer import rendered
 from eval.agent_model.train import main
 
@@ -55,8 +55,8 @@ def test_a_beginning_computed_once_changes_nothing() -> None:
     )
     network = Network(shape)
     initialise(network)
-    prefix, tokens = torch.randint(64, (20,)), torch.randint(64, (3, 30))
-    whole = torch.cat([prefix.expand(3, -1), tokens], dim=1)
+    prefix, tokens = torch.randint(64, (20,)), torch.randint(64, (2, PIECE + 30))
+    whole = torch.cat([prefix.expand(2, -1), tokens], dim=1)
     theirs = AutoModelForCausalLM.from_config(_qwen3(shape)).eval()  # type: ignore[no-untyped-call]
     theirs.load_state_dict(network.state_dict(), strict=False)
     with torch.no_grad():
