@@ -58,7 +58,7 @@ bench-step: $(STAMP) ## what the scheduler alone costs, in microseconds (seconds
 bench-grammar: $(STAMP) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m eval.grammar_bench $(ARGS)
 
-bench-trace: $(STAMP) ## what a trace costs, on and off by turns at every step (3 minutes) [ARGS="--blocks 400"]
+bench-trace: $(STAMP) ## what a trace costs, on and off by turns at every step (5 minutes) [ARGS="--rounds 20"]
 	@$(BIN)/python -m eval.trace_steps $(ARGS)
 
 bench-watch: $(STAMP) ## what a trace and a viewer cost a whole server, in short windows (5 minutes) [ARGS="--rounds 40"]

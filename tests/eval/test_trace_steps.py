@@ -11,11 +11,11 @@ from eval.trace_steps import main
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Three ratios with their intervals for each engine but the first, two verdicts, and nothing is lost."""
-    assert main(["--model", "nothing", "--blocks", "3", "--streams", "4", "--tokens", "10"]) == 0
+    assert main(["--model", "nothing", "--rounds", "1", "--streams", "4", "--tokens", "10"]) == 0
     said = capsys.readouterr().out
     ratios = r"( +\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)){3}"
     for state in ("on", "on, compressed", "off again"):
-        assert re.search(rf"^  {state} +[\d,]+ {ratios}$", said, re.MULTILINE), said
-    assert re.search(r"^  off +[\d,]+$", said, re.MULTILINE), said
+        assert re.search(rf"^  {state} +[\d,]+ +\d+ {ratios}$", said, re.MULTILINE), said
+    assert re.search(r"^  off +[\d,]+ +0$", said, re.MULTILINE), said
     assert re.findall(r"^  (on.*): throughput is \d+\.\d % ", said, re.MULTILINE) == ["on", "on, compressed"]
     assert said.endswith("  0 events dropped\n")
