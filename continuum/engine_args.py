@@ -17,6 +17,7 @@ from engine.config import (
     ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
+    QUANTIZATIONS,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -267,6 +268,11 @@ def _add_model_flags(group: _Group) -> None:
         "attention_backend",
         "auto: on a CPU, a kernel compiled for it where there is a C++ compiler; torch: never",
         choices=ATTENTION_BACKENDS,
+    )
+    group.add(
+        "quantization",
+        "round the weights to so many bits as they are loaded: less memory is read, on a CPU; not by default",
+        choices=QUANTIZATIONS,
     )
     group.add_switch("trust_remote_code", "run code that comes with the model")
 

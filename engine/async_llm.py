@@ -67,10 +67,14 @@ class AsyncLLM:
         """Starts the core, if it is ours, and waits until the model is loaded; raises why it cannot be."""
         self.config = config
         self._clock = clock or MonotonicClock()
-        self.tokenizer = Tokenizer.load(config.model)
-        self.generation_defaults = GenerationDefaults.load(config.model)
         self._client = AsyncMPClient(core)
-        self.ready: EngineReady = self._client.ready
+        try:  # while the core loads the model
+            self.tokenizer = Tokenizer.load(config.model)
+            self.generation_defaults = GenerationDefaults.load(config.model)
+            self.ready: EngineReady = self._client.await_ready()
+        except BaseException:
+            self._client.close()
+            raise
         self._judge = GrammarJudge(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._judge)
         self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)

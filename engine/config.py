@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch")
+QUANTIZATIONS = ("int8", "int4")
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
@@ -69,6 +70,9 @@ class ModelConfig:
     attention_backend: str = "auto"
     """``auto`` (on a CPU, a kernel compiled for it at the first start, if that can be done) | ``torch``."""
 
+    quantization: str | None = None
+    """What weights are rounded to as they are loaded: ``int8`` | ``int4`` (the head keeps 8); CPUs only."""
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
@@ -78,6 +82,10 @@ class ModelConfig:
             raise ConfigError(
                 f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, "
                 f"got {self.attention_backend!r}."
+            )
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise ConfigError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}."
             )
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 1)

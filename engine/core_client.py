@@ -52,8 +52,8 @@ MAX_MESSAGES_PER_TURN = 16
 class EngineCoreClient(Protocol):
     """What the synchronous ``LLMEngine`` needs of a core."""
 
-    @property
-    def ready(self) -> EngineReady: ...
+    def await_ready(self) -> EngineReady:
+        """Wait until the core has loaded its model; raises why it cannot."""
 
     def add_request(self, request: EngineCoreRequest) -> None: ...
 
@@ -83,8 +83,7 @@ class InprocClient:
         self._early: list[EngineCoreOutput] = []
         """Outputs that did not come from a step."""
 
-    @property
-    def ready(self) -> EngineReady:
+    def await_ready(self) -> EngineReady:
         return self.core.ready
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -189,11 +188,14 @@ def _read_outputs(socket: zmq.Socket[bytes], outputs: _Outputs) -> None:
 
 
 class MPClient:
-    """A core in a process of its own: starts or joins it, sends to it.
+    """A core in a process of its own: starts or joins it, sends to it once it is ready.
 
     The core's end, however it comes, arrives as ENGINE_CORE_DEAD on the socket of its outputs: sent by the
     core's own last breath or by the thread that waits for the process. So there is one way to learn of it.
     """
+
+    ready: EngineReady
+    """What ``await_ready`` has brought."""
 
     def __init__(self, core: Core) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -211,15 +213,20 @@ class MPClient:
         core.start(_death_note(self._context))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_core = weakref.finalize(self, core.stop)
+        self._output_socket.bind(output_address(core.folder, core.client_index))
+
+    def await_ready(self) -> EngineReady:
+        """Wait until the core has loaded its model; closes this client and raises why if it cannot."""
+        core = self._core
         try:
-            self._output_socket.bind(output_address(core.folder, core.client_index))
-            self.ready: EngineReady = core.handshake(self._context)
+            self.ready = core.handshake(self._context)
             self._input_socket.connect(socket_address(core.folder, "input"))
             if core.client_index != FIRST_CLIENT:
                 self._send(EngineCoreRequestType.JOIN, ClientNotice(core.client_index))
         except BaseException:
             self.close()
             raise
+        return self.ready
 
     @property
     def pid(self) -> int:
@@ -305,7 +312,11 @@ class SyncMPClient(MPClient):
     ) -> None:
         super().__init__(CoreProcess(CoreSpec(config, executor_factory, policy_factory)))
         self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+
+    def await_ready(self) -> EngineReady:
+        ready = super().await_ready()
         self._start_reader(self._deliveries.put)
+        return ready
 
     def get_output(self) -> EngineCoreOutputs:
         delivery = self._deliveries.get()
@@ -404,6 +415,7 @@ class CoreKeeper(MPClient):
             if isinstance(delivery, EngineDeadError) and not self._closing:
                 on_death()
 
+        self.await_ready()
         self._start_reader(deliver)
 
     def seat(self) -> CoreSeat:

@@ -52,6 +52,8 @@ PARENT_POLL_S = 0.5
 STOP_GRACE_S = 1.0
 """With the parent gone, a running step gets this long before the process ends in the middle of it."""
 LINGER_MS = 1000
+HANDSHAKE_LINGER_MS = 60_000
+"""Our parent may still be loading its own libraries when we have to tell it why we cannot start."""
 """Last messages get this long to leave."""
 
 
@@ -381,7 +383,7 @@ def _run(start: CoreStart, watch: ParentWatch) -> int:
 
 def _start_and_serve(start: CoreStart, watch: ParentWatch, context: zmq.Context[zmq.Socket[bytes]]) -> int:
     with context.socket(zmq.PUSH) as handshake:
-        handshake.linger = LINGER_MS
+        handshake.linger = HANDSHAKE_LINGER_MS
         handshake.connect(socket_address(start.folder, "handshake"))
         core = _build(start, handshake)
         if core is None:

@@ -142,14 +142,27 @@ class CoreProcess:
         self._spec = _pickled(spec)
         self._model = spec.config.model.model
         self._exited = threading.Event()
-        self._process: subprocess.Popen[bytes]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Let the process begin, without a client yet: it loads the model while we load our libraries."""
+        self.folder = tempfile.mkdtemp(prefix="engine-")
+        self._process = subprocess.Popen(new_interpreter("engine.core_proc"), stdin=subprocess.PIPE)
+        self._send_start(self._process)
 
     def start(self, on_exit: Callable[[], None]) -> None:
-        self.folder = tempfile.mkdtemp(prefix="engine-")
-        self._on_exit = on_exit
-        self._process = subprocess.Popen(new_interpreter("engine.core_proc"), stdin=subprocess.PIPE)
-        self.pid = self._process.pid
-        threading.Thread(target=self._watch, name="core-watch", daemon=True).start()
+        if self._process is None:
+            self.launch()
+        threading.Thread(target=self._watch, args=(on_exit,), name="core-watch", daemon=True).start()
+
+    @property
+    def _launched(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the core was not started"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self._launched.pid
 
     @property
     def exited(self) -> bool:
@@ -158,25 +171,22 @@ class CoreProcess:
     @property
     def exit_code(self) -> int | None:
         """Negative for the signal that ended it; None while it runs."""
-        return self._process.returncode
+        return self._launched.returncode
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
         """Wait, for as long as loading takes, until the core is ready; raises why it could not start."""
         with context.socket(zmq.PULL) as socket:
             socket.linger = 0
             socket.bind(socket_address(self.folder, "handshake"))
-            self._send_start()
             return self._await_ready(socket)
 
-    def _send_start(self) -> None:
+    def _send_start(self, process: subprocess.Popen[bytes]) -> None:
         """The pipe stays open: its end tells the core that we are gone."""
         start = CoreStart(self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._spec)
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died() from None
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a process that has ended already is noticed later
+            process.stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
+            process.stdin.flush()
 
     def _await_ready(self, socket: zmq.Socket[bytes]) -> EngineReady:
         started = told = time.monotonic()
@@ -198,19 +208,20 @@ class CoreProcess:
             f"The engine core process died while it started (exit code {self.exit_code}); see its log."
         )
 
-    def _watch(self) -> None:
-        self._process.wait()
+    def _watch(self, on_exit: Callable[[], None]) -> None:
+        self._launched.wait()
         self._exited.set()
-        self._on_exit()
+        on_exit()
 
     def stop(self) -> None:
         """End the core and wait until it has gone. Repeatable."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
+        process = self._launched
+        if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+                process.stdin.close()
         if not self._exited.wait(STOP_TIMEOUT_S):
             logger.warning("The engine core did not stop within %s s and is killed.", STOP_TIMEOUT_S)
-            self._process.kill()
+            process.kill()
             self._exited.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 

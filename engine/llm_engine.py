@@ -37,14 +37,18 @@ class LLMEngine:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
-        self.tokenizer = Tokenizer.load(config.model)
-        self.generation_defaults = GenerationDefaults.load(config.model)
         self._client: EngineCoreClient = (
             SyncMPClient(config, executor_factory, policy_factory)
             if multiprocess
             else InprocClient(config, executor_factory, policy_factory, self._clock)
         )
-        self.ready = self._client.ready
+        try:  # while a core in another process loads the model
+            self.tokenizer = Tokenizer.load(config.model)
+            self.generation_defaults = GenerationDefaults.load(config.model)
+            self.ready = self._client.await_ready()
+        except BaseException:
+            self._client.close()
+            raise
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
         self._outputs = OutputProcessor(self.tokenizer, self._clock)
         self.iteration_stats: IterationStats | None = None

@@ -6,20 +6,16 @@ Knows nothing of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.worker.checkpoint import Checkpoint
-from engine.worker.memory import as_gib, available_bytes
+from engine.worker.load_plan import LoadPlan, check_memory
+from engine.worker.memory import give_back_freed
 from engine.worker.model_folder import (
     check_rope,
     choose_device,
@@ -28,9 +24,8 @@ from engine.worker.model_folder import (
     read_config,
     resolve_folder,
 )
-from engine.worker.models.base import CausalModel, architecture_of
+from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, is_native
-from engine.worker.models.transformers_model import TransformersModel
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
@@ -45,25 +40,6 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """All decisions before the first byte of a weight is read."""
-
-    options: ModelConfig
-    folder: Path
-    config: PreTrainedConfig
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def dummy(self) -> bool:
-        return self.options.load_format == "dummy"
-
-    @property
-    def architecture(self) -> str:
-        return architecture_of(self.config)
 
 
 def load_model(options: ModelConfig) -> LoadedModel:
@@ -81,13 +57,15 @@ def load_model(options: ModelConfig) -> LoadedModel:
     config = read_config(folder, options.trust_remote_code)
     max_model_len = choose_max_model_len(options, config)
     check_rope(config, max_model_len)
-    plan = _Plan(options, folder, config, device, choose_dtype(options.dtype, config))
-    model = _load_native(plan) if _wants_native(plan) else _load_transformers(plan)
+    plan = LoadPlan(options, folder, config, device, choose_dtype(options.dtype, config))
+    native = _wants_native(plan)
+    _check_quantization(plan, native)
+    model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
 
 
-def _wants_native(plan: _Plan) -> bool:
+def _wants_native(plan: LoadPlan) -> bool:
     fits = is_native(plan.config)
     if plan.options.model_impl == "native" and not fits:
         raise ModelLoadError(
@@ -97,20 +75,40 @@ def _wants_native(plan: _Plan) -> bool:
     return fits and plan.options.model_impl != "transformers"
 
 
-def _load_native(plan: _Plan) -> CausalModel:
+def _check_quantization(plan: LoadPlan, native: bool) -> None:
+    wanted = plan.options.quantization
+    if wanted is None:
+        return
+    if plan.device.type != "cpu":
+        raise ConfigError(f"quantization: {wanted} is made for CPUs only, and device is {plan.device.type}.")
+    if not native:
+        raise ConfigError(
+            f"quantization: {wanted} is made for models with a native implementation only; "
+            f"{plan.architecture} runs by transformers."
+        )
+
+
+def _load_native(plan: LoadPlan) -> CausalModel:
     model = Decoder(plan.config, plan.dtype)
     checkpoint = None if plan.dummy else Checkpoint(plan.folder)
     if checkpoint is not None:
         _check_tensors(checkpoint, model.checkpoint_views(), plan)
-    _check_memory(model, plan)
+    check_memory(model, plan)
     model.materialize(plan.device)
     with torch.inference_mode():
         _fill(model.checkpoint_views(), checkpoint, plan)
-        model.finish_loading()
+        model.finish_loading(plan.options.quantization)
+    give_back_freed()
     return model
 
 
-def _fill(views: Mapping[str, torch.Tensor], checkpoint: Checkpoint | None, plan: _Plan) -> None:
+def _load_by_transformers(plan: LoadPlan) -> CausalModel:
+    from engine.worker.transformers_loader import load_transformers  # its libraries take seconds to import
+
+    return load_transformers(plan)
+
+
+def _fill(views: Mapping[str, torch.Tensor], checkpoint: Checkpoint | None, plan: LoadPlan) -> None:
     if checkpoint is None:
         _fill_with_noise(views, plan)
         return
@@ -119,7 +117,7 @@ def _fill(views: Mapping[str, torch.Tensor], checkpoint: Checkpoint | None, plan
             views[name].copy_(tensor)
 
 
-def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], plan: _Plan) -> None:
+def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
     """Every tensor that the architecture has is there in its shape, and no other."""
     for name, view in views.items():
         entry = checkpoint.entries.get(name)
@@ -138,17 +136,7 @@ def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], pl
             )
 
 
-def _check_memory(model: torch.nn.Module, plan: _Plan) -> None:
-    needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize
-    available = available_bytes(plan.device)
-    if needed > available:
-        raise ModelLoadError(
-            f"The weights of {plan.architecture} need {as_gib(needed)} of memory on {plan.device.type}, "
-            f"but only {as_gib(available)} are available."
-        )
-
-
-def _fill_with_noise(views: Mapping[str, torch.Tensor], plan: _Plan) -> None:
+def _fill_with_noise(views: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
     """Random weights that keep the scale of what passes through them."""
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed)
     for view in views.values():
@@ -156,65 +144,3 @@ def _fill_with_noise(views: Mapping[str, torch.Tensor], plan: _Plan) -> None:
             view.fill_(1.0)
         else:
             view.normal_(0.0, view.shape[-1] ** -0.5, generator=generator)
-
-
-def _load_transformers(plan: _Plan) -> CausalModel:
-    model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
-    if not plan.dummy:
-        Checkpoint(plan.folder)
-    _check_memory(model.skeleton, plan)
-    with _no_progress_bars():
-        loaded = _random_transformers(plan, model) if plan.dummy else _pretrained(plan, model)
-    model.attach(loaded.to(plan.device))  # type: ignore[arg-type]
-    return model
-
-
-def _pretrained(plan: _Plan, model: TransformersModel) -> PreTrainedModel:
-    try:
-        result: Any = AutoModelForCausalLM.from_pretrained(
-            plan.folder,
-            config=plan.config,
-            dtype=plan.dtype,
-            attn_implementation=model.attention_name,
-            trust_remote_code=plan.options.trust_remote_code,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # so that the report names them, instead of a page of traceback
-            output_loading_info=True,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelLoadError(f"{plan.folder} could not be loaded as {plan.architecture}: {reason}") from error
-    loaded, report = result
-    for name in sorted(report["missing_keys"]):
-        raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
-    for name, found, needed in sorted(report["mismatched_keys"]):
-        raise ModelLoadError(
-            f"Tensor {name} in {plan.folder} has shape {list(found)}, "
-            f"but {plan.architecture} needs {list(needed)}."
-        )
-    assert isinstance(loaded, PreTrainedModel)
-    return loaded
-
-
-def _random_transformers(plan: _Plan, model: TransformersModel) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.options.seed)
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            plan.config,
-            dtype=plan.dtype,
-            attn_implementation=model.attention_name,
-            trust_remote_code=plan.options.trust_remote_code,
-        )
-    return loaded
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' own bars off the terminal: it belongs to the front end."""
-    were_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if were_on:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

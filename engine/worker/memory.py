@@ -1,7 +1,8 @@
-"""How much memory a device has left, and sizes in words."""
+"""How much memory a device has left, what gives some back, and sizes in words."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free
     return min(_host_bytes(), _container_bytes())
+
+
+def give_back_freed() -> None:
+    """Return to the system what was freed: an allocator keeps it for later, and weights come but once.
+
+    Does nothing where the C library is not glibc (malloc_trim(3))."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def as_gib(num_bytes: int) -> str:

@@ -45,6 +45,15 @@ def last_events(server: Server, number: signal.Signals, target: int) -> tuple[li
     return rest, time.monotonic() - signalled_at
 
 
+def test_only_the_core_holds_torch(model: Path) -> None:
+    """A front end tokenises, renders and streams without that library in its memory."""
+    with running_server(model, "--num-gpu-blocks-override", "100", "--quantization", "int8") as server:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        maps = [Path(f"/proc/{pid}/maps").read_bytes() for pid in (server.process.pid, server.core_pid())]
+        assert [b"libtorch" in each for each in maps] == [False, True]
+
+
 def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: Path) -> None:
     """kill -9 of the core: an error in every stream within 2 s, 503 from then on, and exit code 1."""
     with running_server(long_model, *FLAGS) as server:

@@ -23,6 +23,7 @@ def main(state: str, folder: Path) -> None:
         FakeExecutorFactory(gate=gate if state == "stuck" else None),
         SignalPolicyFactory(folder / "closed"),
     )
+    client.await_ready()
     if state != "idle":
         client.add_request(core_request("a-0"))
     if state == "busy":

@@ -36,6 +36,7 @@ def start() -> Iterator[Start]:
     def start_one(**behaviour: object) -> SyncMPClient:
         factory = FakeExecutorFactory(**behaviour)  # type: ignore[arg-type]
         clients.append(SyncMPClient(config(), factory, SignalPolicyFactory()))
+        clients[-1].await_ready()
         return clients[-1]
 
     yield start_one
@@ -87,9 +88,9 @@ def failing_policy(context: PolicyContext) -> SchedulingPolicy:
 def test_a_core_that_cannot_start_says_why() -> None:
     """The front end raises the same error with the same sentence as the core."""
     with pytest.raises(ModelLoadError, match=r"^No weights\.$"):
-        SyncMPClient(config(), FakeExecutorFactory(fail_at_start="No weights."), fcfs)
+        SyncMPClient(config(), FakeExecutorFactory(fail_at_start="No weights."), fcfs).await_ready()
     with pytest.raises(ConfigError, match=r"^no such policy$"):
-        SyncMPClient(config(), FakeExecutorFactory(), failing_policy)
+        SyncMPClient(config(), FakeExecutorFactory(), failing_policy).await_ready()
 
 
 def test_a_factory_that_cannot_be_sent_is_refused() -> None:
@@ -104,8 +105,9 @@ def test_a_factory_that_cannot_be_sent_is_refused() -> None:
 
 def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
     """A trace path that cannot be opened is a config error naming the option."""
+    traced = config(str(tmp_path / "none" / "trace.jsonl"))
     with pytest.raises(ConfigError, match="trace_path"):
-        SyncMPClient(config(str(tmp_path / "none" / "trace.jsonl")), FakeExecutorFactory(), fcfs)
+        SyncMPClient(traced, FakeExecutorFactory(), fcfs).await_ready()
 
 
 @pytest.mark.parametrize("death", ["kill_at_step", "raise_at_step"])
@@ -234,6 +236,7 @@ def test_an_idle_core_wakes_up_for_a_pin(tmp_path: Path) -> None:
     os.mkfifo(told)
     client = SyncMPClient(config(), FakeExecutorFactory(), PinningPolicyFactory(0.2, told))
     try:
+        client.await_ready()
         client.add_request(core_request("a-1", max_tokens=2))
         tokens_until_finished(client, "a-1")
         held_s = float(told.read_text())  # blocks until the policy writes
@@ -255,6 +258,7 @@ def test_both_clients_say_the_same() -> None:
     inproc = InprocClient(config(), FakeExecutorFactory(), fcfs, MonotonicClock())
     said = []
     for client in (mp, inproc):
+        client.await_ready()
         client.add_request(core_request("a-1", max_tokens=5))
         outputs = [client.get_output().outputs for _ in range(5)]
         said.append([[(o.request_id, o.new_token_ids, o.finish_reason) for o in each] for each in outputs])

@@ -89,6 +89,7 @@ def test_sigterm_to_the_core_alone_ends_it_cleanly(busy: bool, tmp_path: Path) -
     mark = tmp_path / "closed"
     client = SyncMPClient(config(), FakeExecutorFactory(), SignalPolicyFactory(mark))
     try:
+        client.await_ready()
         if busy:
             client.add_request(core_request("a-1"))
             client.get_output()
@@ -110,6 +111,7 @@ def test_sigint_to_the_core_is_left_to_the_front_end() -> None:
     """Ctrl-C reaches the whole group; the core goes on until its front end says otherwise."""
     client = SyncMPClient(config(), FakeExecutorFactory(), SignalPolicyFactory())
     try:
+        client.await_ready()
         os.kill(client.pid, signal.SIGINT)
         assert client.call_utility("statistics")["num_running"] == 0
         assert not client.dead

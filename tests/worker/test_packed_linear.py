@@ -14,7 +14,8 @@ from transformers import AutoConfig
 from engine.config import ModelConfig
 from engine.worker.loader import load_model
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.packed_linear import PackedLinear, PackedTable, Table, can_pack
+from engine.worker.models.linears import Table
+from engine.worker.models.packed_linear import PackedLinear, PackedTable, can_pack
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 

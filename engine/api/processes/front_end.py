@@ -22,6 +22,7 @@ from engine.api.config import ServerConfig
 from engine.api.processes.http_server import HttpServer
 from engine.api.processes.listener import inherited_socket
 from engine.api.processes.siblings import Siblings
+from engine.api.processes.without_torch import load_tokenizers
 from engine.async_llm import AsyncLLM
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
@@ -50,6 +51,7 @@ class FrontEndStart:
 def main() -> None:
     """Entry point of the process; its exit code is 1 if the core died, or it could not start."""
     parent = os.getppid()
+    load_tokenizers()
     try:
         start: FrontEndStart = pickle.load(sys.stdin.buffer)
     except EOFError:  # the core could not start

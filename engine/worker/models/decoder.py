@@ -14,7 +14,9 @@ from transformers import PreTrainedConfig
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import layer_windows
-from engine.worker.models.packed_linear import PackedTable, Table, can_pack, pack_linears, packed_table
+from engine.worker.models.linears import Table, VectorTable, replace_linears
+from engine.worker.models.packed_linear import can_pack, packed_linear, packed_table
+from engine.worker.models.quantized_linear import Int8Table, int4_linear, int8_linear
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
 
 NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -172,7 +174,7 @@ class Decoder(nn.Module):
             shape.num_kv_heads,
             shape.head_dim,
         )
-        self.embedding: Table | PackedTable = Table(_parameter(dtype, shape.vocab_size, shape.hidden_size))
+        self.embedding: VectorTable = Table(_parameter(dtype, shape.vocab_size, shape.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape, index, dtype) for index in range(shape.num_layers))
         self.final_norm = _parameter(dtype, shape.hidden_size)
         self.lm_head = (
@@ -183,17 +185,30 @@ class Decoder(nn.Module):
         self._rotary: RotaryEmbedding | None = None
 
     def materialize(self, device: torch.device) -> None:
-        self.to_empty(device=device)
+        # Not by ``to_empty``: what it makes of tensors without memory imports a library of algebra.
+        self._apply(  # type: ignore[no-untyped-call]
+            lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        )
         self.requires_grad_(False)
         self._rotary = RotaryEmbedding(self._config, self.shape.head_dim, device)
 
-    def finish_loading(self) -> None:
-        """Make of the loaded weights what this device multiplies fastest; ``checkpoint_views`` is no more."""
-        if not can_pack(self.final_norm.device, self.final_norm.dtype):
-            return
-        pack_linears(self)
-        if self.lm_head is None and isinstance(self.embedding, Table):
-            self.embedding = packed_table(self.embedding)
+    def finish_loading(self, quantization: str | None = None) -> None:
+        """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
+        bits; ``checkpoint_views`` is no more."""
+        if quantization is not None:
+            self._quantize(quantization)
+        elif can_pack(self.final_norm.device, self.final_norm.dtype):
+            replace_linears(self, packed_linear)
+            if self.lm_head is None and isinstance(self.embedding, Table):
+                self.embedding = packed_table(self.embedding)
+
+    def _quantize(self, quantization: str) -> None:
+        """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
+        if self.lm_head is not None:
+            self.add_module("lm_head", int8_linear(self.lm_head))
+        elif isinstance(self.embedding, Table):
+            self.embedding = Int8Table(self.embedding)
+        replace_linears(self.layers, int4_linear if quantization == "int4" else int8_linear)
 
     def forward(
         self,

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+
+from engine.worker.models.linears import Table
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +36,6 @@ class PackedLinear(nn.Module):
         """x [num_rows, in_features] -> [num_rows, out_features]"""
         product: torch.Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
         return product
-
-
-class Table(nn.Module):
-    """Vectors that are looked up by number and multiplied with: an embedding, also as a model's head."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [n] -> their vectors [n, width]"""
-        return embedding(ids, self.weight)
-
-    def products(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, width] -> the product of each with every vector [n, num_vectors]"""
-        return linear(x, self.weight)
 
 
 class PackedTable(nn.Module):
@@ -101,14 +86,8 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
         return False
 
 
-def pack_linears(root: nn.Module) -> None:
-    """Replace each ``nn.Linear`` below ``root``, one by one: no more than one weight is held twice."""
-    for parent in root.modules():
-        names = [name for name, child in parent.named_children() if isinstance(child, nn.Linear)]
-        for name in names:
-            plain = parent.get_submodule(name)
-            assert isinstance(plain, nn.Linear)
-            setattr(parent, name, PackedLinear(plain.weight, plain.bias))
+def packed_linear(plain: nn.Linear) -> PackedLinear:
+    return PackedLinear(plain.weight, plain.bias)
 
 
 def packed_table(table: Table) -> Table | PackedTable:

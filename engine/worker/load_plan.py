@@ -1,0 +1,43 @@
+"""What is decided before the first byte of a weight is read. Knows no model code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from engine.config import ModelConfig
+from engine.errors import ModelLoadError
+from engine.worker.memory import as_gib, available_bytes
+from engine.worker.models.base import architecture_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """All decisions before the first byte of a weight is read."""
+
+    options: ModelConfig
+    folder: Path
+    config: PreTrainedConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def dummy(self) -> bool:
+        return self.options.load_format == "dummy"
+
+    @property
+    def architecture(self) -> str:
+        return architecture_of(self.config)
+
+
+def check_memory(model: torch.nn.Module, plan: LoadPlan) -> None:
+    needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize
+    available = available_bytes(plan.device)
+    if needed > available:
+        raise ModelLoadError(
+            f"The weights of {plan.architecture} need {as_gib(needed)} of memory on {plan.device.type}, "
+            f"but only {as_gib(available)} are available."
+        )
