@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_CAPACITY = 65536
 BATCH_EVENTS = 1024
 """Written in one go; also the most that is in memory beyond ``capacity``."""
-GATHER_S = 0.05
+GATHER_S = 0.2
 """Events are gathered so long before they are written: what a killed process loses of its trace, and why the
 thread that emits seldom has to wake the one that writes."""
 
@@ -95,9 +95,12 @@ class TraceWriter:
 
     def emit(self, event: TraceEvent) -> None:
         """Hand an event over; never waits, never raises."""
-        if len(self._pending) >= self._capacity:
+        num_pending = len(self._pending)
+        if num_pending >= self._capacity:
             self._refuse()
             return
+        if num_pending >= self._capacity // 4:
+            self._hurry.set()  # a simulator makes more in that time than there is room for
         if self._gap:
             self._pending.append(TraceGap(dropped=self._gap))
             self._gap = 0

@@ -159,6 +159,8 @@ class InputTrace:
         size = self._block_size
         for request, output in zip(before.requests, outputs, strict=True):
             num_tokens, num_new = request.num_tokens, len(output.new_token_ids)
+            if num_new == 1 and num_tokens % size and output.finish_reason is None:
+                continue  # as most: there is nothing to say of it
             if num_new != 1:
                 counts[request.request_id] = num_new
             if num_tokens % size < num_new and request.block_hashes:
