@@ -1,4 +1,4 @@
-"""Matrix products on a CPU whose weight was rounded to 8 or 4 bits as it was loaded: less of it is read.
+"""Matrix products on a CPU whose weight was rounded to 8 or 4 bits as it was loaded, which takes less memory.
 
 Inputs and outputs keep their type; what is lost is what rounding the weight loses. Knows nothing of models.
 """
