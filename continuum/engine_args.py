@@ -271,7 +271,7 @@ def _add_model_flags(group: _Group) -> None:
     )
     group.add(
         "quantization",
-        "round the weights to so many bits as they are loaded, on a CPU: they take less memory; not by default",
+        "round the weights to so many bits as they are loaded, on a CPU: to save memory; not by default",
         choices=QUANTIZATIONS,
     )
     group.add_switch("trust_remote_code", "run code that comes with the model")
