@@ -40,6 +40,7 @@ class TraceWriter:
         """Why the file took no more, if it did not: all later events count as dropped."""
         self._file = file
         self._capacity = capacity
+        self._hurry_at = capacity // 4
         self._pending: deque[TraceEvent | threading.Event] = deque()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -99,7 +100,7 @@ class TraceWriter:
         if num_pending >= self._capacity:
             self._refuse()
             return
-        if num_pending >= self._capacity // 4:
+        if num_pending >= self._hurry_at:
             self._hurry.set()  # a simulator makes more in that time than there is room for
         if self._gap:
             self._pending.append(TraceGap(dropped=self._gap))

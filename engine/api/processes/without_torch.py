@@ -11,8 +11,8 @@ from typing import Any
 def load_tokenizers() -> None:
     """Import transformers as if torch were not installed: its tokenizers do not need it.
 
-    A front end starts a second sooner so, and takes 180 MB less. Code of others that imports torch itself,
-    such as a tokenizer's own, finds it afterwards.
+    A front end starts sooner so, and takes less memory. Code of others that imports torch itself, such as a
+    tokenizer's own, finds it afterwards.
     """
     if "torch" in sys.modules or "transformers" in sys.modules:
         return
