@@ -25,6 +25,12 @@ class Answer:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """With the time on ``time.monotonic`` when each came."""
     complete: bool = False
+    is_last: bool = False
+    """The server closes the connection behind it."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"connection" and value.lower() == b"close":
+            self.is_last = True
 
     def on_body(self, piece: bytes) -> None:
         self.pieces.append((time.monotonic(), piece))
@@ -97,7 +103,7 @@ class Connection:
             except httptools.HttpParserError as error:
                 self.close()
                 raise ServerError(f"what the server sent is not HTTP: {error}") from error
-        if not parser.should_keep_alive():
+        if answer.is_last:  # the parser knows no more: to it each complete message is the last
             self.close()
         if parser.get_status_code() != OK:
             complaint = answer.body[:MAX_COMPLAINT_BYTES].decode(errors="replace")
