@@ -1,14 +1,17 @@
-"""The web application: which files answer which paths. Built from an engine; knows no sockets."""
+"""The web application: which files answer which paths, and what every request passes before. Built from an
+engine; knows no sockets."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
@@ -17,6 +20,7 @@ from engine.api.dashboard import endpoints as dashboard
 from engine.api.dashboard.audience import Audience
 from engine.api.endpoints import answer_error
 from engine.api.http.auth import ApiKeys, AuthMiddleware
+from engine.api.http.exact_paths import ExactPaths
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
 from engine.api.openai import chat, completions
 from engine.api.openai_responses import conversations
@@ -40,18 +44,21 @@ ROUTERS = (
 )
 
 
-def create_app(model: ServedModel) -> FastAPI:
+def create_app(model: ServedModel) -> ASGIApp:
     """The application of one served model."""
+    routers = (*ROUTERS, dashboard.router) if model.config.dashboard else ROUTERS
+    return _guarded(ExactPaths(_described(model, routers), routers), model.config)
+
+
+def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
+    """All endpoints, and the documents about them."""
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
     app.state.audience = Audience(model)
     app.state.response_keeper = ResponseKeeper(model.config.responses, model.siblings)
-    for router in ROUTERS:
+    for router in routers:
         app.include_router(router)
-    if model.config.dashboard:
-        app.include_router(dashboard.router)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_middleware(app, model.config)
     _describe(app, model.config)
     return app
 
@@ -68,23 +75,23 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
-    """What was added last sees a request first."""
+def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """What is put around it last sees a request first."""
     limits, access = config.limits, config.access
-    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
-    app.add_middleware(OriginMiddleware, allowed=access.allowed_origins)
+    app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
+    app = OriginMiddleware(app, allowed=access.allowed_origins)
     if access.api_keys:
-        app.add_middleware(AuthMiddleware, keys=ApiKeys(access.api_keys))
+        app = AuthMiddleware(app, keys=ApiKeys(access.api_keys))
     if access.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=access.allowed_origins,
             allow_methods=access.allowed_methods,
             allow_headers=access.allowed_headers,
             allow_credentials=access.allow_credentials,
             expose_headers=("X-Request-Id", "Retry-After"),
         )
-    app.add_middleware(RequestIdMiddleware)
+    return RequestIdMiddleware(app)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
