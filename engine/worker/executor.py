@@ -15,6 +15,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
 from engine.worker.model_runner import ModelRunner
+from engine.worker.models.compiled_decoder import with_compiled_steps
 from engine.worker.profile_run import measure_activations, measure_token_s
 from engine.worker.sampler import Sampler
 
@@ -50,7 +51,7 @@ class UniProcExecutor:
             config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
         )
         self._runner: ModelRunner | None = ModelRunner(
-            loaded.model,
+            with_compiled_steps(loaded.model, attention),
             attention,
             batch,
             Sampler(config.model.seed),

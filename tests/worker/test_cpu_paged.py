@@ -18,8 +18,9 @@ from engine.errors import ConfigError
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch
-from engine.worker.attention.cpu_kernel import CpuKernel, KernelUnavailable
+from engine.worker.attention.cpu_kernel import CpuKernel
 from engine.worker.attention.cpu_paged import CpuPagedAttention
+from engine.worker.kernels.library import KernelUnavailable
 from tests.worker.attention_reference import AttentionCase, make_case, paged_output, reference_output
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
@@ -29,6 +31,16 @@ class CpuPagedAttention:
         """Held for the arrays that the addresses point to."""
         self._decodes = self._prompts = SequenceAddresses()
         self._num_threads = 1
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The compiled code that attends."""
+        return self._kernel.library
+
+    @property
+    def addresses(self) -> tuple[PoolAddress, SequenceAddresses, SequenceAddresses]:
+        """The pool, and the step's sequences: those with a single new token, then the others."""
+        return self._address, self._decodes, self._prompts
 
     def begin_step(self, batch: AttentionBatch) -> None:
         self._batch = batch

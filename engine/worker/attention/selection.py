@@ -7,9 +7,10 @@ import logging
 import torch
 
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.attention.cpu_kernel import CpuKernel, KernelUnavailable
+from engine.worker.attention.cpu_kernel import CpuKernel
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.kernels.library import KernelUnavailable
 
 logger = logging.getLogger(__name__)
 

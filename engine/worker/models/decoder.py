@@ -192,6 +192,11 @@ class Decoder(nn.Module):
         self.requires_grad_(False)
         self._rotary = RotaryEmbedding(self._config, self.shape.head_dim, device)
 
+    @property
+    def rotary(self) -> RotaryEmbedding:
+        assert self._rotary is not None, "materialize() comes first"
+        return self._rotary
+
     def finish_loading(self, quantization: str | None = None) -> None:
         """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
         bits; ``checkpoint_views`` is no more."""
@@ -218,9 +223,8 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        assert self._rotary is not None, "materialize() comes first"
         x = self.embedding(input_ids)
-        cos, sin = self._rotary.angles(positions, x.dtype)
+        cos, sin = self.rotary.angles(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
         sampled = rms_norm(x[sample_rows], self.final_norm.shape, self.final_norm, self.shape.norm_eps)

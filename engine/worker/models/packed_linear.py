@@ -19,8 +19,60 @@ logger = logging.getLogger(__name__)
 
 ROWS_HINT = 32
 """Rows of a usual input: for one row alone a layout may be chosen that is slow for more."""
-_BLOCK_ROWS = 64
+_BLOCKS = (64, 32, 16)
+_TRIAL_ROWS = 128
 _TRIAL_SIZE = 64
+
+
+class PackedWeight:
+    """A weight [num_rows, width] as oneDNN wants it, and how its rows are found there.
+
+    oneDNN interleaves a block of rows: the first four bytes of each, then the next four, and so on.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._dtype = weight.dtype
+        self.num_rows, self.width = weight.shape
+        self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.block = self._find_block(weight)
+        """Rows that are interleaved; None where the layout is another."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte; valid as long as this is held."""
+        address: int = torch.ops.mkldnn.data_ptr(self.packed)
+        return address
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [n, width] -> [n, num_rows]"""
+        product: torch.Tensor = self._multiply(x, self.packed, bias, "none", [], "")
+        return product
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> [n, width]; only where there is a ``block``"""
+        assert self.block is not None
+        return self._rows(ids, self.block)
+
+    def _rows(self, ids: torch.Tensor, block: int) -> torch.Tensor:
+        words = self._words().view(-(-self.num_rows // block), -1, block)
+        found = words[ids // block, :, ids % block].contiguous()
+        return found.view(self._dtype)[:, : self.width]
+
+    def _words(self) -> torch.Tensor:
+        """The bytes by fours, in the order in which they lie."""
+        num_bytes = torch.ops.mkldnn._nbytes(self.packed)
+        return torch.frombuffer((ctypes.c_char * num_bytes).from_address(self.address), dtype=torch.int32)
+
+    def _find_block(self, weight: torch.Tensor) -> int | None:
+        some = torch.linspace(0, self.num_rows - 1, _TRIAL_ROWS).long()
+        num_words = torch.ops.mkldnn._nbytes(self.packed) // 4
+        for block in _BLOCKS:
+            if num_words % (-(-self.num_rows // block) * block) == 0 and torch.equal(
+                self._rows(some, block), weight[some]
+            ):
+                return block
+        return None
 
 
 class PackedLinear(nn.Module):
@@ -28,42 +80,33 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._weight = _pack(weight)
-        self._bias = bias
+        self.weight = PackedWeight(weight)
+        self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
-        product: torch.Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
-        return product
+        return self.weight.product(x, self.bias)
 
 
 class PackedTable(nn.Module):
     """Stands in for a ``Table``: held once, as a packed weight, in which vectors are still found by number.
 
-    oneDNN interleaves 64 rows of a weight: the first four bytes of each, then the next four, and so on.
-    Raises RuntimeError where its layout is another.
+    Raises RuntimeError where oneDNN's layout has no place for each vector.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._dtype, self._width = weight.dtype, weight.shape[1]
-        self._weight = _pack(weight)
-        self._words = _words_of(self._weight).view(-(-weight.shape[0] // _BLOCK_ROWS), -1, _BLOCK_ROWS)
-        some = torch.linspace(0, weight.shape[0] - 1, 2 * _BLOCK_ROWS).long()
-        if not torch.equal(self(some), weight[some]):
+        self.weight = PackedWeight(weight)
+        if self.weight.block is None:
             raise RuntimeError("oneDNN's layout is not the expected one")
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """As Table's."""
-        words = self._words[ids // _BLOCK_ROWS, :, ids % _BLOCK_ROWS].contiguous()
-        return words.view(self._dtype)[:, : self._width]
+        return self.weight.rows(ids)
 
     def products(self, x: torch.Tensor) -> torch.Tensor:
         """As Table's."""
-        products: torch.Tensor = self._multiply(x, self._weight, None, "none", [], "")
-        return products
+        return self.weight.product(x, None)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -97,15 +140,3 @@ def packed_table(table: Table) -> Table | PackedTable:
     except (AttributeError, RuntimeError) as error:
         logger.info("The embedding is not packed: %s.", str(error).splitlines()[0])
         return table
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
-    return packed
-
-
-def _words_of(packed: torch.Tensor) -> torch.Tensor:
-    """The bytes of a packed weight by fours, in the order in which they lie; valid as long as it is held."""
-    num_bytes = torch.ops.mkldnn._nbytes(packed)
-    address = torch.ops.mkldnn.data_ptr(packed)
-    return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=torch.int32)

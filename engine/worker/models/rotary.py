@@ -27,15 +27,15 @@ class RotaryEmbedding:
         assert rope_type in STATIC_ROPE_TYPES
         if rope_type == "default":
             exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-            frequencies, self._attention_scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+            frequencies, self.scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
         else:
-            frequencies, self._attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
-        self._frequencies = frequencies.to(device)
+            frequencies, self.scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        self.frequencies = frequencies.to(device)
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [num_tokens] -> cos, sin [num_tokens, 1, head_dim], as ``rotate`` takes them"""
-        angles = positions[:, None, None].float() * self._frequencies
-        cos, sin = angles.cos() * self._attention_scaling, angles.sin() * self._attention_scaling
+        angles = positions[:, None, None].float() * self.frequencies
+        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 

@@ -130,26 +130,11 @@ class Prompter {
             first_tokens_.push_back(first_tokens_.back() + prompts.query_lens[seq]);
     }
 
-    void run(int num_threads) {
+    void run(int num_threads) const {
         const std::vector<QueryBlock> items = plan(num_threads);
-        const auto num_items = static_cast<std::int64_t>(items.size());
 #pragma omp parallel num_threads(num_threads)
-        {
-            for (std::int64_t seq = 0; seq < prompts_.num_seqs; ++seq) {
-#pragma omp for schedule(static) nowait
-                for (std::int64_t i = 0; i < prompts_.query_lens[seq]; ++i)
-                    pages_.keep(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
-            }
-#pragma omp barrier
-#pragma omp for schedule(dynamic, 1)
-            for (std::int64_t i = 0; i < num_items; ++i) attend(items[i]);
-        }
+        work(items);
     }
-
-  private:
-    static constexpr int WORDS = HEAD_DIM / 2;
-    static constexpr int COLUMN_VECTORS = HEAD_DIM % 64 == 0 ? 4 : 2;
-    static constexpr int COLUMNS = 16 * COLUMN_VECTORS;
 
     std::vector<QueryBlock> plan(int num_threads) const {
         std::int64_t num_rows = MAX_ROWS;
@@ -166,6 +151,24 @@ class Prompter {
             if (static_cast<int>(items.size()) >= 2 * num_threads || num_rows / 2 < MIN_ROWS) return items;
         }
     }
+
+    // By all threads of a team.
+    void work(const std::vector<QueryBlock>& items) const {
+        const auto num_items = static_cast<std::int64_t>(items.size());
+        for (std::int64_t seq = 0; seq < prompts_.num_seqs; ++seq) {
+#pragma omp for schedule(static) nowait
+            for (std::int64_t i = 0; i < prompts_.query_lens[seq]; ++i)
+                pages_.keep(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
+        }
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = 0; i < num_items; ++i) attend(items[i]);
+    }
+
+  private:
+    static constexpr int WORDS = HEAD_DIM / 2;
+    static constexpr int COLUMN_VECTORS = HEAD_DIM % 64 == 0 ? 4 : 2;
+    static constexpr int COLUMNS = 16 * COLUMN_VECTORS;
 
     std::int64_t context_of(std::int64_t seq) const { return prompts_.seq_lens[seq] - prompts_.query_lens[seq]; }
 

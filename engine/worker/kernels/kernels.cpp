@@ -1,10 +1,11 @@
-// Attention over the pages of a KV pool, on a CPU: nothing is gathered or copied. A plain C interface over bare
-// addresses; knows neither torch nor requests. Compiled for one CONTINUUM_HEAD_DIM, a multiple of 8, and for one
-// type of numbers: bf16 with CONTINUUM_BF16, else fp32.
+// Attention over the pages of a KV pool, on a CPU: nothing is gathered or copied; and a decoder's small steps. A
+// plain C interface over bare addresses; knows neither torch nor requests. Compiled for one CONTINUUM_HEAD_DIM, a
+// multiple of 8, and for one type of numbers: bf16 with CONTINUUM_BF16, else fp32.
 
 #include "decode.h"
 #include "pool.h"
 #include "prompt.h"
+#include "step.h"
 
 #if defined(CONTINUUM_BF16)
 using Element = Bf16;
@@ -25,5 +26,14 @@ extern "C" void continuum_attend_prompts(
     const Pool* pool, const Sequences* prompts, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
     Prompter<CONTINUUM_HEAD_DIM>(*pool, *prompts, layer, *heads).run(static_cast<int>(num_threads));
 }
+
+// A step of at most continuum_max_step_rows() tokens, from their vectors to the logits.
+extern "C" void continuum_run_step(
+    const Model* model, const Pool* pool, const Sequences* decodes, const Sequences* prompts, const Step* step,
+    std::int64_t num_threads) {
+    SmallStep<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
+}
+
+extern "C" std::int64_t continuum_max_step_rows() { return MAX_STEP_ROWS; }
 
 #endif

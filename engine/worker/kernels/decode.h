@@ -241,24 +241,32 @@ class Decoder {
           pages_(pool, decodes, layer),
           group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {}
 
-    void run(int num_threads) {
+    void run(int num_threads) const {
         const Plan plan = plan_decodes(pool_, decodes_, heads_.window, num_threads);
         static thread_local std::vector<float> kept;  // from call to call: fresh memory is dear
-        kept.resize(static_cast<std::size_t>(plan.num_partials) * heads_.num_heads * PARTIAL);
+        kept.resize(num_partial_floats(plan, heads_.num_heads));
         float* const partials = kept.data();
+#pragma omp parallel num_threads(num_threads)
+        work(plan, partials);
+    }
+
+    static std::size_t num_partial_floats(const Plan& plan, std::int64_t num_heads) {
+        return static_cast<std::size_t>(plan.num_partials) * num_heads * PARTIAL;
+    }
+
+    // By all threads of a team.
+    void work(const Plan& plan, float* partials) const {
         const auto num_items = static_cast<std::int64_t>(plan.items.size());
         const auto num_merges = static_cast<std::int64_t>(plan.merges.size()) * heads_.num_heads;
-#pragma omp parallel num_threads(num_threads)
-        {
 #pragma omp for schedule(static)
-            for (std::int64_t seq = 0; seq < decodes_.num_seqs; ++seq)
-                pages_.keep(seq, decodes_.seq_lens[seq] - 1, seq, heads_);
+        for (std::int64_t seq = 0; seq < decodes_.num_seqs; ++seq)
+            pages_.keep(seq, decodes_.seq_lens[seq] - 1, seq, heads_);
 #pragma omp for schedule(dynamic, 1)
-            for (std::int64_t i = 0; i < num_items; ++i) attend(plan.items[i], partials);
+        for (std::int64_t i = 0; i < num_items; ++i) attend(plan.items[i], partials);
+        if (num_merges == 0) return;
 #pragma omp for schedule(static)
-            for (std::int64_t i = 0; i < num_merges; ++i)
-                merge(plan.merges[i / heads_.num_heads], i % heads_.num_heads, partials);
-        }
+        for (std::int64_t i = 0; i < num_merges; ++i)
+            merge(plan.merges[i / heads_.num_heads], i % heads_.num_heads, partials);
     }
 
   private:

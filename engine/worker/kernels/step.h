@@ -1,0 +1,302 @@
+// All layers of a decoder over the few tokens of a step, by one team of threads: a small step pays for calls, not
+// for numbers, so it is one call. Numbers are rounded to bf16 where the plain path rounds them.
+
+#pragma once
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "decode.h"
+#include "products.h"
+#include "prompt.h"
+
+#if defined(__AVX512BF16__)
+
+extern "C" {
+
+struct Layer {
+    Weight qkv, output, gate_up, down;
+    const void *input_norm, *post_attention_norm;  // [hidden_size]
+    const void *q_norm, *k_norm;                   // [head_dim] or null
+    std::int64_t window;                           // 0: all is seen
+};
+
+struct Model {
+    const Layer* layers;
+    Weight head;
+    const void* final_norm;    // [hidden_size]
+    const float* frequencies;  // [head_dim / 2]
+    std::int64_t num_layers, hidden_size, intermediate_size, num_heads;
+    double norm_eps, rotary_scaling;
+};
+
+// The tokens of a step, those of `decodes` first.
+struct Step {
+    std::int64_t num_tokens, num_samples;
+    void* x;                         // [num_tokens, hidden_size] the embedded tokens; overwritten
+    const std::int64_t* positions;   // [num_tokens]
+    const std::int64_t* sample_rows; // [num_samples]
+    void* logits;                    // [num_samples, vocab_size]
+};
+
+}  // extern "C"
+
+namespace {
+
+// What a step's threads share; kept from step to step.
+struct StepBuffers {
+    std::vector<Bf16> normed, heads, attended, inner;  // rows, with room for whole tiles
+    std::vector<float> cosines, sines, partials;
+};
+
+// to = from / its root mean square * weight; width: a multiple of HALF_UNIT
+inline void normalise(const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to) {
+    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i);
+        low = _mm512_fmadd_ps(x.low, x.low, low);
+        high = _mm512_fmadd_ps(x.high, x.high, high);
+    }
+    const float mean = _mm512_reduce_add_ps(_mm512_add_ps(low, high)) / static_cast<float>(width);
+    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i), w = load_half(static_cast<const Bf16*>(weight) + i);
+        store_half(to + i, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
+                           _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
+    }
+}
+
+inline __m512 silu(__m512 x) {
+    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
+    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
+}
+
+inline float rounded(float x) { return bits_as<float>(static_cast<std::uint32_t>(round_to_bf16(x).bits) << 16); }
+
+// Rotates the pairs (i, i + HEAD_DIM / 2) of a head in place.
+template <int HEAD_DIM>
+inline void rotate(Bf16* head, const float* cosines, const float* sines) {
+    constexpr int HALF = HEAD_DIM / 2;
+    for (int i = 0; i < HALF; i += 16) {
+        const HalfRow x{as_floats(load<__m256i>(head + i)), as_floats(load<__m256i>(head + HALF + i))};
+        const __m512 cosine = _mm512_loadu_ps(cosines + i), sine = _mm512_loadu_ps(sines + i);
+        const HalfRow straight = rounded({_mm512_mul_ps(x.low, cosine), _mm512_mul_ps(x.high, cosine)});
+        const HalfRow crossed = rounded({_mm512_mul_ps(x.high, sine), _mm512_mul_ps(x.low, sine)});
+        store(head + i, _mm512_cvtneps_pbh(_mm512_sub_ps(straight.low, crossed.low)));
+        store(head + HALF + i, _mm512_cvtneps_pbh(_mm512_add_ps(straight.high, crossed.high)));
+    }
+}
+
+template <int HEAD_DIM>
+class SmallStep {
+  public:
+    SmallStep(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
+        : model_(model),
+          pool_(pool),
+          decodes_(decodes),
+          prompts_(prompts),
+          step_(step),
+          x_(static_cast<Bf16*>(step.x)),
+          num_rows_(static_cast<int>(step.num_tokens)),
+          hidden_(model.hidden_size),
+          query_size_(model.num_heads * HEAD_DIM),
+          heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
+        static thread_local StepBuffers kept;
+        buffers_ = &kept;
+    }
+
+    void run(int num_threads) {
+        plan(num_threads);
+        resize_buffers();
+#pragma omp parallel num_threads(num_threads)
+        {
+            if (may_use_tiles()) begin_tiles();
+            find_angles();
+            for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer(layer);
+            find_logits();
+            if (may_use_tiles()) end_tiles();
+        }
+    }
+
+  private:
+    static constexpr int HALF = HEAD_DIM / 2;
+
+    void plan(int num_threads) {
+        for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) {
+            const std::int64_t window = model_.layers[layer].window;
+            if (plan_for(window) == nullptr)
+                plans_.emplace_back(window, plan_decodes(pool_, decodes_, window, num_threads));
+        }
+        if (prompts_.num_seqs > 0)
+            prompt_plan_ = Prompter<HEAD_DIM>(pool_, prompts_, 0, heads_of(0, decodes_.num_seqs)).plan(num_threads);
+    }
+
+    const Plan* plan_for(std::int64_t window) const {
+        for (const auto& [known, plan] : plans_)
+            if (known == window) return &plan;
+        return nullptr;
+    }
+
+    void resize_buffers() {
+        const auto room = static_cast<std::size_t>(num_rows_ + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        buffers_->normed.resize(room * hidden_);
+        buffers_->heads.resize(room * heads_size_);
+        buffers_->attended.resize(room * query_size_);
+        buffers_->inner.resize(room * model_.intermediate_size);
+        buffers_->cosines.resize(room * HALF);
+        buffers_->sines.resize(room * HALF);
+        std::size_t num_partials = 0;
+        for (const auto& known : plans_)
+            num_partials =
+                std::max(num_partials, Decoder<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
+        buffers_->partials.resize(num_partials);
+    }
+
+    // What follows is run by all threads of the team; each part ends when all have done theirs.
+
+    void find_angles() const {
+#pragma omp for schedule(static)
+        for (int row = 0; row < num_rows_; ++row)
+            for (int i = 0; i < HALF; ++i) {
+                const float angle = static_cast<float>(step_.positions[row]) * model_.frequencies[i];
+                const auto scaling = static_cast<float>(model_.rotary_scaling);
+                buffers_->cosines[row * HALF + i] = rounded(std::cos(angle) * scaling);
+                buffers_->sines[row * HALF + i] = rounded(std::sin(angle) * scaling);
+            }
+    }
+
+    void run_layer(std::int64_t index) const {
+        const Layer& layer = model_.layers[index];
+        Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
+        normalise_rows(layer.input_norm);
+        multiply(layer.qkv, normed, hidden_, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
+            store_half(heads + row * heads_size_ + output, result);
+        });
+        rotate_heads(layer);
+        attend(index);
+        multiply_into_residual(layer.output, buffers_->attended.data(), query_size_);
+        normalise_rows(layer.post_attention_norm);
+        multiply_gated(layer.gate_up);
+        multiply_into_residual(layer.down, buffers_->inner.data(), model_.intermediate_size);
+    }
+
+    void find_logits() const {
+        Bf16 *const normed = buffers_->normed.data(), *const logits = static_cast<Bf16*>(step_.logits);
+        const std::int64_t vocab_size = model_.head.num_outputs;
+        const auto num_samples = static_cast<int>(step_.num_samples);
+#pragma omp for schedule(static)
+        for (int i = 0; i < num_samples; ++i)
+            normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps, normed + i * hidden_);
+        multiply(model_.head, normed, hidden_, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
+            Bf16* to = logits + row * vocab_size + output;
+            if (output + HALF_UNIT <= vocab_size) return store_half(to, result);
+            Bf16 last[HALF_UNIT];
+            store_half(last, result);
+            std::memcpy(to, last, (vocab_size - output) * sizeof(Bf16));
+        });
+    }
+
+    void normalise_rows(const void* weight) const {
+#pragma omp for schedule(static)
+        for (int row = 0; row < num_rows_; ++row)
+            normalise(x_ + row * hidden_, weight, hidden_, model_.norm_eps, buffers_->normed.data() + row * hidden_);
+    }
+
+    // finish(row, output, the HALF_UNIT results from that output on) for all rows and outputs
+    template <typename Finish>
+    void multiply(const Weight& weight, const Bf16* x, std::int64_t width, int num_rows, Finish finish) const {
+        const std::int64_t num_units = (weight.num_outputs + UNIT - 1) / UNIT;
+#pragma omp for schedule(static)
+        for (std::int64_t unit = 0; unit < num_units; ++unit) {
+            alignas(64) float results[MAX_STEP_ROWS * UNIT];
+            multiply_unit(x, width, num_rows, unit_of(weight, unit), results);
+            const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
+            for (int row = 0; row < num_rows; ++row)
+                for (std::int64_t output = unit * UNIT; output < end; output += HALF_UNIT)
+                    finish(row, output, with_bias(weight, output, results + row * UNIT + output % UNIT));
+        }
+    }
+
+    void multiply_into_residual(const Weight& weight, const Bf16* x, std::int64_t width) const {
+        multiply(weight, x, width, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
+            Bf16* to = x_ + row * hidden_ + output;
+            const HalfRow before = load_half(to), added = rounded(result);
+            store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
+        });
+    }
+
+    // inner = silu(gate) * up; the gates are the first half of the outputs.
+    void multiply_gated(const Weight& weight) const {
+        const std::int64_t size = model_.intermediate_size, num_units = size / UNIT;
+        const Bf16* normed = buffers_->normed.data();
+#pragma omp for schedule(static)
+        for (std::int64_t unit = 0; unit < num_units; ++unit) {
+            alignas(64) float gates[MAX_STEP_ROWS * UNIT], ups[MAX_STEP_ROWS * UNIT];
+            multiply_unit(normed, hidden_, num_rows_, unit_of(weight, unit), gates);
+            multiply_unit(normed, hidden_, num_rows_, unit_of(weight, num_units + unit), ups);
+            for (int i = 0; i < num_rows_ * UNIT; i += HALF_UNIT) {
+                const std::int64_t output = unit * UNIT + i % UNIT;
+                const HalfRow gate = rounded(with_bias(weight, output, gates + i));
+                const HalfRow up = rounded(with_bias(weight, size + output, ups + i));
+                const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
+                store_half(buffers_->inner.data() + i / UNIT * size + output,
+                           {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)});
+            }
+        }
+    }
+
+    // Queries and keys, normed where the model does that.
+    void rotate_heads(const Layer& layer) const {
+        const auto num_heads = static_cast<int>(model_.num_heads);
+        const int num_rotated = num_heads + static_cast<int>(pool_.num_kv_heads);
+#pragma omp for schedule(static)
+        for (int i = 0; i < num_rows_ * num_rotated; ++i) {
+            const int row = i / num_rotated, number = i % num_rotated;
+            Bf16* head = buffers_->heads.data() + row * heads_size_ + number * HEAD_DIM;
+            const void* norm = number < num_heads ? layer.q_norm : layer.k_norm;
+            if (norm != nullptr) normalise(head, norm, HEAD_DIM, model_.norm_eps, head);
+            rotate<HEAD_DIM>(head, buffers_->cosines.data() + row * HALF, buffers_->sines.data() + row * HALF);
+        }
+    }
+
+    void attend(std::int64_t layer) const {
+        const std::int64_t window = model_.layers[layer].window;
+        if (decodes_.num_seqs > 0) {
+            const Heads heads = heads_of(window, 0);
+            Decoder<Bf16, HEAD_DIM>(pool_, decodes_, layer, heads).work(*plan_for(window), buffers_->partials.data());
+        }
+        if (prompts_.num_seqs > 0) {
+            const Heads heads = heads_of(window, decodes_.num_seqs);
+            Prompter<HEAD_DIM>(pool_, prompts_, layer, heads).work(prompt_plan_);
+        }
+    }
+
+    Heads heads_of(std::int64_t window, std::int64_t first_row) const {
+        const Bf16* query = buffers_->heads.data() + first_row * heads_size_;
+        const Bf16* key = query + query_size_;
+        return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
+                buffers_->attended.data() + first_row * query_size_,
+                heads_size_, heads_size_, heads_size_, query_size_,
+                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
+    }
+
+    const Model& model_;
+    const Pool& pool_;
+    const Sequences& decodes_;
+    const Sequences& prompts_;
+    const Step& step_;
+    Bf16* const x_;
+    const int num_rows_;
+    const std::int64_t hidden_, query_size_, heads_size_;
+    StepBuffers* buffers_;
+    std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
+    std::vector<QueryBlock> prompt_plan_;
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,207 @@
+"""A decoder whose small steps are one call of compiled code; larger ones stay torch's.
+
+A step of a few tokens pays for calls, not for numbers: torch makes a dozen of them for each layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+import torch
+
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
+from engine.worker.attention.cpu_paged import CpuPagedAttention
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.packed_linear import PackedLinear, PackedTable, PackedWeight
+
+logger = logging.getLogger(__name__)
+
+_UNIT = 64
+"""Numbers that the code computes together: it knows no sizes between its multiples."""
+_BLOCKS = (32, 64)
+"""Rows of a weight that are interleaved, as it can read them."""
+
+
+class _Weight(ctypes.Structure):
+    """A packed weight, two numbers to a word."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_words", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """A DecoderLayer; window 0: all is seen."""
+
+    _fields_ = (
+        ("qkv", _Weight),
+        ("output", _Weight),
+        ("gate_up", _Weight),
+        ("down", _Weight),
+        ("input_norm", ctypes.c_void_p),
+        ("post_attention_norm", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+    )
+
+
+class _Model(ctypes.Structure):
+    """A Decoder."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(_Layer)),
+        ("head", _Weight),
+        ("final_norm", ctypes.c_void_p),
+        ("frequencies", ctypes.c_void_p),
+        ("num_layers", ctypes.c_int64),
+        ("hidden_size", ctypes.c_int64),
+        ("intermediate_size", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("norm_eps", ctypes.c_double),
+        ("rotary_scaling", ctypes.c_double),
+    )
+
+
+class _Step(ctypes.Structure):
+    """The arguments of ``CausalModel.forward``, tokens already looked up, and its result."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_samples", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sample_rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
+    """``model``, its small steps compiled if this model and this attention allow it."""
+    if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
+        return model
+    if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
+        return model
+    logger.info("Small steps: one call of the code compiled for this CPU.")
+    return CompiledDecoder(model, attention)
+
+
+def _is_known(model: Decoder) -> bool:
+    """Whether the compiled code computes all that this decoder does."""
+    shape = model.shape
+    sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
+    return all(size % _UNIT == 0 for size in sizes) and all(
+        isinstance(product, PackedLinear | PackedTable) and product.weight.block in _BLOCKS
+        for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+    )
+
+
+def _linears(layer: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    assert isinstance(layer, DecoderLayer)
+    return layer.qkv, layer.output, layer.gate_up, layer.down
+
+
+def _head(model: Decoder) -> object:
+    return model.embedding if model.lm_head is None else model.lm_head
+
+
+class CompiledDecoder:
+    """A CausalModel for one attention backend."""
+
+    def __init__(self, model: Decoder, attention: CpuPagedAttention) -> None:
+        """``model``: one that ``with_compiled_steps`` accepts; its weights stay where they are."""
+        self.num_layers, self.num_kv_heads, self.head_dim = (
+            model.num_layers,
+            model.num_kv_heads,
+            model.head_dim,
+        )
+        self._plain = model
+        self._attention = attention
+        self._layers = (_Layer * model.num_layers)(
+            *(_layer(model, index) for index in range(model.num_layers))
+        )
+        self._model = _model(model, self._layers)
+        self._run = attention.library.continuum_run_step
+        self._run.restype = None
+        self._run.argtypes = (
+            ctypes.POINTER(_Model),
+            ctypes.POINTER(PoolAddress),
+            ctypes.POINTER(SequenceAddresses),
+            ctypes.POINTER(SequenceAddresses),
+            ctypes.POINTER(_Step),
+            ctypes.c_int64,
+        )
+        self._max_tokens: int = attention.library.continuum_max_step_rows()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_rows: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """See CausalModel.forward."""
+        if len(input_ids) > self._max_tokens or attention is not self._attention:
+            return self._plain.forward(input_ids, positions, sample_rows, attention)
+        x = self._plain.embedding(input_ids).contiguous()
+        logits = torch.empty((len(sample_rows), self._plain.shape.vocab_size), dtype=x.dtype)
+        step = _Step(
+            len(input_ids),
+            len(sample_rows),
+            x.data_ptr(),
+            positions.data_ptr(),
+            sample_rows.data_ptr(),
+            logits.data_ptr(),
+        )
+        pool, decodes, prompts = self._attention.addresses
+        self._run(self._model, pool, decodes, prompts, step, torch.get_num_threads())
+        return logits
+
+
+def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
+    shape, rotary = model.shape, model.rotary
+    head = _head(model)
+    assert isinstance(head, PackedLinear | PackedTable)
+    return _Model(
+        layers,
+        _weight(head),
+        model.final_norm.data_ptr(),
+        rotary.frequencies.data_ptr(),
+        shape.num_layers,
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.num_heads,
+        shape.norm_eps,
+        rotary.scaling,
+    )
+
+
+def _layer(model: Decoder, index: int) -> _Layer:
+    layer = model.layers[index]
+    assert isinstance(layer, DecoderLayer)
+    norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+    return _Layer(
+        *(_weight(linear) for linear in _linears(layer)),
+        *(None if norm is None else norm.data_ptr() for norm in norms),
+        model.shape.windows[index] or 0,
+    )
+
+
+def _weight(product: torch.nn.Module) -> _Weight:
+    assert isinstance(product, PackedLinear | PackedTable)
+    weight: PackedWeight = product.weight
+    bias = product.bias if isinstance(product, PackedLinear) else None
+    return _Weight(
+        weight.address,
+        None if bias is None else bias.data_ptr(),
+        weight.num_rows,
+        weight.width // 2,
+        weight.block,
+    )

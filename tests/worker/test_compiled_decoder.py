@@ -1,0 +1,259 @@
+"""A decoder's small steps in compiled code: what they compute, and what comes where they cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from engine.config import ModelConfig
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+from engine.worker.attention.backend import AttentionBackend, AttentionBatch
+from engine.worker.attention.cpu_kernel import CpuKernel
+from engine.worker.attention.cpu_paged import CpuPagedAttention
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.kernels.library import KernelUnavailable
+from engine.worker.loader import load_model
+from engine.worker.models.base import CausalModel
+from engine.worker.models.compiled_decoder import CompiledDecoder, with_compiled_steps
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.packed_linear import can_pack
+from engine.worker.tiny_models import make_model_folder
+from tests.worker.generation import random_tokens
+
+BLOCK_SIZE = 8
+BLOCKS_EACH = 10
+NUM_BLOCKS = 80
+VARIANTS: dict[str, dict[str, Any]] = {
+    "norms of queries and keys, a tied head": {"family": "qwen3", "head_dim": 64, "tie": True},
+    "biases": {"family": "qwen2", "hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 500},
+    "biases everywhere and scaled angles": {
+        "family": "llama",
+        "hidden_size": 256,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "extra_config": {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+        },
+    },
+    "a window": {
+        "family": "mistral",
+        "hidden_size": 128,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "extra_config": {"sliding_window": 12},
+    },
+}
+
+
+def is_possible() -> bool:
+    """Whether this machine can: it takes a compiler and a CPU that multiplies pairs of bf16."""
+    if not can_pack(torch.device("cpu"), torch.bfloat16):
+        return False
+    try:
+        return hasattr(CpuKernel.load(32, torch.bfloat16).library, "continuum_run_step")
+    except KernelUnavailable:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not is_possible(), reason="this CPU does not multiply pairs of bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """One folder's model in bf16, and transformers' own in fp32."""
+
+    decoder: Decoder
+    reference: torch.nn.Module
+
+    def attend_over(self, backend: Callable[[torch.Tensor], AttentionBackend] | None) -> Conversations:
+        """Conversations over a pool of their own; ``None``: in compiled steps."""
+        spec = KvCacheSpec(
+            self.decoder.num_layers,
+            self.decoder.num_kv_heads,
+            self.decoder.head_dim,
+            torch.bfloat16,
+            BLOCK_SIZE,
+        )
+        pool = spec.allocate(NUM_BLOCKS, torch.device("cpu"))
+        if backend is not None:
+            return Conversations(self.decoder, backend(pool))
+        attention = CpuPagedAttention(pool, CpuKernel.load(self.decoder.head_dim, torch.bfloat16))
+        model = with_compiled_steps(self.decoder, attention)
+        assert isinstance(model, CompiledDecoder)
+        return Conversations(model, attention)
+
+
+class Conversations:
+    """Sequences that grow step by step, as the model runner would have them computed."""
+
+    def __init__(self, model: CausalModel, attention: AttentionBackend) -> None:
+        self._model = model
+        self._attention = attention
+        self._lengths: dict[int, int] = {}
+        self._tables: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
+
+    @torch.inference_mode()
+    def step(self, tokens: dict[int, list[int]]) -> dict[int, torch.Tensor]:
+        """New tokens by sequence -> the logits after the last of each [vocab_size]"""
+        for seq in tokens:
+            first = 1 + BLOCKS_EACH * len(self._tables)
+            self._tables.setdefault(seq, np.arange(first, first + BLOCKS_EACH))
+        names = sorted(tokens, key=lambda seq: (len(tokens[seq]) != 1, self._lengths.get(seq, 0)))
+        starts = np.array([self._lengths.get(seq, 0) for seq in names], dtype=np.int64)
+        counts = np.array([len(tokens[seq]) for seq in names], dtype=np.int64)
+        positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+        tables = np.stack([self._tables[seq] for seq in names])
+        owner = np.repeat(np.arange(len(names)), counts)
+        self._attention.begin_step(
+            AttentionBatch(
+                num_decodes=int((counts == 1).sum()),
+                query_lens=counts,
+                seq_lens=starts + counts,
+                block_tables=tables,
+                slot_blocks=tables[owner, positions // BLOCK_SIZE],
+                slot_offsets=positions % BLOCK_SIZE,
+            )
+        )
+        logits = self._model.forward(
+            torch.tensor([token for seq in names for token in tokens[seq]]),
+            torch.from_numpy(positions),
+            torch.from_numpy(counts.cumsum() - 1),
+            self._attention,
+        )
+        self._lengths.update(zip(names, (starts + counts).tolist(), strict=True))
+        return dict(zip(names, logits.float(), strict=True))
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("model")
+    make_model_folder(folder, dtype="bfloat16", num_layers=3, **VARIANTS[request.param])
+    decoder = load_model(ModelConfig(model=str(folder))).model
+    assert isinstance(decoder, Decoder)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Models(decoder, reference)
+
+
+def scripts(seed: int, lengths: Sequence[int]) -> dict[int, list[int]]:
+    return {seq: random_tokens(length, seed=seed + seq) for seq, length in enumerate(lengths)}
+
+
+cuts = st.lists(st.sampled_from((1, 1, 1, 2, 5, 8)), min_size=1, max_size=9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(plans=st.lists(cuts, min_size=1, max_size=7), seed=st.integers(0, 1000))
+def test_off_from_transformers_by_no_more_than_torch(
+    models: Models, plans: list[list[int]], seed: int
+) -> None:
+    """Sequences that begin and grow by one token or by several, in any company: against transformers in fp32
+    the logits are off by what bf16 costs torch's way of computing them, too."""
+    tokens = scripts(seed, [sum(plan) for plan in plans])
+    compiled, plain = models.attend_over(None), models.attend_over(TorchPagedAttention)
+    errors: list[list[float]] = [[], []]
+    at = dict.fromkeys(tokens, 0)
+    for index in range(max(map(len, plans))):
+        new = {seq: plan[index] for seq, plan in enumerate(plans) if index < len(plan)}
+        step = {seq: tokens[seq][at[seq] : at[seq] + count] for seq, count in new.items()}
+        at |= {seq: at[seq] + count for seq, count in new.items()}
+        results = (compiled.step(step), plain.step(step))
+        for seq in new:
+            with torch.inference_mode():
+                output = models.reference(torch.tensor([tokens[seq][: at[seq]]]))
+            wanted = output.logits[0, -1]
+            for kept, result in zip(errors, results, strict=True):
+                kept.append(float((result[seq] - wanted).norm() / wanted.norm()))
+    assert max(errors[0]) < 1.5 * max(errors[1]) + 1e-3
+    assert max(errors[0]) < 0.05
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    num_threads=st.integers(1, 3),
+)
+def test_alone_as_in_company(models: Models, lengths: list[int], seed: int, num_threads: int) -> None:
+    """A sequence gets the same bits whoever else is in the step, and however many threads there are."""
+    tokens = scripts(seed, [length + 1 for length in lengths])
+    first = {seq: row[:-1] for seq, row in tokens.items()}
+    last = {seq: row[-1:] for seq, row in tokens.items()}
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        company = models.attend_over(None)
+        together = (company.step(first), company.step(last))
+        for seq in tokens:
+            alone = models.attend_over(None)
+            assert torch.equal(alone.step({seq: first[seq]})[seq], together[0][seq])
+            assert torch.equal(alone.step({seq: last[seq]})[seq], together[1][seq])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_served_tokens_are_the_best_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Prompts shorter and longer than a small step, answered side by side: each token is, within bf16, the
+    one that transformers in fp32 holds for the best."""
+    make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
+    prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150)]
+    with caplog.at_level(logging.INFO):
+        outputs = greedy(tmp_path / "model", prompts)
+    assert "Small steps: one call of the code compiled for this CPU." in caplog.text
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert (logits.max(dim=-1).values - chosen < 0.03 * logits.std()).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"attention_backend": "torch"}, {"dtype": "float32"}],
+    ids=lambda options: str(*options),
+)
+def test_others_run_by_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """Rounded weights, torch's attention and other types have no compiled steps, and are served."""
+    make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
+    with caplog.at_level(logging.INFO):
+        [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)], **options)
+    assert len(output) == 12
+    assert "Small steps" not in caplog.text
+
+
+def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A width that is no multiple of what is computed together is left to torch."""
+    make_model_folder(
+        tmp_path / "model", "llama", dtype="bfloat16", hidden_size=96, num_heads=3, num_kv_heads=1
+    )
+    with caplog.at_level(logging.INFO):
+        [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)])
+    assert len(output) == 12
+    assert "Small steps" not in caplog.text
+
+
+def greedy(folder: Path, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    llm = LLM(str(folder), multiprocess=False, num_gpu_blocks_override=128, max_model_len=256, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
