@@ -37,6 +37,17 @@ class SamplingBatch:
     token_ids: IntArray
     """All rows of the input batch; ``tokens_of`` reads one."""
 
+    @property
+    def penalised(self) -> BoolArray:
+        """[num_samples]"""
+        more: BoolArray = (self.presence_penalty != 0.0) | (self.frequency_penalty != 0.0)
+        return np.logical_or(more, self.repetition_penalty != 1.0)
+
+    @property
+    def takes_the_best(self) -> bool:
+        """Whether all that is asked for is the best token of each row."""
+        return bool(self.greedy.all()) and not self.special and not self.penalised.any()
+
     def tokens_of(self, index: int) -> tuple[IntArray, IntArray]:
         """Prompt and output tokens of one request."""
         tokens = self.token_ids[self.rows[index]]
