@@ -40,8 +40,11 @@ class SamplingBatch:
     @property
     def penalised(self) -> BoolArray:
         """[num_samples]"""
-        more: BoolArray = (self.presence_penalty != 0.0) | (self.frequency_penalty != 0.0)
-        return np.logical_or(more, self.repetition_penalty != 1.0)
+        penalties = (self.presence_penalty, self.frequency_penalty)
+        changed: BoolArray = self.repetition_penalty != 1.0
+        for penalty in penalties:
+            changed |= penalty != 0.0
+        return changed
 
     @property
     def takes_the_best(self) -> bool:
