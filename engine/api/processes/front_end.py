@@ -6,7 +6,6 @@ core has.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
@@ -94,6 +93,6 @@ def _run(start: FrontEndStart, core: JoinedCore, on_ready: Callable[[], object])
     try:
         sock = inherited_socket(start.server, start.socket_fileno)
         server = HttpServer(start.server, engine, sock, start.siblings, on_ready=on_ready)
-        return asyncio.run(server.run())
+        return server.run()
     finally:
         engine.shutdown()

@@ -20,6 +20,7 @@ from engine.api.processes.listener import cannot_listen
 from engine.api.processes.siblings import Siblings
 from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
+from engine.garbage import settle
 
 DEATH_LINGER_S = 2.0
 """How long the server answers 503 after the core died, so that streams end and probes see it."""
@@ -43,6 +44,15 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, if it is there: it sends an answer in one piece, and does each turn in less time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class HttpServer:
@@ -78,9 +88,14 @@ class HttpServer:
             self._listening,
         )
 
-    async def run(self) -> int:
+    def run(self) -> int:
         """Serve until told to stop; the exit code is 1 if the core died."""
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            return runner.run(self._run())
+
+    async def _run(self) -> int:
         allow_open_files(self._config.limits.max_connections)
+        settle()
         loop = asyncio.get_running_loop()
         for number in self._stop_signals:
             loop.add_signal_handler(number, self._on_signal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
 from engine.api.config import ServerConfig
@@ -44,6 +43,6 @@ def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> i
             on_ready=lambda: say_ready(config, sock),
             on_death=say_core_died,
         )
-        return asyncio.run(server.run())
+        return server.run()
     finally:
         engine.shutdown()
