@@ -167,6 +167,18 @@ def test_off_from_transformers_by_no_more_than_torch(
 ) -> None:
     """Sequences that begin and grow by one token or by several, in any company: against transformers in fp32
     the logits are off by what bf16 costs torch's way of computing them, too."""
+    assert_as_right_as_torch(models, plans, seed)
+
+
+@settings(max_examples=8, deadline=None)
+@given(prompts=st.lists(st.integers(33, 78), min_size=2, max_size=5), seed=st.integers(0, 1000))
+def test_large_steps_are_as_right(models: Models, prompts: list[int], seed: int) -> None:
+    """The same of steps that are too large for one call, and of the small ones that follow."""
+    assert_as_right_as_torch(models, [[length, 1] for length in prompts], seed)
+
+
+def assert_as_right_as_torch(models: Models, plans: list[list[int]], seed: int) -> None:
+    """``plans``: how many tokens each sequence gets, step by step."""
     tokens = scripts(seed, [sum(plan) for plan in plans])
     compiled, plain = models.attend_over(None), models.attend_over(TorchPagedAttention)
     errors: list[list[float]] = [[], []]
@@ -217,7 +229,7 @@ def test_served_tokens_are_the_best_ones(tmp_path: Path, caplog: pytest.LogCaptu
     prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150)]
     with caplog.at_level(logging.INFO):
         outputs = greedy(tmp_path / "model", prompts)
-    assert "Small steps: one call of the code compiled for this CPU." in caplog.text
+    assert "Steps: the code compiled for this CPU." in caplog.text
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     for prompt, output in zip(prompts, outputs, strict=True):
         with torch.inference_mode():
@@ -239,7 +251,7 @@ def test_others_run_by_torch(
     with caplog.at_level(logging.INFO):
         [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)], **options)
     assert len(output) == 12
-    assert "Small steps" not in caplog.text
+    assert "Steps:" not in caplog.text
 
 
 def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,7 +262,7 @@ def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO):
         [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)])
     assert len(output) == 12
-    assert "Small steps" not in caplog.text
+    assert "Steps:" not in caplog.text
 
 
 def greedy(folder: Path, prompts: list[list[int]], **options: Any) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.worker.kernels.library import KernelUnavailable, load_library
+from engine.worker.kernels.library import KernelUnavailable, load_library, typed
 
 
 class PoolAddress(ctypes.Structure):
@@ -60,9 +60,9 @@ class CpuKernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self._attend_decodes = _with_types(library.continuum_attend_decodes)
+        self._attend_decodes = _attending(library.continuum_attend_decodes)
         self._attend_prompts = (
-            _with_types(library.continuum_attend_prompts)
+            _attending(library.continuum_attend_prompts)
             if hasattr(library, "continuum_attend_prompts")
             else None
         )
@@ -95,15 +95,6 @@ class CpuKernel:
         self._attend_prompts(pool, prompts, layer, heads, threads)
 
 
-def _with_types(function: Any) -> Callable[..., None]:
-    """A function of the library, told what its arguments are."""
-    function.restype = None
-    function.argtypes = (
-        ctypes.POINTER(PoolAddress),
-        ctypes.POINTER(SequenceAddresses),
-        ctypes.c_int64,
-        ctypes.POINTER(HeadAddresses),
-        ctypes.c_int64,
-    )
-    typed: Callable[..., None] = function
-    return typed
+def _attending(function: Any) -> Callable[..., None]:
+    pool, sequences = ctypes.POINTER(PoolAddress), ctypes.POINTER(SequenceAddresses)
+    return typed(function, pool, sequences, ctypes.c_int64, ctypes.POINTER(HeadAddresses), ctypes.c_int64)

@@ -36,4 +36,36 @@ extern "C" void continuum_run_step(
 
 extern "C" std::int64_t continuum_max_step_rows() { return MAX_STEP_ROWS; }
 
+// What stands between the products of larger steps, which are not ours.
+
+extern "C" void continuum_find_angles(
+    const Model* model, const std::int64_t* positions, std::int64_t num_rows, float* cosines, float* sines,
+    std::int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    find_angle_rows(*model, positions, num_rows, CONTINUUM_HEAD_DIM / 2, cosines, sines);
+}
+
+// added: null if there is nothing to add
+extern "C" void continuum_add_and_normalise(
+    const Model* model, void* x, const void* added, const void* weight, std::int64_t num_rows, void* to,
+    std::int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    add_and_normalise_rows(static_cast<Bf16*>(x), static_cast<const Bf16*>(added), weight, num_rows, model->hidden_size,
+                           model->norm_eps, static_cast<Bf16*>(to));
+}
+
+extern "C" void continuum_rotate(
+    const Model* model, std::int64_t layer, const Pool* pool, std::int64_t num_rows, const float* cosines,
+    const float* sines, void* heads, std::int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    rotate_rows<CONTINUUM_HEAD_DIM>(*model, model->layers[layer], pool->num_kv_heads, num_rows, cosines, sines,
+                                    static_cast<Bf16*>(heads));
+}
+
+extern "C" void continuum_gate(
+    const Model* model, const void* gate_up, std::int64_t num_rows, void* to, std::int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    gate_rows(static_cast<const Bf16*>(gate_up), num_rows, model->intermediate_size, static_cast<Bf16*>(to));
+}
+
 #endif

@@ -12,9 +12,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,6 +47,14 @@ def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
         return _load_library(flags)
     except OSError as error:
         raise KernelUnavailable(f"it could not be built or loaded ({error})") from error
+
+
+def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
+    """A function of a library, told what its arguments are; it gives nothing back."""
+    function.restype = None
+    function.argtypes = arguments
+    told: Callable[..., None] = function
+    return told
 
 
 def _load_library(flags: Sequence[str]) -> ctypes.CDLL:

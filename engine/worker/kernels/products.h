@@ -7,14 +7,10 @@
 
 #pragma once
 
+#include "tiles.h"
 #include "vectors.h"
 
 #if defined(__AVX512BF16__)
-
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 extern "C" {
 
@@ -30,8 +26,7 @@ namespace {
 
 constexpr int HALF_UNIT = 32;
 constexpr int UNIT = 2 * HALF_UNIT;
-constexpr int MAX_STEP_ROWS = 64;  // of a product; a multiple of TILE_ROWS
-constexpr int TILE_ROWS = 16;      // rows that a tile has: an input has room for so many, or twice as many, and so on
+constexpr int MAX_STEP_ROWS = 64;  // of a product; a multiple of 2 * TILE_ROWS
 constexpr int WORDS_AHEAD = 64;
 constexpr int REGISTER_ROWS = 6;   // rows whose sums stay in registers
 
@@ -61,7 +56,7 @@ inline void fetch_ahead(const std::uint32_t* words, std::int64_t stride) {
 
 // out[row * UNIT + i] = x[row] . output i
 template <int ROWS>
-void multiply_in_registers(const std::uint32_t* x, std::int64_t x_stride, const UnitWords& unit, float* out) {
+void unit_in_registers(const std::uint32_t* x, std::int64_t x_stride, const UnitWords& unit, float* out) {
     __m512 sums[ROWS][4];
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; ++row)
@@ -87,37 +82,19 @@ void multiply_in_registers(const std::uint32_t* x, std::int64_t x_stride, const 
 }
 
 template <int ROWS>
-void multiply_in_registers_of(
+void unit_in_registers_of(
     int num_rows, const std::uint32_t* x, std::int64_t x_stride, const UnitWords& unit, float* out) {
     if (num_rows == ROWS)
-        multiply_in_registers<ROWS>(x, x_stride, unit, out);
+        unit_in_registers<ROWS>(x, x_stride, unit, out);
     else if constexpr (ROWS > 1)
-        multiply_in_registers_of<ROWS - 1>(num_rows, x, x_stride, unit, out);
+        unit_in_registers_of<ROWS - 1>(num_rows, x, x_stride, unit, out);
 }
 
 #if defined(__AMX_BF16__)
 
-// Whether the system lets this process use tiles (Linux's ARCH_REQ_XCOMP_PERM for XTILEDATA).
-inline bool may_use_tiles() {
-    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return allowed;
-}
-
-// Eight tiles of 16 rows of 64 bytes: four of sums, two of rows, two of outputs.
-inline void begin_tiles() {
-    struct alignas(64) {
-        std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } const config;
-    _tile_loadconfig(&config);
-}
-
-inline void end_tiles() { _tile_release(); }
-
-// As multiply_in_registers, for half a unit and 16 rows or, with BOTH, 32; num_words is a multiple of 16.
+// As unit_in_registers, for half a unit and 16 rows or, with BOTH, 32; num_words is a multiple of 16.
 template <bool BOTH>
-void multiply_in_tiles(
+void unit_in_tiles(
     const std::uint32_t* x, std::int64_t x_stride, const std::uint32_t* words, std::int64_t stride,
     std::int64_t num_words, float* out) {
     const auto row_bytes = static_cast<std::size_t>(x_stride) * 4, word_bytes = static_cast<std::size_t>(stride) * 4;
@@ -147,22 +124,16 @@ void multiply_in_tiles(
     }
 }
 
-#else
-
-inline bool may_use_tiles() { return false; }
-inline void begin_tiles() {}
-inline void end_tiles() {}
-
 #endif
 
-// x [num_rows, width] with room for whole tiles; out [MAX_STEP_ROWS, UNIT]. Between begin_tiles and end_tiles.
+// x [num_rows, width] with room for whole tiles of rows; out [MAX_STEP_ROWS, UNIT]. Between begin_tiles and end_tiles.
 inline void multiply_unit(const Bf16* x, std::int64_t width, int num_rows, const UnitWords& unit, float* out) {
     const auto* words = reinterpret_cast<const std::uint32_t*>(x);
     const std::int64_t stride = width / 2;
 #if defined(__AMX_BF16__)
     if (may_use_tiles()) {
         for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
-            const auto multiply = num_rows - row > TILE_ROWS ? multiply_in_tiles<true> : multiply_in_tiles<false>;
+            const auto multiply = num_rows - row > TILE_ROWS ? unit_in_tiles<true> : unit_in_tiles<false>;
             for (int half = 0; half < 2; ++half)
                 multiply(words + row * stride, stride, unit.halves[half], unit.stride, unit.num_words,
                          out + row * UNIT + half * HALF_UNIT);
@@ -173,7 +144,7 @@ inline void multiply_unit(const Bf16* x, std::int64_t width, int num_rows, const
     const int num_parts = (num_rows + REGISTER_ROWS - 1) / REGISTER_ROWS;
     for (int part = 0; part < num_parts; ++part) {
         const int first = num_rows * part / num_parts, end = num_rows * (part + 1) / num_parts;
-        multiply_in_registers_of<REGISTER_ROWS>(end - first, words + first * stride, stride, unit, out + first * UNIT);
+        unit_in_registers_of<REGISTER_ROWS>(end - first, words + first * stride, stride, unit, out + first * UNIT);
     }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pool.h"
+#include "tiles.h"
 #include "vectors.h"
 
 #if defined(__AVX512BF16__)
@@ -19,20 +20,24 @@ namespace {
 
 constexpr int BLOCK = 256;      // keys and values laid out at a time: together they fit in a core's own cache
 constexpr int PANEL = 64;       // keys whose products with some rows stay in registers
-constexpr int TILE = 6;         // rows that are computed together
+#if defined(__AMX_BF16__)
+constexpr int TILE = TILE_ROWS;  // rows that are computed together
+#else
+constexpr int TILE = 6;
+#endif
 constexpr int MAX_ROWS = 192;   // rows that share a block, a multiple of TILE
 constexpr int MIN_ROWS = 48;
 constexpr float MASKED = -1e30f;
 
-// c[row] = scale[row] * c[row] + a[row] . b, for TILE rows and 16 * VECTORS columns; a's and b's words are pairs of
-// bf16. a: [TILE, num_words] at a_stride; b: [num_words, 16 * VECTORS]; c: [TILE, 16 * VECTORS] at c_stride
-template <int VECTORS>
-inline void multiply(
+// c[row] = scale[row] * c[row] + a[row] . b, for ROWS rows and 16 * VECTORS columns; a's and b's words are pairs of
+// bf16. a: [ROWS, num_words] at a_stride; b: [num_words, 16 * VECTORS]; c: [ROWS, 16 * VECTORS] at c_stride
+template <int ROWS, int VECTORS>
+inline void multiply_in_registers(
     const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
     int c_stride) {
-    __m512 sums[TILE][VECTORS];
+    __m512 sums[ROWS][VECTORS];
 #pragma GCC unroll 8
-    for (int row = 0; row < TILE; ++row)
+    for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v)
             sums[row][v] = scale == nullptr ? _mm512_setzero_ps()
@@ -43,16 +48,68 @@ inline void multiply(
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) columns[v] = load<__m512bh>(b + v * 16);
 #pragma GCC unroll 8
-        for (int row = 0; row < TILE; ++row) {
+        for (int row = 0; row < ROWS; ++row) {
             const auto both = bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[row * a_stride + word])));
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], both, columns[v]);
         }
     }
 #pragma GCC unroll 8
-    for (int row = 0; row < TILE; ++row)
+    for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) _mm512_storeu_ps(c + row * c_stride + v * 16, sums[row][v]);
+}
+
+#if defined(__AMX_BF16__)
+
+// The same for TILE_ROWS rows; num_words is a multiple of 16.
+template <int VECTORS>
+inline void multiply_in_tiles(
+    const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
+    int c_stride) {
+    constexpr std::size_t b_bytes = VECTORS * 64;
+    const auto a_bytes = static_cast<std::size_t>(a_stride) * 4, c_bytes = static_cast<std::size_t>(c_stride) * 4;
+    for (int row = 0; scale != nullptr && row < TILE_ROWS; ++row)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* sums = c + row * c_stride + v * 16;
+            _mm512_storeu_ps(sums, _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale[row])));
+        }
+    for (int v = 0; v < VECTORS; v += 2) {
+        if (scale == nullptr) {
+            _tile_zero(0);
+            _tile_zero(1);
+        } else {
+            _tile_loadd(0, c + v * 16, c_bytes);
+            _tile_loadd(1, c + v * 16 + 16, c_bytes);
+        }
+        const std::uint32_t* columns = b + v * 16;
+        for (int word = 0; word < num_words; word += 16, columns += 16 * 16 * VECTORS) {
+            _tile_loadd(2, a + word, a_bytes);
+            _tile_loadd(3, columns, b_bytes);
+            _tile_loadd(4, columns + 16, b_bytes);
+            _tile_dpbf16ps(0, 2, 3);
+            _tile_dpbf16ps(1, 2, 4);
+        }
+        _tile_stored(0, c + v * 16, c_bytes);
+        _tile_stored(1, c + v * 16 + 16, c_bytes);
+    }
+}
+
+#endif
+
+// The same for TILE rows.
+template <int VECTORS>
+inline void multiply(
+    const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
+    int c_stride) {
+#if defined(__AMX_BF16__)
+    if (may_use_tiles()) return multiply_in_tiles<VECTORS>(a, a_stride, b, num_words, scale, c, c_stride);
+#endif
+    constexpr int ROWS = TILE % 6 == 0 ? 6 : 4;
+    for (int row = 0; row < TILE; row += ROWS)
+        multiply_in_registers<ROWS, VECTORS>(
+            a + row * a_stride, a_stride, b, num_words, scale == nullptr ? nullptr : scale + row, c + row * c_stride,
+            c_stride);
 }
 
 // to[i * to_stride + row] = rows[row][i], for 16 words of 16 rows
@@ -133,7 +190,11 @@ class Prompter {
     void run(int num_threads) const {
         const std::vector<QueryBlock> items = plan(num_threads);
 #pragma omp parallel num_threads(num_threads)
-        work(items);
+        {
+            begin_tiles();
+            work(items);
+            end_tiles();
+        }
     }
 
     std::vector<QueryBlock> plan(int num_threads) const {

@@ -67,6 +67,12 @@ inline void normalise(const Bf16* from, const void* weight, std::int64_t width, 
     }
 }
 
+// to += added
+inline void add_half(Bf16* to, const HalfRow& added) {
+    const HalfRow before = load_half(to);
+    store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
+}
+
 inline __m512 silu(__m512 x) {
     const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
     const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
@@ -89,6 +95,66 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines) {
         store(head + i, _mm512_cvtneps_pbh(_mm512_sub_ps(straight.low, crossed.low)));
         store(head + HALF + i, _mm512_cvtneps_pbh(_mm512_add_ps(straight.high, crossed.high)));
     }
+}
+
+// What stands between the products of a layer, row by row. The functions named *_rows are run by all threads of a
+// team and end when all have done theirs.
+
+// to = the norm of x, to which `added` is added before unless it is null
+inline void add_and_normalise_rows(
+    Bf16* x, const Bf16* added, const void* weight, std::int64_t num_rows, std::int64_t width, double eps, Bf16* to) {
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+        Bf16* sum = x + row * width;
+        for (std::int64_t i = 0; added != nullptr && i < width; i += HALF_UNIT)
+            add_half(sum + i, load_half(added + row * width + i));
+        normalise(sum, weight, width, eps, to + row * width);
+    }
+}
+
+// Where the pairs of a head stand at each position: [num_rows, HEAD_DIM / 2]
+inline void find_angle_rows(
+    const Model& model, const std::int64_t* positions, std::int64_t num_rows, int half, float* cosines, float* sines) {
+    const auto scaling = static_cast<float>(model.rotary_scaling);
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        for (int i = 0; i < half; ++i) {
+            const float angle = static_cast<float>(positions[row]) * model.frequencies[i];
+            cosines[row * half + i] = rounded(std::cos(angle) * scaling);
+            sines[row * half + i] = rounded(std::sin(angle) * scaling);
+        }
+}
+
+// Queries and keys, normed where the model does that. heads: [num_rows, num_heads + 2 * num_kv_heads, HEAD_DIM]
+template <int HEAD_DIM>
+void rotate_rows(
+    const Model& model, const Layer& layer, std::int64_t num_kv_heads, std::int64_t num_rows, const float* cosines,
+    const float* sines, Bf16* heads) {
+    const std::int64_t num_rotated = model.num_heads + num_kv_heads, row_heads = num_rotated + num_kv_heads;
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < num_rows * num_rotated; ++i) {
+        const std::int64_t row = i / num_rotated, number = i % num_rotated;
+        Bf16* head = heads + (row * row_heads + number) * HEAD_DIM;
+        const void* norm = number < model.num_heads ? layer.q_norm : layer.k_norm;
+        if (norm != nullptr) normalise(head, norm, HEAD_DIM, model.norm_eps, head);
+        rotate<HEAD_DIM>(head, cosines + row * (HEAD_DIM / 2), sines + row * (HEAD_DIM / 2));
+    }
+}
+
+// silu(gate) * up, each rounded
+inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
+    const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
+    return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
+}
+
+// gate_up: [num_rows, 2 * size], the gates first -> to [num_rows, size]
+inline void gate_rows(const Bf16* gate_up, std::int64_t num_rows, std::int64_t size, Bf16* to) {
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        for (std::int64_t i = 0; i < size; i += HALF_UNIT) {
+            const Bf16* gate = gate_up + row * 2 * size + i;
+            store_half(to + row * size + i, gated(load_half(gate), load_half(gate + size)));
+        }
 }
 
 template <int HEAD_DIM>
@@ -114,11 +180,11 @@ class SmallStep {
         resize_buffers();
 #pragma omp parallel num_threads(num_threads)
         {
-            if (may_use_tiles()) begin_tiles();
-            find_angles();
+            begin_tiles();
+            find_angle_rows(model_, step_.positions, num_rows_, HALF, buffers_->cosines.data(), buffers_->sines.data());
             for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer(layer);
             find_logits();
-            if (may_use_tiles()) end_tiles();
+            end_tiles();
         }
     }
 
@@ -156,30 +222,20 @@ class SmallStep {
         buffers_->partials.resize(num_partials);
     }
 
-    // What follows is run by all threads of the team; each part ends when all have done theirs.
-
-    void find_angles() const {
-#pragma omp for schedule(static)
-        for (int row = 0; row < num_rows_; ++row)
-            for (int i = 0; i < HALF; ++i) {
-                const float angle = static_cast<float>(step_.positions[row]) * model_.frequencies[i];
-                const auto scaling = static_cast<float>(model_.rotary_scaling);
-                buffers_->cosines[row * HALF + i] = rounded(std::cos(angle) * scaling);
-                buffers_->sines[row * HALF + i] = rounded(std::sin(angle) * scaling);
-            }
-    }
+    // What follows is run by all threads of the team.
 
     void run_layer(std::int64_t index) const {
         const Layer& layer = model_.layers[index];
         Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
-        normalise_rows(layer.input_norm);
+        add_and_normalise_rows(x_, nullptr, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
         multiply(layer.qkv, normed, hidden_, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
             store_half(heads + row * heads_size_ + output, result);
         });
-        rotate_heads(layer);
+        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
+                              buffers_->sines.data(), heads);
         attend(index);
         multiply_into_residual(layer.output, buffers_->attended.data(), query_size_);
-        normalise_rows(layer.post_attention_norm);
+        add_and_normalise_rows(x_, nullptr, layer.post_attention_norm, num_rows_, hidden_, model_.norm_eps, normed);
         multiply_gated(layer.gate_up);
         multiply_into_residual(layer.down, buffers_->inner.data(), model_.intermediate_size);
     }
@@ -200,12 +256,6 @@ class SmallStep {
         });
     }
 
-    void normalise_rows(const void* weight) const {
-#pragma omp for schedule(static)
-        for (int row = 0; row < num_rows_; ++row)
-            normalise(x_ + row * hidden_, weight, hidden_, model_.norm_eps, buffers_->normed.data() + row * hidden_);
-    }
-
     // finish(row, output, the HALF_UNIT results from that output on) for all rows and outputs
     template <typename Finish>
     void multiply(const Weight& weight, const Bf16* x, std::int64_t width, int num_rows, Finish finish) const {
@@ -223,9 +273,7 @@ class SmallStep {
 
     void multiply_into_residual(const Weight& weight, const Bf16* x, std::int64_t width) const {
         multiply(weight, x, width, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
-            Bf16* to = x_ + row * hidden_ + output;
-            const HalfRow before = load_half(to), added = rounded(result);
-            store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
+            add_half(x_ + row * hidden_ + output, rounded(result));
         });
     }
 
@@ -242,24 +290,8 @@ class SmallStep {
                 const std::int64_t output = unit * UNIT + i % UNIT;
                 const HalfRow gate = rounded(with_bias(weight, output, gates + i));
                 const HalfRow up = rounded(with_bias(weight, size + output, ups + i));
-                const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
-                store_half(buffers_->inner.data() + i / UNIT * size + output,
-                           {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)});
+                store_half(buffers_->inner.data() + i / UNIT * size + output, gated(gate, up));
             }
-        }
-    }
-
-    // Queries and keys, normed where the model does that.
-    void rotate_heads(const Layer& layer) const {
-        const auto num_heads = static_cast<int>(model_.num_heads);
-        const int num_rotated = num_heads + static_cast<int>(pool_.num_kv_heads);
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_rows_ * num_rotated; ++i) {
-            const int row = i / num_rotated, number = i % num_rotated;
-            Bf16* head = buffers_->heads.data() + row * heads_size_ + number * HEAD_DIM;
-            const void* norm = number < num_heads ? layer.q_norm : layer.k_norm;
-            if (norm != nullptr) normalise(head, norm, HEAD_DIM, model_.norm_eps, head);
-            rotate<HEAD_DIM>(head, buffers_->cosines.data() + row * HALF, buffers_->sines.data() + row * HALF);
         }
     }
 

@@ -1,6 +1,8 @@
-"""A decoder whose small steps are one call of compiled code; larger ones stay torch's.
+"""A decoder whose small steps are one call of compiled code; its larger ones are oneDNN's products with
+compiled code between them.
 
-A step of a few tokens pays for calls, not for numbers: torch makes a dozen of them for each layer.
+A step of a few tokens pays for calls, of which torch makes a dozen for each layer; a large one for every pass
+over its rows.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
 from engine.worker.attention.cpu_paged import CpuPagedAttention
+from engine.worker.kernels.library import typed
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.packed_linear import PackedLinear, PackedTable, PackedWeight
@@ -84,12 +87,12 @@ class _Step(ctypes.Structure):
 
 
 def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
-    """``model``, its small steps compiled if this model and this attention allow it."""
+    """``model``, its steps compiled if this model and this attention allow it."""
     if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
         return model
     if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
         return model
-    logger.info("Small steps: one call of the code compiled for this CPU.")
+    logger.info("Steps: the code compiled for this CPU.")
     return CompiledDecoder(model, attention)
 
 
@@ -124,21 +127,10 @@ class CompiledDecoder:
         )
         self._plain = model
         self._attention = attention
-        self._layers = (_Layer * model.num_layers)(
-            *(_layer(model, index) for index in range(model.num_layers))
-        )
-        self._model = _model(model, self._layers)
-        self._run = attention.library.continuum_run_step
-        self._run.restype = None
-        self._run.argtypes = (
-            ctypes.POINTER(_Model),
-            ctypes.POINTER(PoolAddress),
-            ctypes.POINTER(SequenceAddresses),
-            ctypes.POINTER(SequenceAddresses),
-            ctypes.POINTER(_Step),
-            ctypes.c_int64,
-        )
-        self._max_tokens: int = attention.library.continuum_max_step_rows()
+        layers = (_layer(model, index) for index in range(model.num_layers))
+        self._model = _model(model, (_Layer * model.num_layers)(*layers))
+        self._code = _Code(attention.library)
+        self._small: int = attention.library.continuum_max_step_rows()
 
     def forward(
         self,
@@ -148,12 +140,19 @@ class CompiledDecoder:
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        if len(input_ids) > self._max_tokens or attention is not self._attention:
+        if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         x = self._plain.embedding(input_ids).contiguous()
+        if len(x) <= self._small:
+            return self._run_small(x, positions, sample_rows)
+        x = self._run_layers(x, positions)
+        return self._plain.logits_of(x[sample_rows])
+
+    def _run_small(self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size], overwritten -> the logits of the rows to sample"""
         logits = torch.empty((len(sample_rows), self._plain.shape.vocab_size), dtype=x.dtype)
         step = _Step(
-            len(input_ids),
+            len(x),
             len(sample_rows),
             x.data_ptr(),
             positions.data_ptr(),
@@ -161,8 +160,67 @@ class CompiledDecoder:
             logits.data_ptr(),
         )
         pool, decodes, prompts = self._attention.addresses
-        self._run(self._model, pool, decodes, prompts, step, torch.get_num_threads())
+        self._code.run_step(self._model, pool, decodes, prompts, step, torch.get_num_threads())
         return logits
+
+    def _run_layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """oneDNN's products, and the compiled code for what stands between them: torch's own passes over
+        the rows take as long as the products. x [num_tokens, hidden_size], overwritten -> after all layers"""
+        shape, code, model, num_rows = self._plain.shape, self._code, self._model, len(x)
+        threads = torch.get_num_threads()
+        pool = self._attention.addresses[0]
+        cosines, sines = torch.empty((2, num_rows, shape.head_dim // 2))
+        code.find_angles(model, positions.data_ptr(), num_rows, cosines.data_ptr(), sines.data_ptr(), threads)
+        normed = torch.empty_like(x)
+        inner = torch.empty((num_rows, shape.intermediate_size), dtype=x.dtype)
+        added: torch.Tensor | None = None
+        for index, layer in enumerate(self._plain.layers):
+            assert isinstance(layer, DecoderLayer)
+            self._add_and_normalise(x, added, layer.input_norm, normed)
+            heads = layer.qkv(normed)
+            code.rotate(
+                model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
+            )
+            added = layer.output(layer.attend(heads, self._attention))
+            self._add_and_normalise(x, added, layer.post_attention_norm, normed)
+            gate_up = layer.gate_up(normed)
+            code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
+            added = layer.down(inner)
+        return x if added is None else x.add_(added)
+
+    def _add_and_normalise(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
+    ) -> None:
+        """x += added, and ``normed`` the norm of that."""
+        self._code.add_and_normalise(
+            self._model,
+            x.data_ptr(),
+            None if added is None else added.data_ptr(),
+            weight.data_ptr(),
+            len(x),
+            normed.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+
+class _Code:
+    """The functions of the compiled library, told what their arguments are."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        address, number, model = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Model)
+        pool, sequences = ctypes.POINTER(PoolAddress), ctypes.POINTER(SequenceAddresses)
+        step = ctypes.POINTER(_Step)
+        self.run_step = typed(library.continuum_run_step, model, pool, sequences, sequences, step, number)
+        self.find_angles = typed(
+            library.continuum_find_angles, model, address, number, address, address, number
+        )
+        self.add_and_normalise = typed(
+            library.continuum_add_and_normalise, model, address, address, address, number, address, number
+        )
+        self.rotate = typed(
+            library.continuum_rotate, model, number, pool, number, address, address, address, number
+        )
+        self.gate = typed(library.continuum_gate, model, address, number, address, number)
 
 
 def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:

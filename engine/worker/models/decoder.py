@@ -123,17 +123,27 @@ class DecoderLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
             qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        turned = rotate(qk, cos, sin)
+        output: torch.Tensor = self.output(self._over_pages(rotate(qk, cos, sin), v, attention))
+        return output
+
+    def attend(self, heads: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """heads [num_tokens, query_size + 2 * kv_size], queries and keys already rotated -> [num_tokens,
+        query_size]"""
+        heads = heads.view(len(heads), -1, self._shape.head_dim)
+        num_kv_heads = self._shape.num_kv_heads
+        return self._over_pages(heads[:, :-num_kv_heads], heads[:, -num_kv_heads:], attention)
+
+    def _over_pages(self, qk: torch.Tensor, v: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        shape = self._shape
         attended = attention.attend(
             self._index,
-            turned[:, : shape.num_heads],
-            turned[:, shape.num_heads :],
+            qk[:, : shape.num_heads],
+            qk[:, shape.num_heads :],
             v,
             scale=shape.head_dim**-0.5,
             window=shape.windows[self._index],
         )
-        output: torch.Tensor = self.output(attended.flatten(1))
-        return output
+        return attended.flatten(1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
@@ -227,7 +237,11 @@ class Decoder(nn.Module):
         cos, sin = self.rotary.angles(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
-        sampled = rms_norm(x[sample_rows], self.final_norm.shape, self.final_norm, self.shape.norm_eps)
+        return self.logits_of(x[sample_rows])
+
+    def logits_of(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size]"""
+        sampled = rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps)
         if self.lm_head is None:
             return self.embedding.products(sampled)
         logits: torch.Tensor = self.lm_head(sampled)
