@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_MADV_POPULATE_WRITE = 23
+_POPULATED_AT_ONCE = 32 * 2**20
+_BEHIND_ALL_OTHERS = 19
 
 
 def available_bytes(device: torch.device) -> int:
@@ -27,6 +35,34 @@ def give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages the system hands out in the background: to wait for gigabytes of them takes seconds.
+
+    What is touched before its turn is given at once, as always. Large pages are asked for.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    zeros = torch.frombuffer(memory, dtype=dtype).view(*shape)
+    if num_bytes > _POPULATED_AT_ONCE:
+        threading.Thread(target=_populate, args=(zeros,), name="populate", daemon=True).start()
+    return zeros
+
+
+def _populate(zeros: torch.Tensor) -> None:
+    """Touch all pages without changing them, while nothing else wants the core (Linux 5.14 and later)."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)  # mmap's own holds the interpreter's lock
+    if madvise is None or not hasattr(os, "setpriority"):
+        return
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_ALL_OTHERS)
+    for start in range(0, zeros.nbytes, _POPULATED_AT_ONCE):
+        num_bytes = min(_POPULATED_AT_ONCE, zeros.nbytes - start)
+        if madvise(zeros.data_ptr() + start, num_bytes, _MADV_POPULATE_WRITE):
+            return
 
 
 def as_gib(num_bytes: int) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.memory import zeros_on_host
+
 
 @dataclass(frozen=True, slots=True)
 class KvCacheSpec:
@@ -28,4 +30,6 @@ class KvCacheSpec:
         Zeroed: padding of a page is multiplied by a weight of 0, and 0 * NaN would not vanish.
         """
         shape = (num_blocks, self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+        if device.type == "cpu":
+            return zeros_on_host(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=device)
