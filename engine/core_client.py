@@ -19,7 +19,8 @@ import zmq
 from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.core_clients import FIRST_CLIENT
-from engine.core_proc import CoreSpec, output_address, socket_address
+from engine.core_outbox import output_address, socket_address
+from engine.core_proc import CoreSpec
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.executor import ExecutorFactory
@@ -47,6 +48,8 @@ Delivery = EngineCoreOutputs | EngineDeadError
 _DEATH_NOTE = "inproc://core-exited"
 MAX_MESSAGES_PER_TURN = 16
 """Read by an event loop before it looks at anything else."""
+TELL_WITHIN_S = 0.002
+"""What is told without being waited for leaves with the next message, or after this time."""
 
 
 class EngineCoreClient(Protocol):
@@ -346,6 +349,12 @@ class AsyncMPClient(MPClient):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._unsent: list[bytes] = []
+        """Frames of messages that leave together: each time the core is woken costs more than any of them."""
+        self._leave_soon = self._leave_later = False
+
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
         """Call ``deliver`` on this loop from now on; what came before is waiting in the socket."""
         self._loop = loop
@@ -390,8 +399,43 @@ class AsyncMPClient(MPClient):
         return msgspec.convert(await future, TurnReceipt | None)
 
     def tell(self, signal: Signal) -> None:
-        """A signal whose answer nobody wants to know."""
-        self._send_signal(Future(), signal)
+        """A signal that is not answered."""
+        message = msgspec.msgpack.encode(SignalRequest(None, signal, self._core.client_index))
+        if (
+            self._loop is None or self._core.client_index != FIRST_CLIENT
+        ):  # who follows may be told of by others
+            self.send_raw(EngineCoreRequestType.SIGNAL.value, message)
+            return
+        self._put(EngineCoreRequestType.SIGNAL.value, message)
+        if not self._leave_later:
+            self._leave_later = True
+            self._loop.call_later(TELL_WITHIN_S, self._send_told)
+
+    def send_raw(self, kind: bytes, payload: bytes) -> None:
+        """All messages of one turn of the loop leave at its end."""
+        if self._loop is None:
+            super().send_raw(kind, payload)
+            return
+        self._put(kind, payload)
+        if not self._leave_soon:
+            self._leave_soon = True
+            self._loop.call_soon(self._send_unsent)
+
+    def _put(self, kind: bytes, payload: bytes) -> None:
+        if self.dead:
+            raise EngineDeadError
+        self._unsent += (kind, payload)
+
+    def _send_told(self) -> None:
+        self._leave_later = False
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        self._leave_soon = False
+        frames, self._unsent = self._unsent, []
+        if frames and not self.dead:
+            with self._send_lock:
+                self._input_socket.send_multipart(frames)
 
     def close(self) -> None:
         self._stop_core()

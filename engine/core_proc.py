@@ -1,4 +1,5 @@
-"""The engine core as a process: a loop on the main thread, a thread per socket, one that watches the parent.
+"""The engine core as a process: a loop on the main thread, a thread for what comes in, one that watches the
+parent.
 
 Started by ``engine.launcher``. It outlives neither its parent nor its standard input.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import queue
 import select
 import shutil
 import signal
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,10 +25,12 @@ import zmq
 
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
-from engine.core_clients import FIRST_CLIENT, Addressed, CoreClients
+from engine.core_clients import FIRST_CLIENT, CoreClients
+from engine.core_outbox import CoreOutbox, socket_address
 from engine.engine_core import EngineCore, failed_output
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.executor import ExecutorFactory
+from engine.garbage import settle
 from engine.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
@@ -37,6 +40,7 @@ from engine.messages import (
     EngineCoreRequest,
     EngineCoreRequestType,
     EngineStartFailed,
+    Signal,
     SignalRequest,
     UtilityOutput,
     UtilityRequest,
@@ -51,10 +55,8 @@ PARENT_POLL_S = 0.5
 """A copy of the pipe in a forked sibling can hide the end of file: the parent's id is looked at too."""
 STOP_GRACE_S = 1.0
 """With the parent gone, a running step gets this long before the process ends in the middle of it."""
-LINGER_MS = 1000
 HANDSHAKE_LINGER_MS = 60_000
 """Our parent may still be loading its own libraries when we have to tell it why we cannot start."""
-"""Last messages get this long to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +80,6 @@ class CoreSpec:
     policy_factory: PolicyFactory
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
-    """Among the outputs: nothing is sent to this client any more."""
-
-    client_index: int
-
-
-def socket_address(folder: str, name: str) -> str:
-    return f"ipc://{folder}/{name}"
-
-
-def output_address(folder: str, client_index: int) -> str:
-    """Where a client listens for its outputs; the core connects to it."""
-    return socket_address(folder, f"output-{client_index}")
-
-
-Outgoing = EngineCoreOutputs | Addressed | ClientGone | bytes | None
-"""A step's message for whom it concerns, one for a client, the end of a client, one for all, the end."""
-
-
 class EngineCoreProc:
     """Feeds an EngineCore from a socket that all clients write to; sends each its outputs over its own."""
 
@@ -107,7 +89,7 @@ class EngineCoreProc:
         self._folder = folder
         self._clients = CoreClients()
         self._failure: BaseException | None = None
-        self._outputs: queue.SimpleQueue[Outgoing] = queue.SimpleQueue()
+        self._outbox = CoreOutbox(context, folder, self._clients)
         self._add_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
         self._abort_decoder = msgspec.msgpack.Decoder(AbortRequest)
         self._utility_decoder = msgspec.msgpack.Decoder(UtilityRequest)
@@ -118,7 +100,6 @@ class EngineCoreProc:
         self._input_socket.rcvhwm = 0
         self._input_socket.bind(socket_address(folder, "input"))
         self._input_thread = self._start_thread(self._read_inputs, "core-inputs")
-        self._output_thread = self._start_thread(self._write_outputs, "core-outputs")
 
     def run(self) -> None:
         """Step until asked to stop. An error ends the core: the front end is told, then it is raised."""
@@ -126,15 +107,16 @@ class EngineCoreProc:
             while self._core.wait_for_work():
                 outputs = self._core.step()
                 if outputs is not None:
-                    self._outputs.put(outputs)
+                    self._outbox.tell(outputs)
+                else:
+                    self._outbox.flush()
             if self._failure is not None:
                 raise self._failure
         except BaseException:
-            self._outputs.put(ENGINE_CORE_DEAD)
+            self._outbox.tell_all(ENGINE_CORE_DEAD)
             raise
         finally:
-            self._outputs.put(None)
-            self._output_thread.join(timeout=LINGER_MS / 1000)
+            self._outbox.close()
 
     def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
@@ -151,8 +133,6 @@ class EngineCoreProc:
             self._failure = error
             self._core.request_stop()
 
-    # ---- input thread ----
-
     def _read_inputs(self) -> None:
         handlers = {
             EngineCoreRequestType.ADD.value: self._add,
@@ -165,11 +145,12 @@ class EngineCoreProc:
         with self._input_socket:
             while True:
                 frames = self._input_socket.recv_multipart()
-                handler = handlers.get(frames[0])
-                if handler is None or len(frames) != 2:
-                    logger.error("A message of unknown type %r was dropped.", frames[0][:8])
-                else:
-                    handler(frames[1])
+                for kind, payload in zip_longest(frames[::2], frames[1::2]):  # several may come together
+                    handler = handlers.get(kind)
+                    if handler is None or payload is None:
+                        logger.error("A message of unknown type %r was dropped.", kind[:8])
+                    else:
+                        handler(payload)
 
     def _add(self, payload: bytes) -> None:
         try:
@@ -179,6 +160,7 @@ class EngineCoreProc:
             return
         if self._clients.knows(request.client_index):
             self._clients.take(request.request_id, request.client_index)
+            self._outbox.expect(request)
             self._tell(self._core.add_request(request))
 
     def _refuse(self, payload: bytes, error: msgspec.DecodeError) -> None:
@@ -187,7 +169,7 @@ class EngineCoreProc:
         logger.error("Request %s cannot be read: %s", request_id or "of unknown id", error)
         if request_id is not None:
             output = failed_output(request_id, f"The request cannot be read: {error}.")
-            self._outputs.put((client_index, EngineCoreOutputs([output], timestamp=self._core.now())))
+            self._outbox.answer(client_index, EngineCoreOutputs([output], timestamp=self._core.now()))
 
     def _abort(self, payload: bytes) -> None:
         try:
@@ -215,7 +197,16 @@ class EngineCoreProc:
         except msgspec.DecodeError as error:
             logger.error("A signal cannot be read: %s", error)
             return
-        self._answer(message.client_index, message.call_id, lambda: self._core.signal(message.signal))
+        if message.call_id is None:
+            self._take(message.signal)
+        else:
+            self._answer(message.client_index, message.call_id, lambda: self._core.signal(message.signal))
+
+    def _take(self, signal: Signal) -> None:
+        try:
+            self._core.signal(signal)
+        except Exception:
+            logger.exception("A signal could not be taken.")
 
     def _answer(self, client_index: int, call_id: int, call: Callable[[], Any]) -> None:
         try:
@@ -226,7 +217,7 @@ class EngineCoreProc:
         except Exception as error:
             logger.exception("A call to the engine core failed.")
             answer = UtilityOutput(call_id, failure=repr(error))
-        self._outputs.put((client_index, EngineCoreOutputs(utility_output=answer)))
+        self._outbox.answer(client_index, EngineCoreOutputs(utility_output=answer))
 
     def _join(self, payload: bytes) -> None:
         notice = self._notice(payload)
@@ -237,7 +228,7 @@ class EngineCoreProc:
         notice = self._notice(payload)
         if notice is not None and notice.client_index != FIRST_CLIENT:
             left_behind = self._clients.leave(notice.client_index)
-            self._outputs.put(ClientGone(notice.client_index))
+            self._outbox.drop(notice.client_index)
             self._tell(self._core.abort_requests(AbortRequest(left_behind)))
 
     def _notice(self, payload: bytes) -> ClientNotice | None:
@@ -249,61 +240,7 @@ class EngineCoreProc:
 
     def _tell(self, outputs: list[EngineCoreOutput]) -> None:
         if outputs:
-            self._outputs.put(EngineCoreOutputs(outputs=outputs, timestamp=self._core.now()))
-
-    # ---- output thread ----
-
-    def _write_outputs(self) -> None:
-        outbox = _Outbox(self._context, self._folder)
-        try:
-            while (item := self._outputs.get()) is not None:
-                if isinstance(item, EngineCoreOutputs):
-                    for client_index, message in self._clients.divide(item):
-                        outbox.send(client_index, message)
-                elif isinstance(item, bytes):
-                    for client_index in self._clients.indexes:
-                        outbox.send_raw(client_index, item)
-                elif isinstance(item, ClientGone):
-                    outbox.drop(item.client_index)
-                elif self._clients.knows(item[0]):
-                    outbox.send(*item)
-        finally:
-            outbox.close()
-
-
-class _Outbox:
-    """A socket per client, opened when it is first sent something. Belongs to one thread."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
-        self._context = context
-        self._folder = folder
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._sockets: dict[int, zmq.Socket[bytes]] = {}
-
-    def send(self, client_index: int, message: EngineCoreOutputs) -> None:
-        self.send_raw(client_index, self._encode(message))
-
-    def send_raw(self, client_index: int, frame: bytes) -> None:
-        socket = self._sockets.get(client_index)
-        if socket is None:
-            socket = self._sockets[client_index] = self._open(client_index)
-        socket.send(frame)
-
-    def _open(self, client_index: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
-        socket.linger = LINGER_MS
-        socket.sndhwm = 0
-        socket.connect(output_address(self._folder, client_index))
-        return socket
-
-    def drop(self, client_index: int) -> None:
-        socket = self._sockets.pop(client_index, None)
-        if socket is not None:
-            socket.close(linger=0)
-
-    def close(self) -> None:
-        for socket in self._sockets.values():
-            socket.close()
+            self._outbox.tell(EngineCoreOutputs(outputs=outputs, timestamp=self._core.now()))
 
 
 _CLIENT_INDEX_AT = EngineCoreRequest.__struct_fields__.index("client_index")
@@ -425,6 +362,7 @@ def _unpickled(spec: bytes) -> CoreSpec:
 
 def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     exit_code = 0
+    settle()
     try:
         process.run()
     except BaseException:

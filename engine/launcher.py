@@ -23,7 +23,8 @@ import msgspec
 import zmq
 
 from engine.core_clients import FIRST_CLIENT
-from engine.core_proc import FAILED, READY, CoreSpec, CoreStart, socket_address
+from engine.core_outbox import socket_address
+from engine.core_proc import FAILED, READY, CoreSpec, CoreStart
 from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
 from engine.messages import EngineReady, EngineStartFailed
 

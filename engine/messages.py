@@ -142,7 +142,8 @@ Signal = ToolGapStarted | JobFinished | ToolSignal
 class SignalRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     """A signal to the core; the receipt (or None) comes back as UtilityOutput of the same call."""
 
-    call_id: int
+    call_id: int | None
+    """None: no answer is wanted."""
     signal: Signal
     client_index: int = 0
 
