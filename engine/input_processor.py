@@ -6,8 +6,8 @@ import json
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
@@ -130,7 +130,7 @@ class InputProcessor:
         if params.structured_outputs is not None:
             self.check_grammar(params.structured_outputs).result()
         return EngineCoreRequest(
-            request_id=f"{request_id}-{uuid4().hex[:8]}",
+            request_id=f"{request_id}-{token_hex(4)}",
             prompt_token_ids=prompt_token_ids,
             sampling_params=self._complete(params, len(prompt_token_ids)),
             arrival_time=arrival_time,

@@ -95,6 +95,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """The client leaves. uvloop closes a connection some turns later: its request is given up now."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return

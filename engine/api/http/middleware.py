@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import string
 from collections.abc import Collection
-from uuid import uuid4
+from secrets import token_hex
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,14 +42,18 @@ class RequestIdMiddleware:
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
         if request_id in self._in_use:
-            request_id += f"-{uuid4().hex[:12]}"
+            request_id += f"-{token_hex(6)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                headers["Request-Id"] = request_id  # the name that Anthropic's clients read
+                name = request_id.encode()
+                # The second is what Anthropic's clients read.
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", name),
+                    (b"request-id", name),
+                ]
             await send(message)
 
         self._in_use.add(request_id)
@@ -61,7 +65,7 @@ class RequestIdMiddleware:
 
 def _request_id(said: str) -> str:
     """It goes into a header, into ids of responses and into logs: only plain characters are kept."""
-    return "".join(char for char in said[:MAX_ID_CHARS] if char in _ID_CHARS) or uuid4().hex
+    return "".join(char for char in said[:MAX_ID_CHARS] if char in _ID_CHARS) or token_hex(16)
 
 
 class OriginMiddleware:
