@@ -31,6 +31,7 @@ from engine.api.openai_responses.items import (
 
 T = TypeVar("T")
 
+LOCK_TIMEOUT_S, LOCK_POLL_S = 30.0, 0.01
 RENEWED_FOR_S = 15.0
 """A background response whose process has not told for so long that it still runs it has lost it."""
 
@@ -259,6 +260,20 @@ SELECT depth, id, previous, data FROM chain JOIN bodies USING (id)
 """
 
 
+def _begin_log(db: sqlite3.Connection) -> None:
+    """Of processes that begin at once all but one are refused: for this SQLite does not wait itself."""
+    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
+
+
 class SqliteStore:
     """Keeps responses in a file that several processes of this machine share. It need not survive a crash."""
 
@@ -267,9 +282,9 @@ class SqliteStore:
         self._clock = clock
         self._lock = Lock()
         self._db = sqlite3.connect(
-            folder / "responses.sqlite", timeout=30, isolation_level=None, check_same_thread=False
+            folder / "responses.sqlite", timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        _begin_log(self._db)
         self._db.execute("PRAGMA synchronous = OFF")
         self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
 
