@@ -64,6 +64,8 @@ class _Run:
         self._turn = turn
         self._store = store
         self.log = log
+        self.stored = asyncio.Event()
+        """Set once the response can be asked for, or never will be."""
         self.task = asyncio.create_task(self._make())
 
     async def _make(self) -> None:
@@ -77,12 +79,14 @@ class _Run:
             if making.cancel():
                 await asyncio.wait({making})
                 await self._turn.cancelled()
+            self.stored.set()
             if self.log is not None:
                 self.log.end()
 
     async def _read(self) -> None:
         async with aclosing(self._turn.to_the_end(self._turn.events())) as events:
             async for event in events:
+                self.stored.set()  # that comes before the first of them
                 if self.log is not None:
                     self.log.add(event.encode())
 
@@ -97,8 +101,9 @@ class BackgroundRuns:
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
         """Of runs that have ended, oldest first."""
 
-    def start(self, turn: ResponseTurn, *, logs_events: bool) -> None:
-        """Begin to make a response; OverloadedError if there are too many already."""
+    async def start(self, turn: ResponseTurn, *, logs_events: bool) -> None:
+        """Begin to make a response, and wait until it is stored; OverloadedError if there are too many
+        already."""
         if len(self._running) >= self._max_running:
             raise OverloadedError(
                 f"This server makes {self._max_running} background responses already; it takes no more."
@@ -107,6 +112,7 @@ class BackgroundRuns:
         run = _Run(turn, self._store, EventLog() if logs_events else None)
         self._running[response_id] = run
         run.task.add_done_callback(lambda _: self._retire(response_id))
+        await run.stored.wait()
 
     def follow(self, response_id: str, first: int = 0) -> AsyncGenerator[bytes, None]:
         """Encoded events from number ``first`` on; RequestError if they are not remembered here."""

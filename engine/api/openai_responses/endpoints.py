@@ -68,7 +68,7 @@ async def create_response(request: Request) -> HttpResponse:
     model, keeper = model_of(request, body.model), keeper_of(request)
     turn = await ResponseTurn.begin(model, keeper.store, body, request.headers)
     if body.background:
-        return _in_background(keeper, turn, streams=bool(body.stream))
+        return await _in_background(keeper, turn, streams=bool(body.stream))
     return await while_connected(request, _respond(model, turn, streams=bool(body.stream)))
 
 
@@ -79,11 +79,12 @@ async def _respond(model: ServedModel, turn: ResponseTurn, *, streams: bool) -> 
     return _event_stream(_encoded(turn.to_the_end(events)))
 
 
-def _in_background(keeper: ResponseKeeper, turn: ResponseTurn, *, streams: bool) -> HttpResponse:
-    keeper.runs.start(turn, logs_events=streams)
+async def _in_background(keeper: ResponseKeeper, turn: ResponseTurn, *, streams: bool) -> HttpResponse:
+    queued = turn.response
+    await keeper.runs.start(turn, logs_events=streams)
     if streams:
-        return _event_stream(keeper.runs.follow(turn.response.id))
-    return json_response(turn.response)
+        return _event_stream(keeper.runs.follow(queued.id))
+    return json_response(queued)
 
 
 def _event_stream(events: AsyncGenerator[bytes, None]) -> EventStream:
