@@ -14,6 +14,7 @@ from engine.worker.host_pool import HostPool, choose_num_host_blocks
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
+from engine.worker.memory import keep_freed
 from engine.worker.model_runner import ModelRunner
 from engine.worker.models.compiled_decoder import with_compiled_steps
 from engine.worker.profile_run import measure_activations, measure_token_s
@@ -58,6 +59,7 @@ class UniProcExecutor:
             loaded.device,
             HostPool(pool, num_host_blocks, disk) if num_host_blocks else None,
         )
+        keep_freed()
 
     @property
     def info(self) -> ModelInfo:

@@ -15,6 +15,7 @@ import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MADV_POPULATE_WRITE = 23
 _POPULATED_AT_ONCE = 32 * 2**20
 _BEHIND_ALL_OTHERS = 19
@@ -35,6 +36,17 @@ def give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def keep_freed() -> None:
+    """From here on keep what is freed, up to 64 MiB at a time: the next step wants as much, and pages that
+    come anew from the system take a quarter of the time of a short prompt.
+
+    Does nothing where the C library has no mallopt(3)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 64 * 2**20)
+        mallopt(_M_TRIM_THRESHOLD, 128 * 2**20)
 
 
 def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

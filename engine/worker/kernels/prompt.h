@@ -62,7 +62,7 @@ inline void multiply_in_registers(
 
 #if defined(__AMX_BF16__)
 
-// The same for TILE_ROWS rows; num_words is a multiple of 16.
+// The same for TILE_ROWS rows; num_words is a multiple of 16, and there are two or four vectors.
 template <int VECTORS>
 inline void multiply_in_tiles(
     const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
@@ -74,25 +74,34 @@ inline void multiply_in_tiles(
             float* sums = c + row * c_stride + v * 16;
             _mm512_storeu_ps(sums, _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale[row])));
         }
-    for (int v = 0; v < VECTORS; v += 2) {
-        if (scale == nullptr) {
-            _tile_zero(0);
-            _tile_zero(1);
-        } else {
-            _tile_loadd(0, c + v * 16, c_bytes);
-            _tile_loadd(1, c + v * 16 + 16, c_bytes);
-        }
-        const std::uint32_t* columns = b + v * 16;
-        for (int word = 0; word < num_words; word += 16, columns += 16 * 16 * VECTORS) {
-            _tile_loadd(2, a + word, a_bytes);
-            _tile_loadd(3, columns, b_bytes);
-            _tile_loadd(4, columns + 16, b_bytes);
-            _tile_dpbf16ps(0, 2, 3);
-            _tile_dpbf16ps(1, 2, 4);
-        }
-        _tile_stored(0, c + v * 16, c_bytes);
-        _tile_stored(1, c + v * 16 + 16, c_bytes);
+    if (scale == nullptr) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if constexpr (VECTORS == 4) _tile_zero(2);
+        if constexpr (VECTORS == 4) _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, c_bytes);
+        _tile_loadd(1, c + 16, c_bytes);
+        if constexpr (VECTORS == 4) _tile_loadd(2, c + 32, c_bytes);
+        if constexpr (VECTORS == 4) _tile_loadd(3, c + 48, c_bytes);
     }
+    for (int word = 0; word < num_words; word += 16, b += 16 * 16 * VECTORS) {
+        _tile_loadd(4, a + word, a_bytes);
+        _tile_loadd(5, b, b_bytes);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, b + 16, b_bytes);
+        _tile_dpbf16ps(1, 4, 6);
+        if constexpr (VECTORS == 4) {
+            _tile_loadd(7, b + 32, b_bytes);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(5, b + 48, b_bytes);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+    }
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(1, c + 16, c_bytes);
+    if constexpr (VECTORS == 4) _tile_stored(2, c + 32, c_bytes);
+    if constexpr (VECTORS == 4) _tile_stored(3, c + 48, c_bytes);
 }
 
 #endif

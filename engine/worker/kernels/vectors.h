@@ -139,9 +139,24 @@ inline void sum_lanes(const Floats<LANES> (&v)[4], float* to) {
     }
 }
 
-// exp(x) for x <= 0, within 2 units in the last place; what is below exp(-87) becomes about 1e-38.
+// exp(x) for x <= 0, within a few units in the last place; what is below exp(-87) becomes about 1e-38.
 template <int LANES>
 inline Floats<LANES> exp_negative(Floats<LANES> x) {
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) {
+        // 2^(n + f): n whole, |f| <= 1/2, and a polynomial in f (least squares of the relative error) for 2^f.
+        const __m512 v = _mm512_max_ps(bits_as<__m512>(x), _mm512_set1_ps(-87.0f));  // -inf comes, too
+        const __m512 log2_e = _mm512_set1_ps(1.442695022f);
+        const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, log2_e), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        const __m512 f = _mm512_fmadd_ps(v, _mm512_set1_ps(1.925963033e-8f), _mm512_fmsub_ps(v, log2_e, n));
+        __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.327636535e-3f), _mm512_set1_ps(9.675541893e-3f));
+        p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(5.550713465e-2f));
+        p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(2.402212024e-1f));
+        p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(6.931469440e-1f));
+        p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+        return bits_as<Floats<16>>(_mm512_scalef_ps(p, n));
+    }
+#endif
     using Ints = typename Vector<LANES>::Ints;
     const Floats<LANES> lowest = Floats<LANES>{} - 87.0f;
     x = x > lowest ? x : lowest;
