@@ -1,5 +1,5 @@
 """All contenders on one model: started, warmed, then measured in turns, so that what else the machine does
-meets all of them. Who fails is left out from there on."""
+meets all of them. Whose turn it is not stands still. Who fails is left out from there on."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ class Match:
     async def _enter(self, contender: Contender) -> None:
         server = Server(contender, self._log_folder)
         if await self._start(server, stay=True):
+            server.rest()
             self._running.append((server, self._plan.cases_of(contender)))
 
     async def _start(self, server: Server, *, stay: bool) -> bool:
@@ -124,8 +125,12 @@ class Match:
     async def _each_case(self, number: int) -> None:
         for case in self._plan.cases:
             for server, cases in _rotated(self._running, number):
-                if case in cases and not await self._tried(case, server, number):
+                if case not in cases:
+                    continue
+                server.wake()
+                if not await self._tried(case, server, number):
                     cases.remove(case)
+                server.rest()
 
     async def _tried(self, case: Case, server: Server, number: int) -> bool:
         """Whether it could be done."""

@@ -82,14 +82,26 @@ class Server:
     def resident(self) -> Resident | None:
         return resident(self._process.pid) if self._process is not None else None
 
+    def rest(self) -> None:
+        """Stand still until ``wake``: some servers spin for seconds after their last answer."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
     def stop(self) -> None:
         """All its processes: politely, then firmly."""
         self.caller.close()
         process = self._process
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        self.wake()
+        self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
         with suppress(ProcessLookupError):
