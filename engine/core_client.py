@@ -401,9 +401,8 @@ class AsyncMPClient(MPClient):
     def tell(self, signal: Signal) -> None:
         """A signal that is not answered."""
         message = msgspec.msgpack.encode(SignalRequest(None, signal, self._core.client_index))
-        if (
-            self._loop is None or self._core.client_index != FIRST_CLIENT
-        ):  # who follows may be told of by others
+        # Of one client of several another may speak, too: what they tell must not be overtaken.
+        if self._loop is None or self._core.client_index != FIRST_CLIENT:
             self.send_raw(EngineCoreRequestType.SIGNAL.value, message)
             return
         self._put(EngineCoreRequestType.SIGNAL.value, message)

@@ -35,6 +35,7 @@ class PackedWeight:
         self.num_rows, self.width = weight.shape
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._words = self._in_order()
         self.block = self._find_block(weight)
         """Rows that are interleaved; None where the layout is another."""
 
@@ -55,20 +56,19 @@ class PackedWeight:
         return self._rows(ids, self.block)
 
     def _rows(self, ids: torch.Tensor, block: int) -> torch.Tensor:
-        words = self._words().view(-(-self.num_rows // block), -1, block)
+        words = self._words.view(-(-self.num_rows // block), -1, block)
         found = words[ids // block, :, ids % block].contiguous()
         return found.view(self._dtype)[:, : self.width]
 
-    def _words(self) -> torch.Tensor:
+    def _in_order(self) -> torch.Tensor:
         """The bytes by fours, in the order in which they lie."""
         num_bytes = torch.ops.mkldnn._nbytes(self.packed)
         return torch.frombuffer((ctypes.c_char * num_bytes).from_address(self.address), dtype=torch.int32)
 
     def _find_block(self, weight: torch.Tensor) -> int | None:
         some = torch.linspace(0, self.num_rows - 1, _TRIAL_ROWS).long()
-        num_words = torch.ops.mkldnn._nbytes(self.packed) // 4
         for block in _BLOCKS:
-            if num_words % (-(-self.num_rows // block) * block) == 0 and torch.equal(
+            if len(self._words) % (-(-self.num_rows // block) * block) == 0 and torch.equal(
                 self._rows(some, block), weight[some]
             ):
                 return block
