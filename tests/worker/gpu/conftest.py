@@ -1,0 +1,27 @@
+"""The tests of this folder run Triton's kernels on CPU tensors, in its interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if "triton" not in sys.modules:  # it reads this once, when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+class _WithoutTriton(pytest.Module):
+    """A module of tests that cannot even be imported."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        pytest.skip("triton is not installed (the extra gpu has it)")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if find_spec("triton") is not None:
+        return None
+    return _WithoutTriton.from_parent(parent, path=module_path)

@@ -1,0 +1,134 @@
+"""What a kernel takes of a Hopper GPU, found by compiling it for one: none is needed.
+
+In a process of its own, as kernels of this one belong to the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Constant = int | float | bool | str | None
+
+MAX_SHARED_BYTES = 227 * 1024
+"""Of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBuild:
+    """One specialisation of a kernel."""
+
+    kernel: Any
+    """A function decorated with ``triton.jit``, at the top level of its module."""
+    signature: Mapping[str, str]
+    """Types of the arguments that are no constants: ``*bf16``, ``i32``, ``fp32``; with ``:16`` behind it one
+    that 16 divides, as addresses of tensors and most strides are."""
+    constexprs: Mapping[str, Constant] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """Of one thread block, registers of one thread."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def compile_for_sm90(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Constant] | None = None,
+    *,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> KernelResources:
+    """See KernelBuild. CalledProcessError, with the compiler's words, if it does not compile."""
+    [resources] = compile_all_for_sm90(
+        [KernelBuild(kernel, signature, constexprs or {}, num_warps, num_stages)]
+    )
+    return resources
+
+
+def compile_all_for_sm90(builds: Sequence[KernelBuild]) -> list[KernelResources]:
+    """All in one process, as its start takes longer than a kernel."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.gpu.sm90"],
+        input=json.dumps([_as_json(build) for build in builds]),
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        check=True,
+    )
+    return [KernelResources(**resources) for resources in json.loads(done.stdout)]
+
+
+def _as_json(build: KernelBuild) -> dict[str, object]:
+    function = build.kernel.fn
+    return {
+        "kernel": (function.__module__, function.__name__),
+        "signature": dict(build.signature),
+        "constexprs": dict(build.constexprs),
+        "num_warps": build.num_warps,
+        "num_stages": build.num_stages,
+    }
+
+
+def _from_json(fields: dict[str, Any]) -> KernelBuild:
+    module, name = fields.pop("kernel")
+    return KernelBuild(getattr(import_module(module), name), **fields)
+
+
+def _compile(build: KernelBuild) -> KernelResources:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names: list[str] = build.kernel.arg_names
+    types = {name: build.signature.get(name, "constexpr") for name in names}
+    source = ASTSource(
+        fn=build.kernel,
+        signature={name: type_.removesuffix(":16") for name, type_ in types.items()},
+        constexprs=dict(build.constexprs),
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, type_ in types.items()
+            if type_.endswith(":16")
+        },
+    )
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return _resources(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+def _resources(cubin: bytes, shared_bytes: int) -> KernelResources:
+    """Shared memory is asked for at the launch: the compiled code does not know it. What does not fit into
+    registers goes to the stack, which holds nothing else."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    used = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
+    return KernelResources(used["REG"], used["STACK"] + used["LOCAL"], shared_bytes)
+
+
+if __name__ == "__main__":
+    wanted = json.load(sys.stdin)
+    json.dump([asdict(_compile(_from_json(fields))) for fields in wanted], sys.stdout)
