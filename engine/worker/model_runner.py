@@ -82,7 +82,7 @@ class ModelRunner:
         if len(step.sample_seqs):
             batch = self._batch.sampling_batch(step.sample_rows)
             forbidden = _forbidden(masks, step) if masks is not None else None
-            chosen = self._sampler.sample(logits, batch, forbidden)
+            chosen = self._sampler.sample(logits, batch, self._batch.token_ids, forbidden)
             self._batch.append_sampled(step.sample_rows, chosen.token_ids)
             seqs: list[int] = step.sample_seqs.tolist()
             for seq, token_id in zip(seqs, chosen.token_ids.tolist(), strict=True):

@@ -47,19 +47,23 @@ class Sampler:
         self._random = np.random.default_rng(seed % 2**64)
 
     def sample(
-        self, logits: torch.Tensor, batch: SamplingBatch, forbidden: ForbiddenTokens | None = None
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: IntArray,
+        forbidden: ForbiddenTokens | None = None,
     ) -> SamplerOutput:
-        """logits [num_samples, vocab_size]; they may be overwritten."""
+        """logits [num_samples, vocab_size]; they may be overwritten. ``history``: the tokens of all rows."""
         if forbidden is None and batch.takes_the_best:
             return SamplerOutput(_best(logits).cpu().numpy(), {})
         logits = logits.float()
         wanted = [(i, params) for i, params in batch.special if params.logprobs is not None]
         raw_logprobs = logits[[i for i, _ in wanted]].log_softmax(dim=-1) if wanted else None
         for i, params in batch.special:
-            _constrain(logits[i], params, batch, i)
+            _constrain(logits[i], params, batch, i, history)
         if forbidden is not None:
             _forbid(logits, forbidden)
-        logits = _penalise(logits, batch)
+        logits = _penalise(logits, batch, history)
         token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
         for i, params in batch.special:
             _replay(token_ids, params, int(batch.num_output_tokens[i]), i)
@@ -109,14 +113,16 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _constrain(logits: torch.Tensor, params: SamplingParams, batch: SamplingBatch, index: int) -> None:
+def _constrain(
+    logits: torch.Tensor, params: SamplingParams, batch: SamplingBatch, index: int, history: IntArray
+) -> None:
     """Apply one request's masks and bias to its row [vocab_size], in place."""
     if params.allowed_token_ids is not None:
         allowed = logits[params.allowed_token_ids]
         logits.fill_(_MASKED)
         logits[params.allowed_token_ids] = allowed
     if params.bad_words_token_ids:
-        _, output = batch.tokens_of(index)
+        _, output = batch.tokens_of(index, history)
         banned = _completed_bad_words(params.bad_words_token_ids, output.tolist())
         if banned:
             logits[banned] = _MASKED
@@ -141,14 +147,14 @@ def _completed_bad_words(words: list[list[int]], output: list[int]) -> list[int]
     return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == word[:-1]]
 
 
-def _penalise(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+def _penalise(logits: torch.Tensor, batch: SamplingBatch, history: IntArray) -> torch.Tensor:
     """Repetition over prompt and output; presence and frequency over the output."""
     penalised = np.flatnonzero(batch.penalised)
     if not len(penalised):
         return logits
     rows = torch.from_numpy(penalised).to(logits.device)
     part = logits[rows]
-    histories = [batch.tokens_of(i) for i in penalised.tolist()]
+    histories = [batch.tokens_of(i, history) for i in penalised.tolist()]
     in_output = _count_tokens([output for _, output in histories], part)
     in_prompt = _count_tokens([prompt for prompt, _ in histories], part)
 

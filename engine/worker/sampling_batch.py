@@ -34,8 +34,7 @@ class SamplingBatch:
     special: list[tuple[int, SamplingParams]]
     """Index and parameters of requests with a feature that few have (see ``is_special``)."""
     rows: IntArray
-    token_ids: IntArray
-    """All rows of the input batch; ``tokens_of`` reads one."""
+    """Their rows of the input batch."""
 
     @property
     def penalised(self) -> BoolArray:
@@ -51,9 +50,9 @@ class SamplingBatch:
         """Whether all that is asked for is the best token of each row."""
         return bool(self.greedy.all()) and not self.special and not self.penalised.any()
 
-    def tokens_of(self, index: int) -> tuple[IntArray, IntArray]:
-        """Prompt and output tokens of one request."""
-        tokens = self.token_ids[self.rows[index]]
+    def tokens_of(self, index: int, token_ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Prompt and output tokens of one request, out of those of all rows."""
+        tokens = token_ids[self.rows[index]]
         prompt_end = int(self.num_prompt_tokens[index])
         return tokens[:prompt_end], tokens[prompt_end : prompt_end + int(self.num_output_tokens[index])]
 
@@ -106,7 +105,8 @@ class SamplingTable:
     def clear_row(self, row: int) -> None:
         self._special.pop(row, None)
 
-    def batch(self, rows: IntArray, token_ids: IntArray, num_tokens: IntArray) -> SamplingBatch:
+    def batch(self, rows: IntArray, num_tokens: IntArray) -> SamplingBatch:
+        """The sampled ``rows``; ``num_tokens`` of all rows, prompt and output."""
         special = self._special
         return SamplingBatch(
             greedy=self._greedy[rows],
@@ -125,5 +125,4 @@ class SamplingTable:
             if special
             else [],
             rows=rows,
-            token_ids=token_ids,
         )

@@ -39,8 +39,8 @@ def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutpu
         token_ids[i, : len(tokens)] = tokens
         num_tokens[i] = len(tokens)
         table.set_row(i, row.params, len(row.prompt))
-    batch = table.batch(np.arange(len(rows)), token_ids, num_tokens)
-    return (sampler or Sampler(0)).sample(torch.stack([row.logits for row in rows]), batch)
+    batch = table.batch(np.arange(len(rows)), num_tokens)
+    return (sampler or Sampler(0)).sample(torch.stack([row.logits for row in rows]), batch, token_ids)
 
 
 def frequencies(params: SamplingParams, logits: torch.Tensor, num_draws: int = 20000) -> torch.Tensor:

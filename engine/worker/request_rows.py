@@ -1,0 +1,182 @@
+"""Which row is whose: block tables, lengths and sampling parameters of a worker's requests, one row each,
+kept from step to step and changed by the plans' deltas.
+
+Does not know where token ids are kept, nor the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.outputs import NewRequestData, SchedulerOutput
+from engine.sampling_params import SamplingParams
+from engine.worker.attention.backend import IntArray
+from engine.worker.sampling_batch import SamplingBatch, SamplingTable
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One step as arrays: first the sequences of a single token, shortest first, then the others."""
+
+    req_ids: list[str]
+    rows: IntArray
+    """[num_seqs]"""
+    query_lens: IntArray
+    """[num_seqs] tokens computed in this step."""
+    seq_lens: IntArray
+    """[num_seqs] tokens in the KV once this step is done."""
+    row_of_token: IntArray
+    """[num_tokens]"""
+    positions: IntArray
+    """[num_tokens]"""
+    slot_blocks: IntArray
+    """[num_tokens] block each token's K and V go to."""
+    slot_offsets: IntArray
+    """[num_tokens] place in that block."""
+    sample_tokens: IntArray
+    """[num_samples] the tokens of the step whose logits are sampled."""
+    sample_seqs: IntArray
+    """[num_samples] the sequences they belong to."""
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences of a single token."""
+        return int(np.count_nonzero(self.query_lens == 1))
+
+    @property
+    def sample_rows(self) -> IntArray:
+        """[num_samples]"""
+        return self.rows[self.sample_seqs]
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """What a plan changed, for whoever keeps a copy elsewhere."""
+
+    tokens: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Row, and all its tokens."""
+    blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """Row, the place in its table, and the blocks from there on."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request the scheduler has told of and not yet ended; without a row while preempted."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    row: int | None = None
+
+
+class RequestRows:
+    """A row for each request that runs."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+        self._block_size = block_size
+        self._known: dict[str, _Known] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        max_blocks = -(-max_model_len // block_size)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.block_tables: IntArray = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
+        """[max_num_seqs, max_blocks]; entries past a row's end are 0, the null block."""
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._sampling = SamplingTable(max_num_seqs, vocab_size)
+
+    def __len__(self) -> int:
+        """Requests known, preempted ones included."""
+        return len(self._known)
+
+    def update(self, plan: SchedulerOutput) -> RowChanges:
+        """Apply the deltas of a plan: first what leaves, so that its rows can be had again."""
+        changes = RowChanges()
+        for req_id in plan.finished_req_ids:
+            known = self._known.pop(req_id, None)
+            if known is not None:
+                self._release_row(known)
+        for req_id in plan.preempted_req_ids:
+            self._release_row(self._known[req_id])
+        for new in plan.scheduled_new_reqs:
+            self._add(new, changes)
+        cached = plan.scheduled_cached_reqs
+        for req_id, block_ids, num_computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            known = self._known[req_id]
+            if req_id in cached.resumed_req_ids:
+                self._release_row(known)
+                self._take_row(known, cached.resumed_token_ids[req_id], changes)
+            assert known.row is not None
+            self._num_computed[known.row] = num_computed
+            if block_ids:
+                self._append_blocks(known.row, block_ids, changes)
+        return changes
+
+    def step_rows(self, plan: SchedulerOutput) -> StepRows:
+        """The arrays of a plan whose deltas are applied and that has tokens to compute."""
+        req_ids = list(plan.num_scheduled_tokens)
+        rows = np.array([self._known[req_id].row for req_id in req_ids], dtype=np.int64)
+        query_lens = np.fromiter(plan.num_scheduled_tokens.values(), dtype=np.int64, count=len(req_ids))
+        seq_lens = self._num_computed[rows] + query_lens
+        order = np.lexsort((seq_lens, query_lens != 1))
+        rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
+
+        ends = np.cumsum(query_lens)
+        seq_of_token = np.repeat(np.arange(len(rows)), query_lens)
+        row_of_token = rows[seq_of_token]
+        positions = np.arange(ends[-1]) + (seq_lens - ends)[seq_of_token]
+        sample_seqs = np.flatnonzero(seq_lens >= self._num_tokens[rows])
+        return StepRows(
+            req_ids=[req_ids[i] for i in order],
+            rows=rows,
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            row_of_token=row_of_token,
+            positions=positions,
+            slot_blocks=self.block_tables[row_of_token, positions // self._block_size],
+            slot_offsets=positions % self._block_size,
+            sample_tokens=ends[sample_seqs] - 1,
+            sample_seqs=sample_seqs,
+        )
+
+    def sampling_batch(self, rows: IntArray) -> SamplingBatch:
+        return self._sampling.batch(rows, self._num_tokens)
+
+    def add_tokens(self, rows: IntArray) -> IntArray:
+        """Count a sampled token of each row; the places they have in their rows: [len(rows)]"""
+        places: IntArray = self._num_tokens[rows]
+        self._num_tokens[rows] += 1
+        return places
+
+    def _add(self, new: NewRequestData, changes: RowChanges) -> None:
+        assert new.req_id not in self._known, f"request {new.req_id} is already known"
+        known = _Known(new.sampling_params, len(new.prompt_token_ids))
+        self._known[new.req_id] = known
+        row = self._take_row(known, new.prompt_token_ids, changes)
+        self._num_computed[row] = new.num_computed_tokens
+        self._append_blocks(row, new.block_ids, changes)
+
+    def _take_row(self, known: _Known, token_ids: list[int], changes: RowChanges) -> int:
+        row = self._free_rows.pop()
+        known.row = row
+        self._num_tokens[row] = len(token_ids)
+        changes.tokens.append((row, token_ids))
+        self._num_blocks[row] = 0
+        # Shorter tables are padded to the longest of a step; the padding must name a real block.
+        self.block_tables[row] = 0
+        self._sampling.set_row(row, known.params, known.num_prompt_tokens)
+        return row
+
+    def _release_row(self, known: _Known) -> None:
+        if known.row is not None:
+            self._sampling.clear_row(known.row)
+            self._free_rows.append(known.row)
+            known.row = None
+
+    def _append_blocks(self, row: int, block_ids: list[int], changes: RowChanges) -> None:
+        start = int(self._num_blocks[row])
+        self.block_tables[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] = start + len(block_ids)
+        changes.blocks.append((row, start, block_ids))
