@@ -287,7 +287,7 @@ class EngineCore:
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
         ):
-            result = self._executor.execute_model(plan)
+            result = self._executor.submit(plan).result()
             if plan.masks is not None:
                 plan.masks.result()  # whoever runs the model may have had no use for them
             return result

@@ -25,14 +25,40 @@ class ModelInfo:
     """Behind the host tier; None: there is none."""
 
 
+class PendingOutput(Protocol):
+    """What a submitted step will have sampled; a ``concurrent.futures.Future`` is one."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it. Raises what the step raised. Called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    """A PendingOutput of a step that has run already."""
+
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        return self.output
+
+
 class Executor(Protocol):
     """Runs step plans. Made by an ``ExecutorFactory`` inside the core process."""
 
     @property
     def info(self) -> ModelInfo: ...
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step and sample. Called once per plan, in order. Never samples what its masks forbid.
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Plans it takes before the first one's output was asked for: 1, or 2 if the host is to plan a step
+        while the one before it runs."""
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        """Run one step and sample. Called once per plan, in order; steps run in that order, and outputs are
+        asked for in it. Never samples what the plan's masks forbid.
+
+        With more than one plan at a time it must not wait for the masks, which may come only after the output
+        before was taken. A plan then names tokens that the step before it samples: the worker knows them.
 
         While loads are pending it is also called with plans of no tokens, about every millisecond, to hear of
         them; it must not wait for them.

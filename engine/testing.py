@@ -17,7 +17,7 @@ import numpy.typing as npt
 from engine.config import CacheConfig, EngineConfig
 from engine.core.disk_tier import DiskLevel
 from engine.errors import ModelLoadError
-from engine.executor import ModelInfo
+from engine.executor import FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import TokenLogprobs
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.sampling_params import SamplingParams
@@ -87,7 +87,14 @@ class FakeExecutor:
             disk_level=_disk_level(config.cache),
         )
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 1
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        return FinishedOutput(self._run(plan))
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         self._misbehave()
         self._take_in(plan)
         computed = self._num_computed_tokens(plan)

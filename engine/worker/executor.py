@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.config import EngineConfig
-from engine.executor import ModelInfo
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.executor import FinishedOutput, ModelInfo, PendingOutput
+from engine.outputs import SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention
 from engine.worker.disk_level import open_disk
@@ -65,9 +65,13 @@ class UniProcExecutor:
     def info(self) -> ModelInfo:
         return self._info
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        assert self._runner is not None, "execute_model after shutdown"
-        return self._runner.execute_model(plan)
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 1
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        assert self._runner is not None, "submit after shutdown"
+        return FinishedOutput(self._runner.execute_model(plan))
 
     def shutdown(self) -> None:
         if self._runner is not None:

@@ -10,7 +10,7 @@ import pytest
 from engine.clock import ManualClock
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
-from engine.executor import Executor
+from engine.executor import Executor, FinishedOutput, PendingOutput
 from engine.llm import engine_config
 from engine.messages import EngineCoreRequest
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
@@ -32,8 +32,12 @@ class Pair:
         self.num_loads = 0
         assert self._fake.info == self.info
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        real, fake = self._real.execute_model(plan), self._fake.execute_model(plan)
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 1
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        real, fake = self._real.submit(plan).result(), self._fake.submit(plan).result()
         assert _by_request(real) == _by_request(fake)
         assert list(real.finished_loads) == list(fake.finished_loads) == [x.load_id for x in plan.kv_loads]
         assert list(real.failed_loads) == list(fake.failed_loads) == []
@@ -45,7 +49,7 @@ class Pair:
         self.num_steps += 1
         self.num_resumed += len(plan.scheduled_cached_reqs.resumed_req_ids)
         self.num_loads += len(plan.kv_loads)
-        return real
+        return FinishedOutput(real)
 
     def shutdown(self) -> None:
         self._real.shutdown()

@@ -105,7 +105,7 @@ class SmallEngine:
 
     def step(self) -> None:
         plan = self.scheduler.schedule(self._clock.now())
-        output = self.executor.execute_model(plan)
+        output = self.executor.submit(plan).result()
         self.num_chunked_steps += sum(
             not tokens and plan.num_scheduled_tokens[req_id] > 1
             for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True)

@@ -64,7 +64,7 @@ def test_an_empty_plan_is_a_step_too(model_folders: ModelFolders) -> None:
     engine.step()
     engine.abort("a")
     plan = SchedulerOutput([], CachedRequestData(), {}, 0, {"a", "never-seen"}, set())
-    assert engine.executor.execute_model(plan).req_ids == []
+    assert engine.executor.submit(plan).result().req_ids == []
 
 
 def kv_config(folder: object, cache: CacheConfig, max_model_len: int | None = 256) -> EngineConfig:
