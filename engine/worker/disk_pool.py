@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from engine.outputs import DiskReads
+from engine.worker.gpu.copy_streams import Event
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +36,13 @@ MAX_PROBE_BLOCKS = 32
 class TransferReports:
     """What has ended since the last look, each told once: ids of loads, and slots that were written."""
 
-    finished_reads: list[int] = field(default_factory=list)
-    failed_reads: list[int] = field(default_factory=list)
+    finished_loads: list[int] = field(default_factory=list)
+    failed_loads: list[int] = field(default_factory=list)
     finished_writes: list[int] = field(default_factory=list)
     failed_writes: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.finished_reads or self.failed_reads or self.finished_writes or self.failed_writes)
+        return bool(self.finished_loads or self.failed_loads or self.finished_writes or self.failed_writes)
 
 
 @dataclass(slots=True)
@@ -49,8 +50,8 @@ class _Load:
     """Blocks of one load that are still to come."""
 
     num_left: int
-    after: torch.cuda.Event | None
-    """On an accelerator: what an aborted request still writes into these blocks was queued before this."""
+    after: Sequence[Event]
+    """What is queued on a device, and still reads or writes these blocks, is done then."""
     failed: bool = False
 
 
@@ -76,7 +77,7 @@ class DiskPool:
         self._loads: dict[int, _Load] = {}
         self._reads: deque[tuple[int, int, int]] = deque()
         """Load, block, slot."""
-        self._writes: deque[tuple[int, memoryview]] = deque()
+        self._writes: deque[tuple[int, memoryview, Sequence[Event]]] = deque()
         self._writing = False
         self._reports = TransferReports()
         self._told_of_failure = False
@@ -96,11 +97,8 @@ class DiskPool:
 
     # ---- called by the worker ----
 
-    def read(self, load_id: int, reads: DiskReads) -> None:
-        """Fill blocks of the device. Called where its work is queued, after whatever still writes them."""
-        after = torch.cuda.Event() if self._device.is_cuda else None  # type: ignore[no-untyped-call]
-        if after is not None:
-            after.record()
+    def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
+        """Fill blocks of the device once these events are done."""
         with self._changed:
             self._loads[load_id] = _Load(len(reads), after)
             self._reads.extend(
@@ -109,10 +107,11 @@ class DiskPool:
             )
             self._changed.notify_all()
 
-    def write(self, slot: int, content: memoryview) -> None:
-        """Keep a block's bytes, which do not change before it is reported; after all reads."""
+    def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        """Keep a block's bytes, which are there once these events are done, and do not change from then until
+        it is reported; after all reads."""
         with self._changed:
-            self._writes.append((slot, content))
+            self._writes.append((slot, content, after))
             self._changed.notify()
 
     def take_reports(self) -> TransferReports:
@@ -144,8 +143,8 @@ class DiskPool:
                     return lambda lane: self._read_block(lane, load_id, block_id, slot)
                 if self._writes and not self._writing:
                     self._writing = True
-                    slot, content = self._writes.popleft()
-                    return lambda lane: self._write_block(slot, content)
+                    slot, content, after = self._writes.popleft()
+                    return lambda lane: self._write_block(slot, content, after)
                 self._changed.wait()
         return None
 
@@ -160,18 +159,20 @@ class DiskPool:
             if not load.num_left:
                 del self._loads[load_id]
                 reports = self._reports
-                (reports.failed_reads if load.failed else reports.finished_reads).append(load_id)
+                (reports.failed_loads if load.failed else reports.finished_loads).append(load_id)
                 self._changed.notify_all()
 
-    def _fetch(self, lane: _Lane, block_id: int, slot: int, after: torch.cuda.Event | None) -> None:
+    def _fetch(self, lane: _Lane, block_id: int, slot: int, after: Sequence[Event]) -> None:
         num_read = os.preadv(self._file.fileno(), [lane.buffer], slot * self._block_bytes)
         if num_read != self._block_bytes:
             raise OSError(f"only {num_read} of {self._block_bytes} bytes came")
         if zlib.crc32(lane.buffer) != self._checksums[slot]:
             raise OSError("it is not what was written")
-        lane.copy_to(block_id, after)
+        _wait_for(after)
+        lane.copy_to(block_id)
 
-    def _write_block(self, slot: int, content: memoryview) -> None:
+    def _write_block(self, slot: int, content: memoryview, after: Sequence[Event]) -> None:
+        _wait_for(after)
         worked = self._attempt("write", lambda: self._keep(slot, content))
         with self._changed:
             self._writing = False
@@ -224,8 +225,8 @@ class DiskPool:
         started_s = time.perf_counter()
         self.read(0, DiskReads(range(1, num_blocks + 1), range(num_blocks)))
         with self._changed:
-            self._changed.wait_for(lambda: self._reports.finished_reads or self._reports.failed_reads)
-        if self.take_reports().failed_reads:
+            self._changed.wait_for(lambda: self._reports.finished_loads or self._reports.failed_loads)
+        if self.take_reports().failed_loads:
             raise OSError("what was just written there cannot be read")
         return time.perf_counter() - started_s
 
@@ -234,6 +235,11 @@ class DiskPool:
         with suppress(OSError, AttributeError):
             os.fdatasync(self._file.fileno())
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        event.synchronize()
 
 
 class _Lane:
@@ -247,12 +253,11 @@ class _Lane:
         self._block = staging.view(device_pool.dtype).view(device_pool.shape[1:])
         self._stream = torch.cuda.Stream(device_pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
 
-    def copy_to(self, block_id: int, after: torch.cuda.Event | None) -> None:
+    def copy_to(self, block_id: int) -> None:
         """Returns when the block is there."""
-        if self._stream is None or after is None:
+        if self._stream is None:
             self._device[block_id].copy_(self._block)
             return
-        self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             self._device[block_id].copy_(self._block, non_blocking=True)
         self._stream.synchronize()

@@ -1,20 +1,52 @@
-"""Host memory for copies of KV blocks. Copies what the plan says; does not know which block is whose."""
+"""Host memory for copies of KV blocks, and what a runner asks of it. Copies what the plan says; does not know
+which block is whose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 
 from engine.config import CacheConfig
 from engine.core.disk_tier import MAX_DISK_WRITES
 from engine.errors import ModelLoadError
-from engine.outputs import BlockCopies, DiskWrites, KVLoad
+from engine.outputs import BlockCopies, DiskWrites, KVLoad, ModelRunnerOutput, SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.memory import as_gib, available_bytes
 
 HOST = torch.device("cpu")
+
+
+class HostTransfers(Protocol):
+    """A plan's copies to, from and behind host memory. Each step: begun, its tokens queued, ended."""
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        """Start its loads and its writes to disk. Work queued from now on may overwrite blocks that the plan
+        gives anew."""
+
+    def end_step(self, plan: SchedulerOutput) -> None:
+        """Store what the step computes, which is queued by now."""
+
+    def take_reports(self) -> TransferReports:
+        """Of loads and writes to disk that have ended. Does not wait for any."""
+
+    def close(self) -> None:
+        """End what goes on beside the steps. Repeatable."""
+
+
+def with_reports(result: ModelRunnerOutput, reports: TransferReports) -> ModelRunnerOutput:
+    """A step's result that also tells what has ended."""
+    if not reports:
+        return result
+    return replace(
+        result,
+        finished_loads=reports.finished_loads,
+        failed_loads=reports.failed_loads,
+        finished_disk_writes=reports.finished_writes,
+        failed_disk_writes=reports.failed_writes,
+    )
 
 
 class HostPool:
@@ -36,30 +68,37 @@ class HostPool:
         self._rows_being_written: dict[int, int] = {}
         """By disk slot."""
         self._disk = disk
+        self._finished_loads: list[int] = []
 
-    def store(self, copies: BlockCopies) -> None:
-        """Device to host."""
-        if len(copies):
-            blocks = torch.tensor(copies.block_ids, device=self._device.device)
-            self._host[self._rows[torch.tensor(copies.host_slots)]] = self._device[blocks].to(HOST)
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        for load in plan.kv_loads:
+            self._load(load)
+        self._write_to_disk(plan.kv_disk_writes)
 
-    def load(self, loads: Sequence[KVLoad]) -> list[int]:
-        """Host to device; the ids of the loads that are finished, which is all but those that read from disk,
-        too."""
-        finished: list[int] = []
-        for load in loads:
-            if len(load.copies):
-                blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
-                rows = self._rows[torch.tensor(load.copies.host_slots)]
-                self._device[blocks] = self._host[rows].to(self._device.device)
-            if not load.reads:
-                finished.append(load.load_id)
-            else:
-                assert self._disk is not None, "there is no disk to read from"
-                self._disk.read(load.load_id, load.reads)
-        return finished
+    def end_step(self, plan: SchedulerOutput) -> None:
+        self._store(plan.kv_stores)
 
-    def write_to_disk(self, writes: DiskWrites) -> None:
+    def take_reports(self) -> TransferReports:
+        reports = TransferReports() if self._disk is None else self._disk.take_reports()
+        for slots in (reports.finished_writes, reports.failed_writes):
+            self._spare_rows += [self._rows_being_written.pop(slot) for slot in slots]
+        reports.finished_loads += self._finished_loads
+        self._finished_loads.clear()
+        return reports
+
+    def _load(self, load: KVLoad) -> None:
+        """Host to device; what comes from disk comes later."""
+        if len(load.copies):
+            blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
+            rows = self._rows[torch.tensor(load.copies.host_slots)]
+            self._device[blocks] = self._host[rows].to(self._device.device)
+        if not load.reads:
+            self._finished_loads.append(load.load_id)
+        else:
+            assert self._disk is not None, "there is no disk to read from"
+            self._disk.read(load.load_id, load.reads)
+
+    def _write_to_disk(self, writes: DiskWrites) -> None:
         """What these slots hold now; they may be stored to when the call returns."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
@@ -68,21 +107,15 @@ class HostPool:
             self._rows_being_written[disk_slot] = row
             self._disk.write(disk_slot, self._bytes[row].data)
 
-    def take_reports(self) -> TransferReports:
-        """Of reads from and writes to disk that have ended."""
-        if self._disk is None:
-            return NO_REPORTS
-        reports = self._disk.take_reports()
-        for slots in (reports.finished_writes, reports.failed_writes):
-            self._spare_rows += [self._rows_being_written.pop(slot) for slot in slots]
-        return reports
+    def _store(self, copies: BlockCopies) -> None:
+        """Device to host."""
+        if len(copies):
+            blocks = torch.tensor(copies.block_ids, device=self._device.device)
+            self._host[self._rows[torch.tensor(copies.host_slots)]] = self._device[blocks].to(HOST)
 
     def close(self) -> None:
         if self._disk is not None:
             self._disk.close()
-
-
-NO_REPORTS = TransferReports()
 
 
 def choose_num_host_blocks(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from engine.messages import TokenLogprobs
 from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.worker.attention.backend import AttentionBackend, IntArray
-from engine.worker.host_pool import HostPool
+from engine.worker.host_pool import HostTransfers, with_reports
 from engine.worker.input_batch import InputBatch, StepInputs
 from engine.worker.models.base import CausalModel
 from engine.worker.sampler import ForbiddenTokens, Sampler
@@ -25,7 +23,7 @@ class ModelRunner:
         batch: InputBatch,
         sampler: Sampler,
         device: torch.device,
-        host_pool: HostPool | None = None,
+        host_pool: HostTransfers | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -42,20 +40,10 @@ class ModelRunner:
         host = self._host_pool
         if host is None:
             return self._run(plan)
-        finished_loads = host.load(plan.kv_loads)
-        host.write_to_disk(plan.kv_disk_writes)
+        host.begin_step(plan)
         result = self._run(plan)
-        host.store(plan.kv_stores)
-        reports = host.take_reports()
-        if not (finished_loads or reports):
-            return result
-        return replace(
-            result,
-            finished_loads=[*finished_loads, *reports.finished_reads],
-            failed_loads=reports.failed_reads,
-            finished_disk_writes=reports.finished_writes,
-            failed_disk_writes=reports.failed_writes,
-        )
+        host.end_step(plan)
+        return with_reports(result, host.take_reports())
 
     def close(self) -> None:
         """End what goes on beside the steps."""

@@ -218,8 +218,8 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
         failed: list[int] = []
         while len(finished) + len(failed) < len(loads):
             reports = disk.take_reports()
-            finished += reports.finished_reads
-            failed += reports.failed_reads
+            finished += reports.finished_loads
+            failed += reports.failed_loads
         assert (sorted(finished), failed) == ([1, 2], [3] if number % 10 == 0 else [])
         for load_id in (1, 2):
             for block, slot in zip(loads[load_id].block_ids, loads[load_id].disk_slots, strict=True):
