@@ -1,0 +1,62 @@
+"""What stands between a decoder's products: one Protocol; Triton on a GPU, plain torch anywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import torch
+
+from engine.worker.gpu.torch_ops import TorchOps
+
+
+class FusedOps(Protocol):
+    """Each call is one pass over the tokens. Nothing makes the host wait, no shape depends on data."""
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [num_tokens, size], residual like x -> the norm of their sum times weight [size]; the sum."""
+
+    def rope_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        num_heads: int,
+        num_kv_heads: int,
+        kv_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Rotate queries and keys, each head normalised first where there are norms, put keys and values
+        into their pages, and return the queries [num_tokens, num_heads, head_dim].
+
+        qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+        cos_sin [max_positions, head_dim]: of each position, cosines first, in the dtype of qkv
+        positions, slots [num_tokens] int64; slot: block * block_size + offset, -1: nowhere
+        keys, values [num_blocks, block_size, num_kv_heads, head_dim]: one layer's views of the pool; if of
+        8 bits, they hold K and V divided by ``kv_scale``
+        q_norm, k_norm [head_dim]
+        """
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [num_tokens, 2 * inner], gate first -> silu(gate) * up [num_tokens, inner]"""
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on tensors of this device: on CUDA, or anywhere in its interpreter."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def select_ops(device: torch.device) -> FusedOps:
+    """The fastest that runs on this device."""
+    if not uses_triton(device):
+        return TorchOps()
+    from engine.worker.gpu.triton_ops import TritonOps
+
+    return TritonOps()

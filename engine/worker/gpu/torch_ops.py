@@ -1,0 +1,74 @@
+"""FusedOps in plain torch: what the kernels are held to, and what runs where there is no Triton.
+
+Numbers are rounded to the dtype of the activations where transformers' models round them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import silu
+
+from engine.worker.models.rotary import rotate
+
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+"""What is beyond is stored as this: the format has no infinity."""
+
+
+class TorchOps:
+    """See FusedOps."""
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        return _normalise(total, weight, eps), total
+
+    def rope_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        num_heads: int,
+        num_kv_heads: int,
+        kv_scale: float = 1.0,
+    ) -> torch.Tensor:
+        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, keys.shape[-1])
+        query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if q_norm is not None and k_norm is not None:
+            query, key = _normalise(query, q_norm, eps), _normalise(key, k_norm, eps)
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        store(keys, rotate(key, cos, sin), slots, kv_scale)
+        store(values, value, slots, kv_scale)
+        return rotate(query, cos, sin)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate).mul_(up)
+
+
+def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
+    """Put rows [num_tokens, num_kv_heads, head_dim] into the slots of pages [num_blocks, block_size,
+    num_kv_heads, head_dim] that are not -1.
+
+    For a row without a slot the first of the null block is written back: shapes do not depend on data.
+    """
+    block_size = pages.shape[1]
+    places = slots.clamp(min=0)
+    if pages.dtype == torch.float8_e4m3fn:
+        rows = (rows.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX)
+    rows = torch.where((slots < 0)[:, None, None], pages[0, 0].to(rows.dtype), rows)
+    pages[places // block_size, places % block_size] = rows.to(pages.dtype)
+
+
+def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm over the last axis: in fp32, rounded before it is multiplied with the weight."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight

@@ -1,0 +1,230 @@
+"""FusedOps in Triton. Numbers are rounded where ``TorchOps`` rounds them: both choose the same tokens.
+
+A number of a narrow type is widened, computed with and narrowed again at each of those places: the compiler
+may then fuse what lies between two of them, and no more.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (arguments of kernels have Triton's types)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.worker.gpu.torch_ops import FP8_MAX
+
+_FP8_MAX = tl.constexpr(FP8_MAX)
+_SWIGLU_BLOCK = 1024
+_HEADS_EACH = 8
+"""Heads of a token that one program rotates."""
+
+
+class TritonOps:
+    """See FusedOps."""
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        num_tokens, size = x.shape
+        normed = x.new_empty(num_tokens, size)
+        total = x if residual is None else torch.empty_like(normed)
+        block = triton.next_power_of_2(size)
+        _rms_norm[(num_tokens,)](
+            x,
+            residual,
+            weight,
+            normed,
+            total,
+            x.stride(0),
+            eps,
+            SIZE=size,
+            BLOCK=block,
+            HAS_RESIDUAL=residual is not None,
+            num_warps=min(16, max(1, block // 512)),
+        )
+        return normed, total
+
+    def rope_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        num_heads: int,
+        num_kv_heads: int,
+        kv_scale: float = 1.0,
+    ) -> torch.Tensor:
+        assert keys.stride() == values.stride(), "views of one pool"
+        assert keys.stride(3) == 1, "heads are contiguous"
+        num_tokens, head_dim = len(qkv), keys.shape[-1]
+        query = qkv.new_empty(num_tokens, num_heads, head_dim)
+        _rope_and_write[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_EACH))](
+            qkv,
+            cos_sin,
+            positions,
+            slots,
+            query,
+            keys,
+            values,
+            q_norm,
+            k_norm,
+            qkv.stride(0),
+            *keys.stride()[:3],
+            eps,
+            1.0 / kv_scale,
+            BLOCK_SIZE=keys.shape[1],
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HALF=head_dim // 2,
+            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            HEADS_EACH=_HEADS_EACH,
+            HAS_NORM=q_norm is not None,
+            IS_FP8=keys.dtype == torch.float8_e4m3fn,
+        )
+        return query
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        num_tokens, inner = len(gate_up), gate_up.shape[1] // 2
+        gated = gate_up.new_empty(num_tokens, inner)
+        _swiglu[(num_tokens, triton.cdiv(inner, _SWIGLU_BLOCK))](
+            gate_up, gated, gate_up.stride(0), INNER=inner, BLOCK=_SWIGLU_BLOCK
+        )
+        return gated
+
+
+@triton.jit
+def _rounded(x, like):
+    """x in fp32, rounded to the type that ``like`` points to"""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _rms_norm(
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    x_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """One program, one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    numbers = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        numbers += tl.load(residual + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+        numbers = _rounded(numbers, total)
+        tl.store(total + row * SIZE + columns, numbers.to(total.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / SIZE + eps)
+    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    result = _rounded(numbers * scale, normed) * weights
+    tl.store(normed + row * SIZE + columns, result.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rope_and_write(
+    qkv,
+    cos_sin,
+    positions,
+    slots,
+    query,
+    keys,
+    values,
+    q_norm,
+    k_norm,
+    qkv_stride,
+    block_stride,
+    place_stride,
+    head_stride,
+    eps,
+    kv_factor,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HEADS_EACH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):
+    """One program: some heads of one token, be they of queries, keys or values, in two halves."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)[:, None]
+    columns = tl.arange(0, HALF_BLOCK)[None, :]
+    inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & (columns < HALF)
+    FIRST_VALUE: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    is_query = heads < NUM_HEADS
+    is_value = heads >= FIRST_VALUE
+
+    source = qkv + token * qkv_stride + heads * (2 * HALF) + columns
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
+        first_weight = _weight_of_heads(q_norm, k_norm, columns, HALF, is_query)
+        second_weight = _weight_of_heads(q_norm, k_norm, columns + HALF, 2 * HALF, is_query)
+        first_normed = _rounded(_rounded(first * scale, qkv) * first_weight, qkv)
+        second_normed = _rounded(_rounded(second * scale, qkv) * second_weight, qkv)
+        first = tl.where(is_value, first, first_normed)
+        second = tl.where(is_value, second, second_normed)
+
+    angles = cos_sin + tl.load(positions + token) * (2 * HALF) + columns
+    cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(angles + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
+    turned_first = _rounded(first * cos, qkv) - _rounded(second * sin, qkv)
+    turned_second = _rounded(second * cos, qkv) + _rounded(first * sin, qkv)
+    first = tl.where(is_value, first, _rounded(turned_first, qkv))
+    second = tl.where(is_value, second, _rounded(turned_second, qkv))
+
+    target = query + (token * NUM_HEADS + heads) * (2 * HALF) + columns
+    _store_halves(target, first, second, HALF, inside & is_query)
+
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride + columns
+        if IS_FP8:
+            first = tl.clamp(first * kv_factor, -_FP8_MAX, _FP8_MAX)
+            second = tl.clamp(second * kv_factor, -_FP8_MAX, _FP8_MAX)
+        key = keys + place + (heads - NUM_HEADS) * head_stride
+        _store_halves(key, first, second, HALF, inside & (heads >= NUM_HEADS) & (heads < FIRST_VALUE))
+        value = values + place + (heads - FIRST_VALUE) * head_stride
+        _store_halves(value, first, second, HALF, inside & (heads >= FIRST_VALUE))
+
+
+@triton.jit
+def _store_halves(target, first, second, HALF: tl.constexpr, mask):
+    tl.store(target, first.to(target.dtype.element_ty), mask=mask)
+    tl.store(target + HALF, second.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weight_of_heads(q_norm, k_norm, columns, END: tl.constexpr, is_query):
+    """[1, columns] -> [heads, columns]: queries and keys have weights of their own"""
+    of_query = tl.load(q_norm + columns, mask=columns < END, other=0.0).to(tl.float32)
+    of_key = tl.load(k_norm + columns, mask=columns < END, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit
+def _swiglu(gate_up, gated, gate_up_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: a block of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < INNER
+    source = gate_up + row * gate_up_stride + columns
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + INNER, mask=inside, other=0.0).to(tl.float32)
+    result = _rounded(gate / (1.0 + tl.exp(-gate)), gated) * up
+    tl.store(gated + row * INNER + columns, result.to(gated.dtype.element_ty), mask=inside)
