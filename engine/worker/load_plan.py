@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedConfig
 
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import transformers
-from huggingface_hub import snapshot_download
-from transformers import AutoConfig, PreTrainedConfig
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, rope_parameters
+from engine.worker.native_config import native_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
@@ -30,6 +31,8 @@ def resolve_folder(model: str) -> Path:
         raise ModelLoadError(f"{model} is a file, not a model folder.")
     if folder.is_absolute() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelLoadError(f"The model folder {model} does not exist.")
+    from huggingface_hub import snapshot_download  # of use only for a model that is not there yet
+
     try:
         return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # the hub client raises its own, the HTTP library's and the system's errors
@@ -40,26 +43,46 @@ def resolve_folder(model: str) -> Path:
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The folder's config, as transformers understands it."""
+    """The folder's config, as transformers understands it; read without it where that can be."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{folder} is no model folder: it has no config.json.")
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
-    except Exception as error:  # transformers raises anything from KeyError to its own validation errors
-        named = raw.get("architectures") or [raw.get("model_type")]
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelLoadError(
-            f"Architecture {named[0]!r} in {path} is not known to transformers {transformers.__version__}, "
-            f"or its config is invalid ({first_line})."
-        ) from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path} is not a JSON object.")
+    native = native_config(raw)
+    if native is not None:
+        return cast("PreTrainedConfig", native)
+    config = read_by_transformers(folder, trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         raise ModelLoadError(f"{folder} holds a quantised model, which this engine cannot load.")
-    assert isinstance(config, PreTrainedConfig)
     return config
+
+
+def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The folder's config as an object of transformers', which its own models are made of."""
+    import transformers  # takes seconds and 150 MB
+
+    path = folder / "config.json"
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # anything from KeyError to its own validation errors
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(
+            f"Architecture {_named_in(path)!r} in {path} is not known to transformers "
+            f"{transformers.__version__}, or its config is invalid ({first_line})."
+        ) from error
+    assert isinstance(config, transformers.PreTrainedConfig)
+    return config
+
+
+def _named_in(path: Path) -> Any:
+    """The architecture that a config.json names, else its model type."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return (raw.get("architectures") or [raw.get("model_type")])[0]
 
 
 def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:

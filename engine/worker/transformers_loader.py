@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from transformers.utils import logging as transformers_logging
 from engine.errors import ModelLoadError
 from engine.worker.checkpoint import Checkpoint
 from engine.worker.load_plan import LoadPlan, check_memory
+from engine.worker.model_folder import read_by_transformers
 from engine.worker.models.base import CausalModel
 from engine.worker.models.transformers_model import TransformersModel
 
 
 def load_transformers(plan: LoadPlan) -> CausalModel:
+    config = read_by_transformers(plan.folder, plan.options.trust_remote_code)
+    plan = replace(plan, config=config)  # a native one is enough to decide by, but not to build from
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
     if not plan.dummy:
         Checkpoint(plan.folder)

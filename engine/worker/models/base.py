@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from transformers import PreTrainedConfig
 
 from engine.errors import ModelLoadError
 from engine.worker.attention.backend import AttentionBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class CausalModel(Protocol):

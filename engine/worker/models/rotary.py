@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Frequencies that do not depend on a sequence's length, so that one table serves every sequence."""
@@ -22,14 +24,7 @@ class RotaryEmbedding:
     """Turns positions into the cosines and sines that all layers of a step share."""
 
     def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device) -> None:
-        parameters = rope_parameters(config)
-        rope_type = parameters.get("rope_type", "default")
-        assert rope_type in STATIC_ROPE_TYPES
-        if rope_type == "default":
-            exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-            frequencies, self.scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
-        else:
-            frequencies, self.scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        frequencies, self.scaling = _frequencies(config, head_dim)
         self.frequencies = frequencies.to(device)
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,6 +32,35 @@ class RotaryEmbedding:
         angles = positions[:, None, None].float() * self.frequencies
         cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def _frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """[head_dim / 2], and by how much cosines and sines are scaled."""
+    parameters = rope_parameters(config)
+    rope_type = parameters.get("rope_type", "default")
+    assert rope_type in STATIC_ROPE_TYPES
+    if rope_type == "yarn":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        return frequencies, scaling
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (parameters["rope_theta"] ** exponents)
+    if rope_type == "linear":
+        frequencies = frequencies / parameters["factor"]
+    elif rope_type == "llama3":
+        frequencies = _stretched(frequencies, parameters)
+    return frequencies, 1.0
+
+
+def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's: waves longer than the original context by the factor, short ones not at all, those between
+    in between. frequencies [head_dim / 2] -> the same shape"""
+    turns = parameters["original_max_position_embeddings"] / (2 * math.pi / frequencies)
+    low, high, factor = (parameters[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    stretched: torch.Tensor = (1 - kept) * frequencies / factor + kept * frequencies
+    return stretched
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

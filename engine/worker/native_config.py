@@ -1,0 +1,114 @@
+"""A model's config.json as the native decoder needs it, read without transformers, whose config classes bring
+its modelling code along and with that half of torch: 150 MB and seconds.
+
+Takes only what it knows to the last field; all else, and all that is wrong with a config, is transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+
+_Size = Annotated[int, msgspec.Meta(gt=0)]
+
+_WITHOUT_BEARING = frozenset(
+    (
+        *("_name_or_path", "transformers_version", "use_cache", "pretraining_tp", "initializer_range"),
+        *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
+    )
+)
+"""Fields that change nothing of what a decoder computes; end-of-sequence tokens are the front end's."""
+_RENAMED = {"torch_dtype": "dtype", "rope_scaling": "rope_parameters"}
+"""Older names; where both are there it is transformers who decides."""
+_ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(("rope_theta",)),
+    "linear": frozenset(("rope_theta", "factor")),
+    "llama3": frozenset(
+        (
+            *("rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+            "original_max_position_embeddings",
+        )
+    ),
+}
+"""All numbers of each type of rope."""
+_DEFAULT_ROPE_THETA = 10_000.0
+_MUST_BE_TOLD = {"mistral": "sliding_window", "qwen3": "head_dim"}
+"""What a family's configs do not leave to a default that is ours, too."""
+
+
+class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Stands in for a ``PreTrainedConfig``: the same names, with the values that it would have."""
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    hidden_act: Literal["silu"]
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size
+    max_position_embeddings: _Size
+    rms_norm_eps: float
+    rope_parameters: dict[str, str | float]
+    architectures: list[str] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    head_dim: _Size | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: _Size | None = None
+    layer_types: list[Literal["full_attention"]] | None = None
+
+    def get_text_config(self, decoder: bool = False) -> Self:
+        """As PreTrainedConfig's; there is nothing but text."""
+        return self
+
+
+def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
+    """The config of these fields of a config.json; None if transformers has to read it."""
+    fields = {name: value for name, value in raw.items() if name not in _WITHOUT_BEARING}
+    for old, new in _RENAMED.items():
+        if old in fields and fields.setdefault(new, fields[old]) is not fields.pop(old):
+            return None
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or _MUST_BE_TOLD.get(model_type, "model_type") not in fields:
+        return None
+    if fields.pop("use_sliding_window", False) is not False:
+        return None
+    if model_type in ("qwen2", "qwen3"):  # their window counts only where it is to be used
+        fields.pop("sliding_window", None)
+    fields["rope_parameters"] = _rope_parameters(
+        fields.pop("rope_theta", None), fields.get("rope_parameters")
+    )
+    try:
+        config = msgspec.convert(fields, NativeConfig)
+    except msgspec.ValidationError:
+        return None
+    return config if _is_sound(config) else None
+
+
+def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
+    """With type and theta, wherever a config has them; None for what is not known here."""
+    if given is not None and not isinstance(given, dict):
+        return None
+    rope = dict(given or {})
+    rope.setdefault("rope_theta", _DEFAULT_ROPE_THETA if theta is None else theta)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.pop("type", None)
+    rope_type = rope["rope_type"]
+    numbers = {name: value for name, value in rope.items() if name != "rope_type"}
+    if not isinstance(rope_type, str) or numbers.keys() != _ROPE_NUMBERS.get(rope_type):
+        return None
+    return rope if all(type(value) in (int, float) for value in numbers.values()) else None
+
+
+def _is_sound(config: NativeConfig) -> bool:
+    """Whether transformers would have nothing against it."""
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    return (
+        config.hidden_size % config.num_attention_heads == 0
+        and head_dim % 2 == 0
+        and (config.layer_types is None or len(config.layer_types) == config.num_hidden_layers)
+    )
