@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
@@ -48,10 +54,12 @@ def make_model_folder(
     tie: bool = False,
     shards: int = 1,
     extra_config: dict[str, Any] | None = None,
+    weights: bool = True,
 ) -> Path:
     """Write a complete model folder and return its path; equal arguments give equal folders.
 
-    ``extra_config`` holds further fields of the family's own config, such as ``sliding_window``.
+    ``extra_config`` holds further fields of the family's own config, such as ``sliding_window``. Without
+    ``weights`` it is for ``load_format="dummy"`` alone.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
@@ -80,20 +88,26 @@ def make_model_folder(
     if family == "mistral":
         fields["sliding_window"] = None
     config = AutoConfig.for_model(family, **(fields | (extra_config or {})))
-    _write_weights(folder, config, getattr(torch, dtype), seed, shards)
+    model = _without_memory(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if weights:
+        _write_weights(folder, model, getattr(torch, dtype), seed, shards)
     _write_tokenizer(folder, tokenizer, max_position_embeddings)
     _write_generation_config(folder, config)
     return folder
 
 
-def _write_weights(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, shards: int
-) -> None:
-    """config.json and the safetensors, in ``shards`` files with an index if more than one."""
+def _without_memory(config: PreTrainedConfig) -> PreTrainedModel:
+    """transformers' model, which knows the names and shapes of its tensors."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, seed: int, shards: int) -> None:
+    """The safetensors, in ``shards`` files with an index if more than one."""
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(seed)
     tensors = {
