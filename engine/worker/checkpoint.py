@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from engine.errors import ModelLoadError
+from engine.worker.tensor_part import TensorPart
 
 _HEADER_LENGTH_BYTES = 8
 _INDEX_NAME = "model.safetensors.index.json"
@@ -33,12 +34,18 @@ class Checkpoint:
         for file in _weight_files(folder):
             self.entries.update(_read_header(file))
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, one at a time and file by file, on the host."""
-        for file in dict.fromkeys(entry.file for entry in self.entries.values()):
+    def read(self, parts: Mapping[str, TensorPart]) -> Iterator[tuple[TensorPart, torch.Tensor]]:
+        """What each part holds, one at a time and file by file, on the host; nothing else is read."""
+        for file in dict.fromkeys(self.entries[name].file for name in parts):
             with safe_open(file, framework="pt", device="cpu") as opened:
                 for name in opened.keys():  # noqa: SIM118 -- not a mapping
-                    yield name, opened.get_tensor(name)
+                    if name in parts:
+                        yield parts[name], _read(opened, name, parts[name])
+
+
+def _read(opened: Any, name: str, part: TensorPart) -> torch.Tensor:
+    tensor: torch.Tensor = opened.get_tensor(name) if part.count == 1 else opened.get_slice(name)[part.slices]
+    return tensor
 
 
 def _weight_files(folder: Path) -> list[Path]:

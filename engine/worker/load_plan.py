@@ -12,6 +12,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
+from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -26,6 +27,7 @@ class LoadPlan:
     config: PreTrainedConfig
     device: torch.device
     dtype: torch.dtype
+    group: TensorParallelGroup = ALONE
 
     @property
     def dummy(self) -> bool:
@@ -38,7 +40,7 @@ class LoadPlan:
 
 def check_memory(model: torch.nn.Module, plan: LoadPlan) -> None:
     needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize
-    available = available_bytes(plan.device)
+    available = available_bytes(plan.device) // sharers(plan.group, plan.device)
     if needed > available:
         raise ModelLoadError(
             f"The weights of {plan.architecture} need {as_gib(needed)} of memory on {plan.device.type}, "

@@ -6,7 +6,7 @@ Knows nothing of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,8 @@ from engine.worker.model_folder import (
 )
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, is_native
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.tensor_part import TensorPart
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
@@ -42,8 +44,9 @@ class LoadedModel:
     vocab_size: int
 
 
-def load_model(options: ModelConfig) -> LoadedModel:
-    """Load the model that ``options`` names. Raises ModelLoadError or ConfigError with one sentence."""
+def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
+    """Load the model that ``options`` names, or this rank's part of it. Raises ModelLoadError or ConfigError
+    with one sentence."""
     if options.load_format not in LOAD_FORMATS:
         raise ConfigError(
             f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {options.load_format!r}."
@@ -52,14 +55,15 @@ def load_model(options: ModelConfig) -> LoadedModel:
         raise ConfigError(
             f"model_impl must be one of {', '.join(MODEL_IMPLEMENTATIONS)}, got {options.model_impl!r}."
         )
-    device = choose_device(options.device)
+    device = choose_device(options.device, group.rank, group.size)
     folder = resolve_folder(options.model)
     config = read_config(folder, options.trust_remote_code)
     max_model_len = choose_max_model_len(options, config)
     check_rope(config, max_model_len)
-    plan = LoadPlan(options, folder, config, device, choose_dtype(options.dtype, config))
+    plan = LoadPlan(options, folder, config, device, choose_dtype(options.dtype, config), group)
     native = _wants_native(plan)
     _check_quantization(plan, native)
+    _check_tensor_parallel(plan, native)
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
@@ -88,15 +92,23 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
         )
 
 
+def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
+    if plan.group.size > 1 and not native:
+        raise ConfigError(
+            f"tensor_parallel_size: {plan.group.size} is made for models with a native implementation only; "
+            f"{plan.architecture} runs by transformers."
+        )
+
+
 def _load_native(plan: LoadPlan) -> CausalModel:
-    model = Decoder(plan.config, plan.dtype)
+    model = Decoder(plan.config, plan.dtype, plan.group)
     checkpoint = None if plan.dummy else Checkpoint(plan.folder)
     if checkpoint is not None:
-        _check_tensors(checkpoint, model.checkpoint_views(), plan)
+        _check_tensors(checkpoint, model.checkpoint_parts(), plan)
     check_memory(model, plan)
     model.materialize(plan.device)
     with torch.inference_mode():
-        _fill(model.checkpoint_views(), checkpoint, plan)
+        _fill(model.checkpoint_parts(), checkpoint, plan)
         model.finish_loading(plan.options.quantization)
     give_back_freed()
     return model
@@ -108,27 +120,26 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
     return load_transformers(plan)
 
 
-def _fill(views: Mapping[str, torch.Tensor], checkpoint: Checkpoint | None, plan: LoadPlan) -> None:
+def _fill(parts: Mapping[str, TensorPart], checkpoint: Checkpoint | None, plan: LoadPlan) -> None:
     if checkpoint is None:
-        _fill_with_noise(views, plan)
+        _fill_with_noise(parts.values(), plan)
         return
-    for name, tensor in checkpoint.tensors():
-        if name in views:
-            views[name].copy_(tensor)
+    for part, tensor in checkpoint.read(parts):
+        part.view.copy_(tensor)
 
 
-def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
+def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
     """Every tensor that the architecture has is there in its shape, and no other."""
-    for name, view in views.items():
+    for name, part in parts.items():
         entry = checkpoint.entries.get(name)
         if entry is None:
             raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
-        if entry.shape != tuple(view.shape):
+        if entry.shape != part.whole_shape:
             raise ModelLoadError(
                 f"Tensor {name} in {entry.file} has shape {list(entry.shape)}, "
-                f"but {plan.architecture} needs {list(view.shape)}."
+                f"but {plan.architecture} needs {list(part.whole_shape)}."
             )
-    for name in checkpoint.entries.keys() - views.keys():
+    for name in checkpoint.entries.keys() - parts.keys():
         # Tied models may carry a copy of the embedding, old checkpoints their rope frequencies.
         if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
             raise ModelLoadError(
@@ -136,11 +147,11 @@ def _check_tensors(checkpoint: Checkpoint, views: Mapping[str, torch.Tensor], pl
             )
 
 
-def _fill_with_noise(views: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
-    """Random weights that keep the scale of what passes through them."""
-    generator = torch.Generator(plan.device).manual_seed(plan.options.seed)
-    for view in views.values():
-        if view.dim() == 1:
-            view.fill_(1.0)
+def _fill_with_noise(parts: Iterable[TensorPart], plan: LoadPlan) -> None:
+    """Random weights that keep the scale of what passes through them; each rank has others."""
+    generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
+    for part in parts:
+        if part.view.dim() == 1:
+            part.view.fill_(1.0)
         else:
-            view.normal_(0.0, view.shape[-1] ** -0.5, generator=generator)
+            part.view.normal_(0.0, part.whole_shape[-1] ** -0.5, generator=generator)

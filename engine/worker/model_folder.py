@@ -100,13 +100,18 @@ def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:
     return torch.float32
 
 
-def choose_device(requested: str) -> torch.device:
-    """The device to run on: the requested one, else cuda where there is one."""
+def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
+    """The device of a rank: the requested one, else cuda where there is one."""
     if requested == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no CUDA device.")
     if requested == "auto":
         requested = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(requested, 0) if requested == "cuda" else torch.device(requested)
+    if requested != "cuda":
+        return torch.device(requested)
+    num_devices = torch.cuda.device_count()
+    if num_devices < num_ranks:
+        raise ConfigError(f"tensor_parallel_size is {num_ranks}, but there are {num_devices} CUDA devices.")
+    return torch.device(requested, rank)
 
 
 def choose_max_model_len(model: ModelConfig, config: PreTrainedConfig) -> int:

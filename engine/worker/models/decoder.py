@@ -5,19 +5,23 @@ Tokens of all sequences are flattened into one axis; which belongs to whom only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedConfig
 
+from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import layer_windows
-from engine.worker.models.linears import Table, VectorTable, replace_linears
-from engine.worker.models.packed_linear import can_pack, packed_linear, packed_table
+from engine.worker.models.linears import Table, replace_modules
+from engine.worker.models.packed_linear import PackedTable, can_pack, packed_linear, packed_table
 from engine.worker.models.quantized_linear import Int8Table, int4_linear, int8_linear
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
+from engine.worker.tensor_part import TensorPart
 
 NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -51,6 +55,8 @@ class DecoderShape:
     qk_norm: bool
     tied: bool
     windows: tuple[int | None, ...]
+    num_kv_copies: int = 1
+    """Ranks that hold the same key-value heads, as there are fewer of those than ranks."""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> DecoderShape:
@@ -72,6 +78,32 @@ class DecoderShape:
             windows=tuple(layer_windows(config)),
         )
 
+    def of_rank(self, num_ranks: int) -> DecoderShape:
+        """What each of so many ranks computes: some of the heads and of the MLP. ConfigError if that cannot
+        be."""
+        shared_out = {
+            "number of heads,": self.num_heads,
+            "intermediate size,": self.intermediate_size,
+            "vocabulary size,": self.vocab_size,
+        }
+        for name, number in shared_out.items():
+            if number % num_ranks:
+                raise ConfigError(
+                    f"tensor_parallel_size is {num_ranks}, which does not divide the model's {name} {number}."
+                )
+        if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
+            raise ConfigError(
+                f"tensor_parallel_size is {num_ranks}, which neither divides the number of the model's "
+                f"key-value heads, {self.num_kv_heads}, nor is a multiple of it."
+            )
+        return replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_kv_heads=max(1, self.num_kv_heads // num_ranks),
+            intermediate_size=self.intermediate_size // num_ranks,
+            num_kv_copies=max(1, num_ranks // self.num_kv_heads),
+        )
+
     @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
@@ -86,24 +118,41 @@ def _parameter(dtype: torch.dtype, *size: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(size, device="meta", dtype=dtype))
 
 
+def _linear(dtype: torch.dtype, inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """As ``_parameter``."""
+    return nn.Linear(inputs, outputs, bias, device="meta", dtype=dtype)
+
+
+def _row_parallel(
+    dtype: torch.dtype, inputs: int, outputs: int, bias: bool, group: TensorParallelGroup
+) -> nn.Linear | RowParallelLinear:
+    """From this rank's inputs to all outputs."""
+    if group.size == 1:
+        return _linear(dtype, inputs, outputs, bias)
+    partial = _linear(dtype, inputs, outputs, bias=False)
+    return RowParallelLinear(partial, _parameter(dtype, outputs) if bias else None, group)
+
+
 class DecoderLayer(nn.Module):
     """Attention and gated MLP, each behind an RMS norm, each added to the residual."""
 
-    def __init__(self, shape: DecoderShape, index: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: DecoderShape, index: int, dtype: torch.dtype, group: TensorParallelGroup
+    ) -> None:
+        """``shape``: of this rank."""
         super().__init__()
         self._shape = shape
+        self._group = group
         self._index = index
         hidden, inner = shape.hidden_size, shape.intermediate_size
         self.input_norm = _parameter(dtype, hidden)
-        self.qkv = nn.Linear(
-            hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias, device="meta", dtype=dtype
-        )
+        self.qkv = _linear(dtype, hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
         self.q_norm = _parameter(dtype, shape.head_dim) if shape.qk_norm else None
         self.k_norm = _parameter(dtype, shape.head_dim) if shape.qk_norm else None
-        self.output = nn.Linear(shape.query_size, hidden, shape.output_bias, device="meta", dtype=dtype)
+        self.output = _row_parallel(dtype, shape.query_size, hidden, shape.output_bias, group)
         self.post_attention_norm = _parameter(dtype, hidden)
-        self.gate_up = nn.Linear(hidden, 2 * inner, shape.mlp_bias, device="meta", dtype=dtype)
-        self.down = nn.Linear(inner, hidden, shape.mlp_bias, device="meta", dtype=dtype)
+        self.gate_up = _linear(dtype, hidden, 2 * inner, shape.mlp_bias)
+        self.down = _row_parallel(dtype, inner, hidden, shape.mlp_bias, group)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
@@ -148,51 +197,66 @@ class DecoderLayer(nn.Module):
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
 
-    def checkpoint_views(self) -> dict[str, torch.Tensor]:
-        """The checkpoint's tensor names, each with the part of a parameter that it fills."""
-        shape = self._shape
-        views: dict[str, torch.Tensor] = {
-            "input_layernorm.weight": self.input_norm,
-            "post_attention_layernorm.weight": self.post_attention_norm,
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with what of it goes where."""
+        shape, rank, size = self._shape, self._group.rank, self._group.size
+        parts = {
+            "input_layernorm.weight": TensorPart(self.input_norm),
+            "post_attention_layernorm.weight": TensorPart(self.post_attention_norm),
         }
         if self.q_norm is not None and self.k_norm is not None:
-            views |= {"self_attn.q_norm.weight": self.q_norm, "self_attn.k_norm.weight": self.k_norm}
-        sections = (shape.query_size, shape.kv_size, shape.kv_size)
-        for module, names, sizes in (
-            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), sections),
-            (self.output, ("self_attn.o_proj",), (shape.hidden_size,)),
-            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (shape.intermediate_size,) * 2),
-            (self.down, ("mlp.down_proj",), (shape.hidden_size,)),
-        ):
-            for kind, parameter in module.named_parameters():
-                views |= {
-                    f"{name}.{kind}": part
-                    for name, part in zip(names, torch.split(parameter, list(sizes)), strict=True)
-                }
-        return views
+            parts["self_attn.q_norm.weight"] = TensorPart(self.q_norm)
+            parts["self_attn.k_norm.weight"] = TensorPart(self.k_norm)
+        for kind, qkv in self.qkv.named_parameters():
+            q, k, v = torch.split(qkv, [shape.query_size, shape.kv_size, shape.kv_size])
+            kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
+            parts[f"self_attn.q_proj.{kind}"] = TensorPart(q, 0, rank, size)
+            parts[f"self_attn.k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
+            parts[f"self_attn.v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
+        for kind, gate_up in self.gate_up.named_parameters():
+            gate, up = gate_up.chunk(2)
+            parts[f"mlp.gate_proj.{kind}"] = TensorPart(gate, 0, rank, size)
+            parts[f"mlp.up_proj.{kind}"] = TensorPart(up, 0, rank, size)
+        for name, linear in (("self_attn.o_proj", self.output), ("mlp.down_proj", self.down)):
+            parts[f"{name}.weight"] = TensorPart(linear.weight, 1, rank, size)
+            if linear.bias is not None:
+                parts[f"{name}.bias"] = TensorPart(linear.bias)
+        return parts
 
 
 class Decoder(nn.Module):
-    """A CausalModel. Built without memory; ``materialize`` gives it its parameters, uninitialised."""
+    """A CausalModel, or a rank's part of one. Built without memory; ``materialize`` gives it its parameters,
+    uninitialised."""
 
-    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, dtype: torch.dtype, group: TensorParallelGroup = ALONE
+    ) -> None:
+        """Raises ConfigError if the model cannot be cut into as many parts as the group has ranks."""
         super().__init__()
         self._config = config
-        self.shape = shape = DecoderShape.from_config(config)
+        self._group = group
+        self.shape = shape = DecoderShape.from_config(config).of_rank(group.size)
         self.num_layers, self.num_kv_heads, self.head_dim = (
             shape.num_layers,
             shape.num_kv_heads,
             shape.head_dim,
         )
-        self.embedding: VectorTable = Table(_parameter(dtype, shape.vocab_size, shape.hidden_size))
-        self.layers = nn.ModuleList(DecoderLayer(shape, index, dtype) for index in range(shape.num_layers))
-        self.final_norm = _parameter(dtype, shape.hidden_size)
-        self.lm_head = (
-            None
-            if shape.tied
-            else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False, device="meta", dtype=dtype)
+        self.embedding = self._make_embedding(dtype)
+        self.layers = nn.ModuleList(
+            DecoderLayer(shape, index, dtype, group) for index in range(shape.num_layers)
         )
+        self.final_norm = _parameter(dtype, shape.hidden_size)
+        self.lm_head = None if shape.tied else self._make_head(dtype)
         self._rotary: RotaryEmbedding | None = None
+
+    def _make_embedding(self, dtype: torch.dtype) -> Table | PackedTable | Int8Table | VocabularyTable:
+        num_vectors = self.shape.vocab_size // self._group.size
+        table = Table(_parameter(dtype, num_vectors, self.shape.hidden_size))
+        return table if self._group.size == 1 else VocabularyTable(table, self._group)
+
+    def _make_head(self, dtype: torch.dtype) -> nn.Linear | VocabularyHead:
+        linear = _linear(dtype, self.shape.hidden_size, self.shape.vocab_size // self._group.size, bias=False)
+        return linear if self._group.size == 1 else VocabularyHead(linear, self._group)
 
     def materialize(self, device: torch.device) -> None:
         # Not by ``to_empty``: what it makes of tensors without memory imports a library of algebra.
@@ -209,21 +273,21 @@ class Decoder(nn.Module):
 
     def finish_loading(self, quantization: str | None = None) -> None:
         """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
-        bits; ``checkpoint_views`` is no more."""
+        bits; ``checkpoint_parts`` are no more."""
         if quantization is not None:
             self._quantize(quantization)
         elif can_pack(self.final_norm.device, self.final_norm.dtype):
-            replace_linears(self, packed_linear)
-            if self.lm_head is None and isinstance(self.embedding, Table):
-                self.embedding = packed_table(self.embedding)
+            replace_modules(self, nn.Linear, packed_linear)
+            if self.lm_head is None:
+                replace_modules(self, Table, packed_table)
 
     def _quantize(self, quantization: str) -> None:
         """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
-        if self.lm_head is not None:
+        if isinstance(self.lm_head, nn.Linear):
             self.add_module("lm_head", int8_linear(self.lm_head))
         elif isinstance(self.embedding, Table):
             self.embedding = Int8Table(self.embedding)
-        replace_linears(self.layers, int4_linear if quantization == "int4" else int8_linear)
+        replace_modules(self.layers, nn.Linear, int4_linear if quantization == "int4" else int8_linear)
 
     def forward(
         self,
@@ -240,22 +304,26 @@ class Decoder(nn.Module):
         return self.logits_of(x[sample_rows])
 
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size]"""
+        """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size]; at a rank that is
+        not the first [num_samples, 0]"""
         sampled = rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps)
         if self.lm_head is None:
             return self.embedding.products(sampled)
         logits: torch.Tensor = self.lm_head(sampled)
         return logits
 
-    def checkpoint_views(self) -> dict[str, torch.Tensor]:
-        """Every tensor that the checkpoint must hold, with the part of a parameter that it fills."""
-        assert isinstance(self.embedding, Table), "after finish_loading() there are no views"
-        views: dict[str, torch.Tensor] = {"model.embed_tokens.weight": self.embedding.weight}
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """Every tensor that the checkpoint must hold, with what of it goes where."""
+        assert isinstance(self.embedding, Table | VocabularyTable), (
+            "after finish_loading() there are no parts"
+        )
+        rank, size = self._group.rank, self._group.size
+        parts = {"model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size)}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             prefix = f"model.layers.{index}."
-            views |= {prefix + name: view for name, view in layer.checkpoint_views().items()}
-        views["model.norm.weight"] = self.final_norm
+            parts |= {prefix + name: part for name, part in layer.checkpoint_parts().items()}
+        parts["model.norm.weight"] = TensorPart(self.final_norm)
         if self.lm_head is not None:
-            views["lm_head.weight"] = self.lm_head.weight
-        return views
+            parts["lm_head.weight"] = TensorPart(self.lm_head.weight, 0, rank, size)
+        return parts

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class VectorTable(Protocol):
@@ -36,11 +38,11 @@ class Table(nn.Module):
         return linear(x, self.weight)
 
 
-def replace_linears(root: nn.Module, replacement: Callable[[nn.Linear], nn.Module]) -> None:
-    """Replace each ``nn.Linear`` below ``root``, one by one: no more than one weight is held twice."""
+def replace_modules(root: nn.Module, kind: type[Kind], replacement: Callable[[Kind], nn.Module]) -> None:
+    """Replace each module of a kind below ``root``, one by one: no more than one weight is held twice."""
     for parent in root.modules():
-        names = [name for name, child in parent.named_children() if isinstance(child, nn.Linear)]
+        names = [name for name, child in parent.named_children() if isinstance(child, kind)]
         for name in names:
             plain = parent.get_submodule(name)
-            assert isinstance(plain, nn.Linear)
+            assert isinstance(plain, kind)
             setattr(parent, name, replacement(plain))

@@ -1,0 +1,77 @@
+"""A rank's part of what a decoder multiplies with, whose products are put together with those of the others.
+
+A layer that is cut by its outputs needs nothing of this: it is a smaller one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.worker.models.linears import Table, VectorTable
+from engine.worker.parallel.group import TensorParallelGroup
+
+
+class RowParallelLinear(nn.Module):
+    """An ``nn.Linear`` cut by its inputs: the ranks' products are added up, then the bias, once."""
+
+    def __init__(self, partial: nn.Linear, bias: nn.Parameter | None, group: TensorParallelGroup) -> None:
+        super().__init__()
+        self.partial = partial
+        self.bias = bias
+        self._group = group
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out_features, in_features / size]"""
+        return self.partial.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, in_features / size] -> [n, out_features]"""
+        output = self._group.all_reduce(self.partial(x))
+        return output if self.bias is None else output.add_(self.bias)
+
+
+class VocabularyTable(nn.Module):
+    """A VectorTable of which each rank holds a range of vectors."""
+
+    def __init__(self, table: Table, group: TensorParallelGroup) -> None:
+        super().__init__()
+        self.table: VectorTable = table
+        self._group = group
+        self._num_vectors = len(table.weight)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[num_vectors / size, width], until the table is packed"""
+        assert isinstance(self.table, Table)
+        return self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """As Table's: who has not the vector adds nothing."""
+        own = ids - self._group.rank * self._num_vectors
+        absent = (own < 0) | (own >= self._num_vectors)
+        vectors = self.table(own.masked_fill(absent, 0)).contiguous()
+        return self._group.all_reduce(vectors.masked_fill_(absent[:, None], 0))
+
+    def products(self, x: torch.Tensor) -> torch.Tensor:
+        """As Table's at the first rank; [n, 0] at the others."""
+        return self._group.gather(self.table.products(x))
+
+
+class VocabularyHead(nn.Module):
+    """An ``nn.Linear`` without bias, cut by its outputs, whose products only the first rank wants whole."""
+
+    def __init__(self, partial: nn.Linear, group: TensorParallelGroup) -> None:
+        super().__init__()
+        self.partial = partial
+        self._group = group
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out_features / size, in_features]"""
+        return self.partial.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, in_features] -> [n, out_features] at the first rank, [n, 0] at the others"""
+        return self._group.gather(self.partial(x))
