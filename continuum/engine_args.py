@@ -125,9 +125,16 @@ class _Group:
         kind: Callable[[str], Any] = str,
         metavar: str | None = None,
         choices: Sequence[str] | None = None,
+        short: str | None = None,
     ) -> None:
         self.flags.add_argument(
-            _flag(name), type=kind, default=self._defaults[name], metavar=metavar, choices=choices, help=text
+            *(() if short is None else (short,)),
+            _flag(name),
+            type=kind,
+            default=self._defaults[name],
+            metavar=metavar,
+            choices=choices,
+            help=text,
         )
 
     def add_names(self, name: str, text: str, metavar: str) -> None:
@@ -274,6 +281,13 @@ def _add_model_flags(group: _Group) -> None:
         "round the weights to so many bits as they are loaded, on a CPU: to save memory; not by default",
         choices=QUANTIZATIONS,
     )
+    group.add(
+        "tensor_parallel_size",
+        "processes that compute the model together, with a GPU, or a share of the CPU's cores, each",
+        int,
+        "RANKS",
+        short="-tp",
+    )
     group.add_switch("trust_remote_code", "run code that comes with the model")
 
 
@@ -312,6 +326,7 @@ def _add_scheduler_flags(group: _Group) -> None:
         "TOKENS",
     )
     group.add_switch("scheduler_reserve_full_isl", "start a request only when all its tokens fit")
+    group.add_switch("async_scheduling", "plan a step while the one before it runs; by default on a GPU only")
 
 
 def _add_continuum_flags(group: _Group) -> None:

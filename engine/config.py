@@ -72,6 +72,9 @@ class ModelConfig:
 
     quantization: str | None = None
     """What weights are rounded to as they are loaded: ``int8`` | ``int4`` (the head keeps 8); CPUs only."""
+    tensor_parallel_size: int = 1
+    """Processes that compute the model together, each with its part of every weight, and a GPU or a
+    share of the CPU's cores."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -89,6 +92,9 @@ class ModelConfig:
             )
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 1)
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.tensor_parallel_size > 1 and self.quantization is not None:
+            raise ConfigError("quantization does not go with tensor_parallel_size: set one of them only.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +193,8 @@ class SchedulerConfig:
     """Most prefill tokens of one request per step; 0 means no limit."""
     scheduler_reserve_full_isl: bool = True
     """Admit a request only if its whole current sequence fits in the free blocks."""
+    async_scheduling: bool | None = None
+    """Plan a step while the one before it runs; None: on an accelerator only."""
 
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -245,3 +253,7 @@ class EngineConfig:
     trace: TraceConfig = TraceConfig()
     log_stats: bool = True
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    def __post_init__(self) -> None:
+        if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
+            raise ConfigError("kv_offloading_disk_size does not go with tensor_parallel_size: set one only.")
