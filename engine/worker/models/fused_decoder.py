@@ -1,0 +1,95 @@
+"""A decoder whose passes between the products are fused, and whose K and V go into their pages unseen.
+
+No call makes the host wait and no shape depends on data, so that a whole step can be a CUDA graph. It reads
+sizes from the decoder's own shape: a shard of one is a decoder too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.gpu.ops import FusedOps
+from engine.worker.gpu.paged_kv import PagedKv
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.rotary import RotaryEmbedding
+
+
+def with_fused_steps(
+    model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
+) -> CausalModel:
+    """``model``, its steps fused if it is a Decoder. No token is at ``max_positions`` or behind."""
+    return FusedDecoder(model, attention, ops, max_positions) if isinstance(model, Decoder) else model
+
+
+class FusedDecoder:
+    """A CausalModel for one attention backend."""
+
+    def __init__(self, model: Decoder, attention: PagedKv, ops: FusedOps, max_positions: int) -> None:
+        """The weights stay where they are."""
+        self.num_layers, self.num_kv_heads, self.head_dim = (
+            model.num_layers,
+            model.num_kv_heads,
+            model.head_dim,
+        )
+        self._plain = model
+        self._attention = attention
+        self._ops = ops
+        self._cos_sin = angle_table(model.rotary, max_positions, model.final_norm.dtype)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_rows: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """See CausalModel.forward."""
+        if attention is not self._attention:
+            return self._plain.forward(input_ids, positions, sample_rows, attention)
+        eps = self._plain.shape.norm_eps
+        x: torch.Tensor = self._plain.embedding(input_ids)
+        residual: torch.Tensor | None = None
+        for index, layer in enumerate(self._plain.layers):
+            assert isinstance(layer, DecoderLayer)
+            normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
+            attended = self._attend(index, layer, layer.qkv(normed), positions)
+            normed, residual = self._ops.rms_norm(
+                layer.output(attended), layer.post_attention_norm, eps, residual
+            )
+            x = layer.down(self._ops.swiglu(layer.gate_up(normed)))
+        assert residual is not None, "a decoder has layers"
+        return self._plain.logits_of(x[sample_rows] + residual[sample_rows])
+
+    def _attend(
+        self, index: int, layer: DecoderLayer, qkv: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""
+        shape = self._plain.shape
+        query = self._ops.rope_and_write(
+            qkv,
+            self._cos_sin,
+            positions,
+            self._attention.slots,
+            *self._attention.pages(index),
+            layer.q_norm,
+            layer.k_norm,
+            shape.norm_eps,
+            shape.num_heads,
+            shape.num_kv_heads,
+            self._attention.kv_scale,
+        )
+        attended = self._attention.attend_written(
+            index, query, scale=shape.head_dim**-0.5, window=shape.windows[index]
+        )
+        return attended.flatten(1)
+
+
+def angle_table(rotary: RotaryEmbedding, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
+    """[num_positions, head_dim]: of each position the cosines, then the sines, of its angles; rounded as
+    ``RotaryEmbedding.angles`` rounds them."""
+    positions = torch.arange(num_positions, device=rotary.frequencies.device)
+    cos, sin = rotary.angles(positions, dtype)
+    half = len(rotary.frequencies)
+    return torch.cat((cos[:, 0, :half], sin[:, 0, half:]), dim=-1)
