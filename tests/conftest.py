@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Tiny models gain nothing from threads, and tests share the machine; sub-processes inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A test that would reach the hub is wrong: it must fail at once, not wait for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Triton's kernels run in its interpreter where there is no GPU. It reads this once, when it is imported, and
+# transformers imports it.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 
