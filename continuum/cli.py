@@ -148,9 +148,9 @@ def _serve(args: argparse.Namespace) -> int:
 
     from engine.api.processes.server import serve
     from engine.core_proc import CoreSpec
-    from engine.llm import uniproc_executor
+    from engine.llm import model_executor
 
-    return serve(server, CoreSpec(config, uniproc_executor, policy))
+    return serve(server, CoreSpec(config, model_executor, policy))
 
 
 def _take_model_in_the_box(args: argparse.Namespace) -> None:

@@ -46,6 +46,7 @@ from engine.messages import (
     UtilityRequest,
 )
 from engine.policy import PolicyFactory
+from engine.torch_parts import leave_out_meta_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class EngineCoreProc:
         self._input_socket.rcvhwm = 0
         self._input_socket.bind(socket_address(folder, "input"))
         self._input_thread = self._start_thread(self._read_inputs, "core-inputs")
+        core.on_failure(self._fail)
 
     def run(self) -> None:
         """Step until asked to stop. An error ends the core: the front end is told, then it is raised."""
@@ -130,8 +132,12 @@ class EngineCoreProc:
         except zmq.ContextTerminated:
             pass
         except BaseException as error:
-            self._failure = error
-            self._core.request_stop()
+            self._fail(error)
+
+    def _fail(self, failure: BaseException) -> None:
+        """From any thread: the loop ends, and raises this."""
+        self._failure = failure
+        self._core.request_stop()
 
     def _read_inputs(self) -> None:
         handlers = {
@@ -297,6 +303,7 @@ def main() -> None:
     logging.basicConfig(
         level=start.log_level, format=f"%(levelname)s %(name)s (core {os.getpid()}): %(message)s"
     )
+    leave_out_meta_kernels()
     watch = ParentWatch(start)
     _leave(start, _run(start, watch))
 

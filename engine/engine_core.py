@@ -18,7 +18,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import PauseState, Scheduler, SchedulerStatistics
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, ModelInfo
 from engine.messages import (
     AbortRequest,
@@ -347,6 +347,10 @@ class EngineCore:
             self._wake()
 
     # ---- stopping ----
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        """See Executor.on_failure."""
+        self._executor.on_failure(told)
 
     def request_stop(self) -> None:
         """Let ``wait_for_work`` return False; callable from a signal handler."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.core.disk_tier import DiskLevel
+from engine.errors import EngineError
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 
 
@@ -64,8 +66,12 @@ class Executor(Protocol):
         them; it must not wait for them.
         """
 
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        """``told`` is called once, on any thread, if the model can no longer be run, whether or not a step is
+        running; such a step raises it, too."""
+
     def shutdown(self) -> None:
-        """Free the model and its memory."""
+        """Free the model and its memory. Repeatable."""
 
 
 class ExecutorFactory(Protocol):

@@ -26,18 +26,10 @@ from engine.core_clients import FIRST_CLIENT
 from engine.core_outbox import socket_address
 from engine.core_proc import FAILED, READY, CoreSpec, CoreStart
 from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
+from engine.interpreter import new_interpreter
 from engine.messages import EngineReady, EngineStartFailed
 
 logger = logging.getLogger(__name__)
-
-# A new interpreter instead of multiprocessing's spawn: it does not run the user's script again, so a script
-# needs no ``if __name__ == "__main__"``, and it works from a notebook or standard input too. SIGINT of a
-# terminal goes to the whole group: the front end decides what it means.
-_BOOTSTRAP = """\
-import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
-import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer)
-from {module} import main; main()
-"""
 
 POLL_MS = 100
 PROGRESS_EVERY_S = 10.0
@@ -47,11 +39,6 @@ STOP_TIMEOUT_S = 5.0
 _START_ERRORS: dict[str, type[EngineError]] = {
     error.__name__: error for error in (ConfigError, ModelLoadError, EngineDeadError)
 }
-
-
-def new_interpreter(module: str) -> list[str]:
-    """Command of a process that runs ``main`` of a module; its standard input first brings our sys.path."""
-    return [sys.executable, "-P", "-c", _BOOTSTRAP.format(module=module)]
 
 
 class Core(Protocol):

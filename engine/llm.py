@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
-from tqdm.auto import tqdm
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
 from engine.core.scheduler import SchedulerStatistics
@@ -27,8 +26,13 @@ Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
 
 
-def uniproc_executor(config: EngineConfig) -> Executor:
-    """The model in the core's own process. Imported there, so that a front end stays free of torch."""
+def model_executor(config: EngineConfig) -> Executor:
+    """The model in the core's own process, or in processes of its own. Imported there: a front end stays free
+    of torch."""
+    if config.model.tensor_parallel_size > 1:
+        from engine.worker.parallel.multiproc_executor import MultiprocExecutor
+
+        return MultiprocExecutor(config)
     from engine.worker.executor import UniProcExecutor
 
     return UniProcExecutor(config)
@@ -67,7 +71,7 @@ class LLM:
         model: str,
         *,
         policy_factory: PolicyFactory = fcfs,
-        executor_factory: ExecutorFactory = uniproc_executor,
+        executor_factory: ExecutorFactory = model_executor,
         multiprocess: bool = True,
         **options: Any,
     ) -> None:
@@ -182,6 +186,8 @@ class _Progress:
     """The progress bar, with token rates."""
 
     def __init__(self, count: int, shown: bool) -> None:
+        from tqdm.auto import tqdm  # this module is every core's, where nobody looks at a bar
+
         self._bar = tqdm(total=count, desc="Processed prompts", disable=not shown, dynamic_ncols=True)
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0

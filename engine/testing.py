@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from engine.config import CacheConfig, EngineConfig
 from engine.core.disk_tier import DiskLevel
-from engine.errors import ModelLoadError
+from engine.errors import EngineError, ModelLoadError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import TokenLogprobs
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
@@ -164,6 +165,9 @@ class FakeExecutor:
         if forbidden is None:
             return token
         return (token + int(np.argmin(np.roll(forbidden, -token)))) % len(forbidden)
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        """It fails in steps only."""
 
     def shutdown(self) -> None:
         self._rows.clear()

@@ -28,7 +28,7 @@ from engine.async_llm import AsyncLLM
 from engine.config import EngineConfig, TraceConfig
 from engine.core_proc import CoreSpec
 from engine.launcher import CoreProcess
-from engine.llm import engine_config, uniproc_executor
+from engine.llm import engine_config, model_executor
 from engine.messages import JobRef
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
@@ -176,7 +176,7 @@ async def measure(
 def in_process(folder: Path, model: Path, stack: ExitStack) -> Way:
     trace = folder / "engine.jsonl"
     config = traced(engine_config(str(model), num_gpu_blocks_override=NUM_BLOCKS), trace)
-    spec = CoreSpec(config, uniproc_executor, ContinuumPolicyFactory(ContinuumConfig()))
+    spec = CoreSpec(config, model_executor, ContinuumPolicyFactory(ContinuumConfig()))
     engine = AsyncLLM(config, CoreProcess(spec))
     stack.callback(engine.shutdown)
     callers: list[Caller] = [EngineCaller(engine, f"caller-{number}") for number in range(max(CONCURRENCIES))]

@@ -30,7 +30,7 @@ from engine.config import TraceConfig
 from engine.core_proc import CoreSpec
 from engine.errors import EngineError
 from engine.launcher import CoreProcess
-from engine.llm import engine_config, uniproc_executor
+from engine.llm import engine_config, model_executor
 from engine.messages import JobRef
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
@@ -250,7 +250,7 @@ def model_folder(name: str, folder: Path) -> str:
 async def run(model: str, folder: Path, args: argparse.Namespace) -> str:
     config = engine_config(model, num_gpu_blocks_override=NUM_BLOCKS)
     config = replace(config, trace=TraceConfig(trace_dir=str(folder)))
-    spec = CoreSpec(config, uniproc_executor, ContinuumPolicyFactory(ContinuumConfig()))
+    spec = CoreSpec(config, model_executor, ContinuumPolicyFactory(ContinuumConfig()))
     engine = AsyncLLM(config, CoreProcess(spec))
     try:
         load = Load(engine, args.streams, args.tokens)

@@ -29,7 +29,7 @@ from engine.clock import MonotonicClock
 from engine.config import TraceConfig
 from engine.engine_core import EngineCore
 from engine.errors import EngineError
-from engine.llm import engine_config, uniproc_executor
+from engine.llm import engine_config, model_executor
 from engine.messages import EngineCoreRequest, JobRef, TraceState
 from engine.sampling_params import SamplingParams
 from eval.agent_model import folder as box_folder
@@ -81,7 +81,7 @@ class Lane:
         config = engine_config(model, num_gpu_blocks_override=NUM_BLOCKS)
         config = replace(config, trace=TraceConfig(trace_dir=str(traces)))
         policy = ContinuumPolicyFactory(ContinuumConfig())
-        self._core = EngineCore(config, uniproc_executor, policy, MonotonicClock())
+        self._core = EngineCore(config, model_executor, policy, MonotonicClock())
         self._traces = traces
         self._writer: threading.Thread | None = None
         self._random = random.Random(0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.config import EngineConfig
+from engine.errors import EngineError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
 from engine.outputs import SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
@@ -17,15 +20,16 @@ from engine.worker.loader import load_model
 from engine.worker.memory import keep_freed
 from engine.worker.model_runner import ModelRunner
 from engine.worker.models.compiled_decoder import with_compiled_steps
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.parallel.rank_sampler import select_sampler
 from engine.worker.profile_run import measure_activations, measure_token_s
-from engine.worker.sampler import Sampler
 
 
 class UniProcExecutor:
-    """An Executor, and its own factory: ``UniProcExecutor(config)`` loads the model."""
+    """An Executor, and its own factory: ``UniProcExecutor(config)`` loads the model; with a group, a part."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        loaded = load_model(config.model)
+    def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
+        loaded = load_model(config.model, group)
         spec = KvCacheSpec(
             num_layers=loaded.model.num_layers,
             num_kv_heads=loaded.model.num_kv_heads,
@@ -34,8 +38,10 @@ class UniProcExecutor:
             block_size=config.cache.block_size,
         )
         activation_bytes = measure_activations(loaded, spec, config) if loaded.device.type == "cuda" else 0
-        num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, activation_bytes)
-        num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks)
+        num_blocks = choose_num_blocks(
+            config, spec, loaded.max_model_len, loaded.device, activation_bytes, group
+        )
+        num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
         attention = select_attention(pool, config.model.attention_backend)
         opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, attention, spec, config))
@@ -55,7 +61,7 @@ class UniProcExecutor:
             with_compiled_steps(loaded.model, attention),
             attention,
             batch,
-            Sampler(config.model.seed),
+            select_sampler(config.model.seed, group),
             loaded.device,
             HostPool(pool, num_host_blocks, disk) if num_host_blocks else None,
         )
@@ -72,6 +78,9 @@ class UniProcExecutor:
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None, "submit after shutdown"
         return FinishedOutput(self._runner.execute_model(plan))
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        """It fails in steps only."""
 
     def shutdown(self) -> None:
         if self._runner is not None:

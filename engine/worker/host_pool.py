@@ -15,6 +15,7 @@ from engine.outputs import BlockCopies, DiskWrites, KVLoad, ModelRunnerOutput, S
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.memory import as_gib, available_bytes
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 HOST = torch.device("cpu")
 
@@ -119,15 +120,19 @@ class HostPool:
 
 
 def choose_num_host_blocks(
-    cache: CacheConfig, spec: KvCacheSpec, device: torch.device, num_device_blocks: int
+    cache: CacheConfig,
+    spec: KvCacheSpec,
+    device: torch.device,
+    num_device_blocks: int,
+    group: TensorParallelGroup = ALONE,
 ) -> int:
-    """Slots of the host pool, 0 if there is to be none. ModelLoadError if the host has not the memory, of
-    which the device's pool takes its part if the device is the host."""
-    num_slots = cache.num_host_blocks(spec.bytes_per_block)
+    """Slots of the host pool, which its ranks share out, 0 if there is to be none. ModelLoadError if the host
+    has not the memory, of which the device's pool takes its part if the device is the host."""
+    num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size)
     num_rows = num_slots + (MAX_DISK_WRITES if cache.has_disk_tier else 0)
     needed = num_rows * spec.bytes_per_block
     taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0
-    available = max(0, available_bytes(HOST) - taken)
+    available = max(0, available_bytes(HOST) // group.size - taken)
     if needed > available:
         raise ModelLoadError(
             f"The host tier of {num_slots} KV blocks needs {as_gib(needed)} of host memory, "

@@ -8,6 +8,7 @@ from engine.config import CacheConfig, EngineConfig
 from engine.errors import ModelLoadError
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.memory import as_gib, available_bytes
+from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
 
 CPU_DEFAULT_BYTES = 4 * 2**30
 CPU_SHARE_OF_FREE_MEMORY = 0.4
@@ -15,15 +16,21 @@ NUM_NULL_BLOCKS = 1
 
 
 def choose_num_blocks(
-    config: EngineConfig, spec: KvCacheSpec, max_model_len: int, device: torch.device, activation_bytes: int
+    config: EngineConfig,
+    spec: KvCacheSpec,
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+    group: TensorParallelGroup = ALONE,
 ) -> int:
-    """Blocks of the pool, null block included: what was asked for, else what the device can spare."""
+    """Blocks of the pool, null block included: what was asked for, else what the device of each rank can
+    spare."""
     num_blocks = _requested_blocks(config.cache, spec)
-    available = available_bytes(device)
+    available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
         budget = _default_bytes(config, spec, max_model_len, device, activation_bytes, available)
         useful = config.scheduler.max_num_seqs * _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
-        num_blocks = min(budget // spec.bytes_per_block, useful)
+        num_blocks = group.smallest(min(budget // spec.bytes_per_block, useful))
     elif (needed := num_blocks * spec.bytes_per_block) > available:
         raise ModelLoadError(
             f"The KV cache of {num_blocks} blocks needs {as_gib(needed)} of memory on {device.type}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine.clock import ManualClock
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
+from engine.errors import EngineError
 from engine.executor import Executor, FinishedOutput, PendingOutput
 from engine.llm import engine_config
 from engine.messages import EngineCoreRequest
@@ -50,6 +52,9 @@ class Pair:
         self.num_resumed += len(plan.scheduled_cached_reqs.resumed_req_ids)
         self.num_loads += len(plan.kv_loads)
         return FinishedOutput(real)
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        self._real.on_failure(told)
 
     def shutdown(self) -> None:
         self._real.shutdown()

@@ -33,7 +33,8 @@ from engine.api.processes.siblings import Siblings
 from engine.core_client import CoreKeeper
 from engine.core_proc import CoreSpec
 from engine.errors import EngineDeadError, EngineError
-from engine.launcher import CoreProcess, CoreSeat, new_interpreter, start_error
+from engine.interpreter import new_interpreter
+from engine.launcher import CoreProcess, CoreSeat, start_error
 from engine.messages import EngineStartFailed
 from engine.metrics import shared_metrics_environment
 

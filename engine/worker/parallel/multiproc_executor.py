@@ -1,0 +1,159 @@
+"""Runs the model in several processes, the ranks, and passes on plans and what comes of them. Needs no torch.
+
+None of them is the engine core's own: whatever becomes of one, the core can still say so.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from multiprocessing.connection import wait
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError, EngineError
+from engine.executor import ModelInfo, PendingOutput
+from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.worker.parallel.rank_messages import RankReady, StepPlan
+from engine.worker.parallel.rank_process import RankProcess
+from engine.worker.parallel.report_merger import ReportMerger
+
+
+class MultiprocExecutor:
+    """An Executor, and its own factory; ``tensor_parallel_size`` says how many ranks there are."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        num_ranks = config.model.tensor_parallel_size
+        self._folder = tempfile.mkdtemp(prefix="engine-ranks-")
+        self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
+        self._changing = threading.Lock()
+        """Held while the pending steps, or whether there can be any, change."""
+        self._pending: deque[Future[ModelRunnerOutput]] = deque()
+        self._failure: EngineError | None = None
+        self._told: Callable[[EngineError], None] | None = None
+        self._stopped = False
+        self._merger = ReportMerger(num_ranks)
+        self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
+        """Of each rank, those that another rank has not come to yet."""
+        try:
+            self._ready = self._await_ready()
+        except BaseException:
+            self._stop_ranks()
+            raise
+        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
+        self._listener.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._ready.info
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self._ready.max_concurrent_batches
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        with self._changing:
+            self._told = told
+            failure = self._failure
+        if failure is not None:
+            told(failure)
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        message = pickle.dumps(StepPlan(replace(plan, masks=None), plan.masks is not None))
+        output: Future[ModelRunnerOutput] = Future()
+        with self._changing:
+            if self._failure is not None:
+                raise self._failure
+            self._pending.append(output)
+        for rank in self._ranks:
+            rank.send(message)
+        if plan.masks is not None:
+            plan.masks.add_done_callback(self._send_masks)
+        return output
+
+    def shutdown(self) -> None:
+        with self._changing:
+            if self._stopped:
+                return
+            self._stopped = True
+        self._stop_ranks()
+        self._listener.join()
+
+    def _send_masks(self, masks: Future[TokenMasks]) -> None:
+        """On the thread that has made them."""
+        error = masks.exception()
+        if error is None:
+            self._ranks[0].send(pickle.dumps(masks.result()))
+        else:
+            self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
+
+    def _await_ready(self) -> RankReady:
+        """The first rank's, when all are; all have the same blocks. Raises why one could not start."""
+        ready: dict[int, RankReady] = {}
+        while len(ready) < len(self._ranks):
+            for rank in _with_messages([rank for rank in self._ranks if rank.rank not in ready]):
+                message = rank.receive()
+                if not isinstance(message, RankReady):
+                    raise _as_failure(message, rank)
+                ready[rank.rank] = message
+        return ready[0]
+
+    def _listen(self) -> None:
+        """Until all ranks have gone."""
+        present = list(self._ranks)
+        while present:
+            for rank in _with_messages(present):
+                message = rank.receive()
+                if isinstance(message, ModelRunnerOutput):
+                    self._take(rank, message)
+                    continue
+                if message is None:
+                    present.remove(rank)
+                if not self._stopped:
+                    self._fail(_as_failure(message, rank))
+
+    def _take(self, rank: RankProcess, output: ModelRunnerOutput) -> None:
+        """A step has ended when it has at every rank: only then its blocks are no more in use."""
+        self._outputs[rank.rank].append(output)
+        if not all(self._outputs):
+            return
+        merged = self._merger.merge([outputs.popleft() for outputs in self._outputs])
+        with self._changing:
+            step = self._pending.popleft() if self._pending else None
+        if step is not None:
+            step.set_result(merged)
+
+    def _fail(self, failure: EngineError) -> None:
+        with self._changing:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            steps, told = list(self._pending), self._told
+            self._pending.clear()
+        for step in steps:
+            step.set_exception(failure)
+        if told is not None:
+            told(failure)
+
+    def _stop_ranks(self) -> None:
+        for rank in self._ranks:
+            rank.send(pickle.dumps(None))
+        for rank in self._ranks:
+            rank.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _with_messages(ranks: list[RankProcess]) -> list[RankProcess]:
+    """Those of ``ranks``, at least one, that have said something or have gone; waits for it."""
+    ready = wait([rank.channel for rank in ranks])
+    return [rank for rank in ranks if rank.channel in ready]
+
+
+def _as_failure(message: Any, rank: RankProcess) -> EngineError:
+    return message if isinstance(message, EngineError) else rank.death()

@@ -1,0 +1,49 @@
+"""What the engine core and the ranks of a model say to each other: pickled, over one channel for each rank.
+
+A rank answers its start with RankReady and each StepPlan with a ModelRunnerOutput; an EngineError in place of
+either is its last word. The end of the channel ends the rank, and so does a message of None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.executor import ModelInfo
+from engine.outputs import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """All that a rank's process is told, over its standard input."""
+
+    config: EngineConfig
+    rank: int
+    folder: str
+    """Private folder in which the ranks find each other; the last one to leave need not be the one to remove
+    it."""
+    channel_fileno: int
+    parent_pid: int
+    log_level: int
+
+    @property
+    def num_ranks(self) -> int:
+        return self.config.model.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A rank has loaded its part of the model."""
+
+    info: ModelInfo
+    max_concurrent_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step, the same bytes for all ranks."""
+
+    plan: SchedulerOutput
+    """Without its masks, which may not be there yet."""
+    has_masks: bool
+    """They follow, as TokenMasks, for the first rank only."""

@@ -1,0 +1,153 @@
+"""A rank of a model as a process: it takes plans from the engine core, runs its part of each, and answers.
+
+Started by ``RankProcess``. It does not outlive the engine core, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import torch
+
+from engine.errors import EngineDeadError, EngineError
+from engine.executor import Executor, PendingOutput
+from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.worker.executor import UniProcExecutor
+from engine.worker.model_folder import choose_device
+from engine.worker.parallel.process_group import ProcessGroup
+from engine.worker.parallel.rank_messages import RankReady, RankStart, StepPlan
+
+logger = logging.getLogger(__name__)
+
+PARENT_POLL_S = 0.5
+"""A copy of the channel in a forked sibling can hide its end: the parent's id is looked at too."""
+STOP_GRACE_S = 1.0
+"""A running step gets this long before the process ends in the middle of it."""
+
+
+class Inbox:
+    """Reads what the core sends, on a thread of its own, so that the core never waits for a step to end."""
+
+    def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
+        self._start = start
+        self._channel = channel
+        self._plans: SimpleQueue[SchedulerOutput | None] = SimpleQueue()
+        self._awaited_masks: deque[Future[TokenMasks]] = deque()
+        threading.Thread(target=self._run, name="inbox", daemon=True).start()
+
+    def next_plan(self) -> SchedulerOutput | None:
+        """None when there will be no more."""
+        return self._plans.get()
+
+    def _run(self) -> None:
+        while (message := self._receive()) is not None:
+            if isinstance(message, TokenMasks):
+                self._awaited_masks.popleft().set_result(message)
+            else:
+                self._plans.put(self._with_masks(message))
+        self._plans.put(None)
+        # Main ends the process meanwhile, unless it is in a step, or waits for a rank that has gone.
+        time.sleep(STOP_GRACE_S)
+        leave(self._start)
+
+    def _receive(self) -> StepPlan | TokenMasks | None:
+        with suppress(EOFError, OSError):
+            while not self._channel.poll(PARENT_POLL_S):
+                if os.getppid() != self._start.parent_pid:
+                    return None
+            message: StepPlan | TokenMasks | None = self._channel.recv()
+            return message
+        return None
+
+    def _with_masks(self, step: StepPlan) -> SchedulerOutput:
+        if step.has_masks and self._start.rank == 0:
+            step.plan.masks = Future()
+            self._awaited_masks.append(step.plan.masks)
+        return step.plan
+
+
+def main() -> None:
+    """Entry point of the process."""
+    start: RankStart = pickle.load(sys.stdin.buffer)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the core, which may have to finish something
+    logging.basicConfig(
+        level=start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING),
+        format=f"%(levelname)s %(name)s (rank {start.rank}, {os.getpid()}): %(message)s",
+    )
+    channel: Connection[Any, Any] = Connection(start.channel_fileno)
+    inbox = Inbox(start, channel)
+    try:
+        executor = load(start)
+    except Exception as error:
+        channel.send(_as_engine_error(error, start.rank))
+        inbox.next_plan()  # the core ends all ranks; the others must not see this one go before
+    else:
+        channel.send(RankReady(executor.info, executor.max_concurrent_batches))
+        _serve(executor, inbox, channel, start.rank)
+    leave(start)
+
+
+def load(start: RankStart) -> Executor:
+    """This rank's part of the model, once all ranks are there."""
+    model, num_ranks = start.config.model, start.num_ranks
+    device = choose_device(model.device, start.rank, num_ranks)
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
+    meeting_point = os.path.join(start.folder, "meeting-point")
+    return UniProcExecutor(start.config, ProcessGroup(start.rank, num_ranks, device, meeting_point))
+
+
+def leave(start: RankStart) -> NoReturn:
+    """As the engine core does: native libraries may hang in the interpreter's farewell."""
+    shutil.rmtree(start.folder, ignore_errors=True)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
+    outputs: SimpleQueue[PendingOutput] = SimpleQueue()
+    threading.Thread(target=_answer, args=(outputs, channel, rank), name="answers", daemon=True).start()
+    while (plan := inbox.next_plan()) is not None:
+        outputs.put(_submitted(executor, plan))
+    executor.shutdown()
+
+
+def _submitted(executor: Executor, plan: SchedulerOutput) -> PendingOutput:
+    try:
+        return executor.submit(plan)
+    except Exception as error:
+        failed: Future[ModelRunnerOutput] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _answer(outputs: SimpleQueue[PendingOutput], channel: Connection[Any, Any], rank: int) -> None:
+    """Send each step's result when it is there; the next step may be running by then."""
+    with suppress(OSError):  # the core has gone
+        while True:
+            try:
+                answer: ModelRunnerOutput | EngineError = outputs.get().result()
+            except Exception as error:
+                answer = _as_engine_error(error, rank)
+            channel.send(answer)
+
+
+def _as_engine_error(error: Exception, rank: int) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    logger.error("Rank %d failed.", rank, exc_info=error)
+    return EngineDeadError(f"Rank {rank} of the model failed: {error!r}; see its log.")
