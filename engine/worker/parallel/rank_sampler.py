@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.worker.attention.backend import IntArray
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.sampler import ForbiddenTokens, Sampler, SamplerOutput
 from engine.worker.sampling_batch import SamplingBatch
@@ -17,14 +18,18 @@ class RankSampler(Sampler):
         self._group = group
 
     def sample(
-        self, logits: torch.Tensor, batch: SamplingBatch, forbidden: ForbiddenTokens | None = None
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: IntArray,
+        forbidden: ForbiddenTokens | None = None,
     ) -> SamplerOutput:
         """As Sampler's; where this is not the first rank, logits [num_samples, 0], and nobody is told
         log-probabilities."""
         if self._group.rank:
             told = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
             return SamplerOutput(self._group.broadcast(told).cpu().numpy(), {})
-        output = super().sample(logits, batch, forbidden)
+        output = super().sample(logits, batch, history, forbidden)
         self._group.broadcast(torch.from_numpy(output.token_ids).to(logits.device))
         return output
 
