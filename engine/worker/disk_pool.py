@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -63,9 +64,25 @@ class ReadSpeed:
     block_s: float
 
 
+class KvDisk(Protocol):
+    """Slots for blocks behind host memory."""
+
+    def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
+        """Fill blocks of the device once these events are done."""
+
+    def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        """Keep a block's bytes, which are there once these events are done, and do not change from then until
+        it is reported; after all reads."""
+
+    def take_reports(self) -> TransferReports: ...
+
+    def close(self) -> None:
+        """Give up what is under way, and what is kept. Repeatable."""
+
+
 class DiskPool:
-    """Slots of a file. Whoever uses it never reads or writes a slot that is being written, nor writes one
-    that is being read. No call waits for the disk."""
+    """A KvDisk that is a file. Whoever uses it never reads or writes a slot that is being written, nor writes
+    one that is being read. No call waits for the disk."""
 
     def __init__(self, folder: Path, device_pool: torch.Tensor) -> None:
         """``device_pool``: [num_blocks, ...], block-major. OSError if no file can be made there."""
@@ -98,7 +115,6 @@ class DiskPool:
     # ---- called by the worker ----
 
     def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
-        """Fill blocks of the device once these events are done."""
         with self._changed:
             self._loads[load_id] = _Load(len(reads), after)
             self._reads.extend(
@@ -108,8 +124,6 @@ class DiskPool:
             self._changed.notify_all()
 
     def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
-        """Keep a block's bytes, which are there once these events are done, and do not change from then until
-        it is reported; after all reads."""
         with self._changed:
             self._writes.append((slot, content, after))
             self._changed.notify()
@@ -120,7 +134,6 @@ class DiskPool:
         return reports
 
     def close(self) -> None:
-        """Give up what is under way, and the file. Repeatable."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -52,16 +52,22 @@ def keep_freed() -> None:
 def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages the system hands out in the background: to wait for gigabytes of them takes seconds.
 
-    What is touched before its turn is given at once, as always. Large pages are asked for.
+    What is touched before its turn is given at once, as always.
     """
+    zeros = untouched_zeros(shape, dtype)
+    if zeros.nbytes > _POPULATED_AT_ONCE:
+        threading.Thread(target=_populate, args=(zeros,), name="populate", daemon=True).start()
+    return zeros
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages, large ones if there are, the system hands out when they are first touched. They are
+    shared with no other tensor."""
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    zeros = torch.frombuffer(memory, dtype=dtype).view(*shape)
-    if num_bytes > _POPULATED_AT_ONCE:
-        threading.Thread(target=_populate, args=(zeros,), name="populate", daemon=True).start()
-    return zeros
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 def _populate(zeros: torch.Tensor) -> None:

@@ -5,49 +5,58 @@ The seam between the host tier and CUDA: what is behind it does nothing but pass
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
+
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""To and from: both contiguous, of one shape and type. Neither may change before the copy is done."""
 
 
 class Event(Protocol):
     """A place in a queue: it is done when all that was queued there before it is."""
 
     def query(self) -> bool:
-        """Whether it is done; does not wait."""
+        """Whether it is done. Does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until it is done; any thread may."""
+        """Wait until it is done. Any thread may."""
 
 
 class Stream(Protocol):
-    """Work that a device does in the order in which it was queued. No call waits for the device."""
+    """Work that a device does in the order in which it was queued. Queuing does not wait for the device."""
 
     def wait_event(self, event: Event) -> None:
         """What is queued from now on starts after this."""
 
     def record_event(self) -> Event:
-        """After what is queued now."""
+        """After what is queued by now."""
+
+    def synchronize(self) -> None:
+        """Wait until all that is queued is done."""
 
 
 class CopyStream(Stream, Protocol):
     """A stream that copies."""
 
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Both contiguous, of one shape; neither may change before the copy is done."""
+    def copy(self, copies: Iterable[Copy]) -> None: ...
 
 
 class CopyStreams(Protocol):
-    """One queue each way, so that neither waits for the other, and memory that both are fast with."""
+    """One stream each way, so that neither waits for the other, and memory that both are fast with."""
 
-    loads: CopyStream
-    """Host to device."""
-    stores: CopyStream
-    """Device to host."""
+    @property
+    def loads(self) -> CopyStream:
+        """Host to device."""
+
+    @property
+    def stores(self) -> CopyStream:
+        """Device to host."""
 
     @property
     def steps(self) -> Stream:
-        """Where the caller's own work on the device is queued."""
+        """Where the calling thread's own work on the device is queued."""
 
     def pin(self, memory: torch.Tensor) -> bool:
         """Let copies go straight to and from this memory of the host; False if that cannot be had. Any thread
@@ -55,3 +64,79 @@ class CopyStreams(Protocol):
 
     def unpin(self, memory: torch.Tensor) -> None:
         """Before memory that was pinned is given back."""
+
+
+def copy_streams_of(device: torch.device) -> CopyStreams:
+    return CudaCopyStreams(device) if device.type == "cuda" else HostCopyStreams()
+
+
+class HostCopyStreams:
+    """CopyStreams of a CPU: all is done when the call returns."""
+
+    def __init__(self) -> None:
+        self.loads = self.stores = self.steps = _HostStream()
+
+    def pin(self, memory: torch.Tensor) -> bool:
+        return True
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        return
+
+
+class _HostStream:
+    """A CopyStream whose queue is always empty, and each event on it."""
+
+    def wait_event(self, event: Event) -> None:
+        return
+
+    def record_event(self) -> Event:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        for to, source in copies:
+            to.copy_(source)
+
+
+class CudaCopyStreams:
+    """CopyStreams of a GPU. Copies from and to pinned memory are the work of its copy engines: they take
+    nothing from the steps but bandwidth."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.loads = _CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        self.stores = _CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+    @property
+    def steps(self) -> Stream:
+        return _CudaStream(torch.cuda.current_stream(self._device))
+
+    def pin(self, memory: torch.Tensor) -> bool:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            return int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            cudart.cudaHostUnregister(memory.data_ptr())
+
+
+class _CudaStream:
+    """A CopyStream that is a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self.wait_event: Callable[[Any], None] = stream.wait_event
+        self.record_event: Callable[[], Event] = stream.record_event
+        self.synchronize: Callable[[], None] = stream.synchronize
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        with torch.cuda.stream(self._stream):
+            for to, source in copies:
+                to.copy_(source, non_blocking=True)

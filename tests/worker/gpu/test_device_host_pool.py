@@ -1,0 +1,202 @@
+"""Copies beside the steps: whenever each of them is really made, a step reads what it must, and a load and a
+write to disk take what was stored. The plans are those of a real scheduler on too small a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count, cycle
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.block_hash import BlockHash
+from engine.outputs import SchedulerOutput
+from engine.request import Request
+from engine.worker.gpu.device_host_pool import DeviceHostPool
+from engine.worker.gpu.store_queue import StoreQueue
+from tests.core.kv_memory import KvMemory, Reports
+from tests.core.test_kv_loads import BusyDay
+from tests.worker.gpu.late_streams import PICKS, LateStreams, Wait
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 2 * BLOCK_SIZE * 8
+
+
+class Corrupted(AssertionError):
+    """Something was read that is not what was written."""
+
+
+def number_of(block_hash: BlockHash) -> int:
+    """What a block of this content is filled with."""
+    return int.from_bytes(block_hash[:7], "little")
+
+
+class LateMemory(KvMemory):
+    """Executes plans on a device that is late. Tokens are known at once, so the host may be any number of
+    steps ahead."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        picks: Iterator[str],
+        luck: Iterator[bool],
+        forgotten: Collection[Wait] = (),
+    ) -> None:
+        super().__init__(BLOCK_SIZE)
+        self._blocks = torch.zeros((num_blocks, 1, 2, BLOCK_SIZE, 1, 1), dtype=torch.int64)
+        self._streams = LateStreams(picks, forgotten)
+        self._disk = self._streams.disk_of(self._blocks, luck)
+        self._pool = DeviceHostPool(
+            self._blocks,
+            num_host_blocks,
+            self._streams,
+            self._disk,
+            slab_bytes=3 * BLOCK_BYTES,
+            portion_bytes=2 * BLOCK_BYTES,
+        )
+        self._garbage = count(-1, -1)
+
+    def execute(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> Reports:
+        self._take_in(plan)
+        self._pool.begin_step(plan)
+        self._queue_step(plan, requests)
+        self._pool.end_step(plan)
+        self._streams.run_some()
+        if not plan.total_num_scheduled_tokens:  # the host can only wait: not for ever
+            for _ in range(20):
+                self._streams.run_each()
+        reports = self._pool.take_reports()
+        return Reports(
+            reports.finished_loads,
+            reports.failed_loads,
+            reports.finished_writes,
+            reports.failed_writes,
+        )
+
+    def _queue_step(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """All requests write, then each reads all that is before its new tokens, and its new full blocks."""
+        writes: list[tuple[int, int]] = []
+        reads: list[tuple[int, int]] = []
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            request = requests[request_id]
+            computed, table = request.num_computed_tokens, self._tables[request_id]
+            full = [number_of(block_hash) for block_hash in request.block_hashes[: computed // BLOCK_SIZE]]
+            reads += zip(table, full, strict=False)
+            for index in range((computed - num_tokens) // BLOCK_SIZE, -(-computed // BLOCK_SIZE)):
+                number = full[index] if index < len(full) else next(self._garbage)
+                writes.append((table[index], number))
+        self._streams.steps.do(lambda: self._run_step(writes, reads))
+
+    def _run_step(self, writes: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
+        for block_id, number in writes:
+            self._blocks[block_id] = number
+        for block_id, number in reads:
+            self._check(self._blocks[block_id], number, f"a step reads block {block_id}")
+
+    def _check(self, memory: torch.Tensor, number: int, what: str) -> None:
+        if not bool((memory == number).all()):
+            raise Corrupted(what)
+
+    def check_claims(
+        self,
+        device: Mapping[int, BlockHash],
+        host: Mapping[BlockHash, int],
+        disk: Mapping[BlockHash, int],
+    ) -> None:
+        """Between steps nothing can be said: see ``finish``."""
+
+    def finish(self, day: BusyDay) -> None:
+        """Let the device do all; then what is found on any tier holds what it is found for."""
+        self._streams.run_all()
+        connector = day.room.connector
+        assert connector is not None
+        for block in day.room.scheduler.kv.pool.blocks:
+            if block.block_hash is not None:
+                self._check(self._blocks[block.block_id], number_of(block.block_hash), "a cached block")
+        if connector.disk is not None:
+            for block_hash, slot in connector.disk.tier.contents().items():
+                content = bytearray(self._disk.contents[slot])
+                kept = torch.frombuffer(content, dtype=torch.int64)
+                self._check(kept, number_of(block_hash), f"slot {slot} of the disk")
+        self._pool.close()
+        self._pool.close()
+
+
+def late_day(
+    seed: int, picks: Iterator[str], num_events: int = 150, forgotten: Collection[Wait] = ()
+) -> BusyDay:
+    """A busy day on a late device, to its end. Corrupted if anything was."""
+    day = BusyDay(seed)
+    assert day.room.connector is not None
+    luck = Random(seed)
+    memory = LateMemory(
+        num_blocks=25,
+        num_host_blocks=day.room.connector.tier.num_blocks,
+        picks=picks,
+        luck=iter(lambda: luck.random() < 0.9, None),
+        forgotten=forgotten,
+    )
+    day.room.memory = memory
+    day.run(num_events)
+    memory.finish(day)
+    return day
+
+
+def random_picks(seed: int) -> Iterator[str]:
+    """Now one queue is ahead, now another."""
+    random = Random(seed)
+    while True:
+        weights = [random.choice([0.2, 1, 5]) for _ in PICKS]
+        yield from random.choices(PICKS, weights, k=random.randrange(1, 60))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), picks=st.lists(st.sampled_from(PICKS), max_size=120))
+def test_whenever_a_copy_is_made_it_is_the_right_one(seed: int, picks: list[str]) -> None:
+    """Stores, loads, reads from and writes to disk, blocks and slots that are given to others at once."""
+    late_day(seed, cycle([*picks, "host"]))
+
+
+def test_much_happens_on_such_a_day() -> None:
+    """So the test above is worth something."""
+    days = [late_day(seed, random_picks(seed), num_events=300) for seed in range(6)]
+    for event in ("loaded", "read from disk", "failed reading from disk", "written", "preempted"):
+        assert sum(day.seen[event] for day in days) > 5, event
+
+
+MUTANTS: dict[str, Collection[Wait]] = {
+    "a load does not wait for steps": [("loads", "steps")],
+    "a load does not wait for stores": [("loads", "stores")],
+    "a store does not wait for its step": [("stores", "steps")],
+    "a step does not wait for stores": [("steps", "stores")],
+    "a read from disk does not wait for steps": [("disk reads", "steps")],
+    "a read from disk does not wait for stores": [("disk reads", "stores")],
+    "a write to disk does not wait for stores": [("disk writes", "stores")],
+    "a load is reported before it is done": [("host", "loads")],
+}
+
+
+def is_found(corrupt: Callable[[int], object]) -> bool:
+    """Whether one of a few days shows it."""
+    for seed in range(60):
+        try:
+            corrupt(seed)
+        except Corrupted:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("forgotten", MUTANTS.values(), ids=MUTANTS)
+def test_no_wait_can_be_left_out(forgotten: Collection[Wait]) -> None:
+    assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten))
+
+
+@pytest.mark.parametrize("who", ["reading", "writing"])
+def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Who overwrites a block that is being stored, and who reads a slot that is being stored to."""
+    monkeypatch.setattr(StoreQueue, who, lambda *_: [])
+    assert is_found(lambda seed: late_day(seed, random_picks(seed)))
