@@ -13,7 +13,8 @@ from engine.outputs import SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention
 from engine.worker.disk_level import open_disk
-from engine.worker.host_pool import HostPool, choose_num_host_blocks
+from engine.worker.gpu.device_host_pool import select_host_pool
+from engine.worker.host_pool import choose_num_host_blocks
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
@@ -63,7 +64,7 @@ class UniProcExecutor:
             batch,
             select_sampler(config.model.seed, group),
             loaded.device,
-            HostPool(pool, num_host_blocks, disk) if num_host_blocks else None,
+            select_host_pool(pool, num_host_blocks, disk, beside_steps=loaded.device.type == "cuda"),
         )
         keep_freed()
 

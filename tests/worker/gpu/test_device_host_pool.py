@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count, cycle
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.block_hash import BlockHash
+from engine.llm import LLM
 from engine.outputs import SchedulerOutput
 from engine.request import Request
+from engine.worker import executor
+from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.gpu.device_host_pool import DeviceHostPool
 from engine.worker.gpu.store_queue import StoreQueue
 from tests.core.kv_memory import KvMemory, Reports
 from tests.core.test_kv_loads import BusyDay
-from tests.worker.gpu.late_streams import PICKS, LateStreams, Wait
+from tests.worker.conftest import ModelFolders
+from tests.worker.gpu.late_streams import PICKS, LateStreams, StepsAtOnce, Wait
+from tests.worker.test_disk_tier import Jobs
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 2 * BLOCK_SIZE * 8
@@ -200,3 +207,55 @@ def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPa
     """Who overwrites a block that is being stored, and who reads a slot that is being stored to."""
     monkeypatch.setattr(StoreQueue, who, lambda *_: [])
     assert is_found(lambda seed: late_day(seed, random_picks(seed)))
+
+
+class LatePool(DeviceHostPool):
+    """Under a real model on a CPU: what a step starts to copy is copied when later steps come."""
+
+    def __init__(self, blocks: torch.Tensor, num_slots: int, disk: DiskPool | None) -> None:
+        self._late = StepsAtOnce(random_picks(0))
+        super().__init__(blocks, num_slots, self._late, disk, slab_bytes=3 * blocks[0].nbytes)
+        self.num_late_steps = 0
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        self._late.run_some()
+        super().begin_step(plan)
+
+    def take_reports(self) -> TransferReports:
+        reports = super().take_reports()
+        self.num_late_steps += len(self._loads) > 0
+        return reports
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
+    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_disk: bool
+) -> None:
+    """Three jobs in a pool that holds little more than one: every later turn comes back from host memory or
+    from disk, and its tokens are those of transformers."""
+    pools: list[LatePool] = []
+
+    def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
+        pools.append(LatePool(blocks, num_slots, disk))
+        return pools[-1]
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    folder = model_folders("llama")
+    options: dict[str, Any] = {"num_host_blocks_override": 100}
+    if with_disk:
+        options = {"num_host_blocks_override": 8, "num_disk_blocks_override": 200}
+        options |= {"kv_offloading_disk_path": str(tmp_path), "kv_offloading_disk_min_tokens": 1}
+    with LLM(
+        str(folder),
+        multiprocess=False,
+        max_model_len=304,
+        num_gpu_blocks_override=20,
+        max_num_batched_tokens=64,
+        **options,
+    ) as llm:
+        jobs = Jobs(llm, folder)
+        assert jobs.turn() == 0
+        assert jobs.turn() >= sum((150 + 10 * job) // 16 * 16 for job in range(3))
+        assert jobs.turn() > 3 * 160
+        assert llm.statistics().num_free_blocks == 19
+    assert pools[0].num_late_steps > 5
