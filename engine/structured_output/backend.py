@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,7 +20,9 @@ from engine.errors import RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.grammar_text import grammar_text
 from engine.structured_output.params import StructuredOutputsParams
-from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.tokenizer import Tokenizer
 
 MAX_FILL_THREADS = 8
 MAX_REASON_CHARS = 300
