@@ -133,8 +133,12 @@ class _CudaStream:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self.wait_event: Callable[[Any], None] = stream.wait_event
-        self.record_event: Callable[[], Event] = stream.record_event
         self.synchronize: Callable[[], None] = stream.synchronize
+
+    def record_event(self) -> Event:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it may sleep
+        event.record(self._stream)
+        return event
 
     def copy(self, copies: Iterable[Copy]) -> None:
         with torch.cuda.stream(self._stream):

@@ -89,11 +89,11 @@ class PinnedSlabs:
         return self._slabs[slab][row : row + count]
 
     def _make_ready(self, slab: int) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._pin_all, name="kv-pin", daemon=True)
-            self._thread.start()
         with self._changed:
             self._wanted.append(slab)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._pin_all, name="kv-pin", daemon=True)
+                self._thread.start()
             self._changed.wait_for(lambda: self._is_ready[slab] or self._closing)
 
     # ---- the thread ----

@@ -20,8 +20,9 @@ from engine.outputs import SchedulerOutput
 from engine.request import Request
 from engine.worker import executor
 from engine.worker.disk_pool import DiskPool, TransferReports
-from engine.worker.gpu.device_host_pool import DeviceHostPool
+from engine.worker.gpu.device_host_pool import DeviceHostPool, select_host_pool
 from engine.worker.gpu.store_queue import StoreQueue
+from engine.worker.host_pool import HostTransfers
 from tests.core.kv_memory import KvMemory, Reports
 from tests.core.test_kv_loads import BusyDay
 from tests.worker.conftest import ModelFolders
@@ -227,24 +228,9 @@ class LatePool(DeviceHostPool):
         return reports
 
 
-@pytest.mark.parametrize("with_disk", [False, True])
-def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
-    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_disk: bool
-) -> None:
-    """Three jobs in a pool that holds little more than one: every later turn comes back from host memory or
-    from disk, and its tokens are those of transformers."""
-    pools: list[LatePool] = []
-
-    def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
-        pools.append(LatePool(blocks, num_slots, disk))
-        return pools[-1]
-
-    monkeypatch.setattr(executor, "select_host_pool", select)
-    folder = model_folders("llama")
-    options: dict[str, Any] = {"num_host_blocks_override": 100}
-    if with_disk:
-        options = {"num_host_blocks_override": 8, "num_disk_blocks_override": 200}
-        options |= {"kv_offloading_disk_path": str(tmp_path), "kv_offloading_disk_min_tokens": 1}
+def check_turns(folder: Path, **options: Any) -> None:
+    """Three jobs in a pool that holds little more than one: every later turn comes back from another tier,
+    and its tokens are those of transformers."""
     with LLM(
         str(folder),
         multiprocess=False,
@@ -258,4 +244,44 @@ def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
         assert jobs.turn() >= sum((150 + 10 * job) // 16 * 16 for job in range(3))
         assert jobs.turn() > 3 * 160
         assert llm.statistics().num_free_blocks == 19
+
+
+def disk_in(folder: Path) -> dict[str, Any]:
+    """Options: host memory for less than a job, and a disk for all."""
+    return {
+        "num_host_blocks_override": 8,
+        "num_disk_blocks_override": 200,
+        "kv_offloading_disk_path": str(folder),
+        "kv_offloading_disk_min_tokens": 1,
+    }
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
+    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_disk: bool
+) -> None:
+    """From host memory, and from disk: a load takes several steps, others run meanwhile."""
+    pools: list[LatePool] = []
+
+    def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
+        pools.append(LatePool(blocks, num_slots, disk))
+        return pools[-1]
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    options = disk_in(tmp_path) if with_disk else {"num_host_blocks_override": 100}
+    check_turns(model_folders("llama"), **options)
     assert pools[0].num_late_steps > 5
+
+
+def test_an_engine_on_a_cpu_may_have_the_pool_of_a_device(
+    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies are made when they are asked for."""
+
+    def select(
+        blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool
+    ) -> HostTransfers | None:
+        return select_host_pool(blocks, num_slots, disk, beside_steps=True)
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    check_turns(model_folders("qwen3"), **disk_in(tmp_path))
