@@ -55,17 +55,18 @@ class InputBatch:
         """The arrays of a forward pass: single-token sequences first, shortest first."""
         step = self._rows.step_rows(plan)
         max_blocks = -(-int(step.seq_lens.max()) // self._block_size)
+        slot_blocks, slot_offsets = np.divmod(step.slots, self._block_size)
         return StepInputs(
             req_ids=step.req_ids,
             input_ids=self.token_ids[step.row_of_token, step.positions],
             positions=step.positions,
             attention=AttentionBatch(
-                num_decodes=step.num_decodes,
+                num_decodes=step.num_uniform,
                 query_lens=step.query_lens,
                 seq_lens=step.seq_lens,
                 block_tables=self._rows.block_tables[step.rows, :max_blocks],
-                slot_blocks=step.slot_blocks,
-                slot_offsets=step.slot_offsets,
+                slot_blocks=slot_blocks,
+                slot_offsets=slot_offsets,
             ),
             sample_tokens=step.sample_tokens,
             sample_seqs=step.sample_seqs,

@@ -18,9 +18,11 @@ from engine.worker.sampling_batch import SamplingBatch, SamplingTable
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """One step as arrays: first the sequences of a single token, shortest first, then the others."""
+    """One step as arrays: first the uniform sequences, shortest first, then the others."""
 
     req_ids: list[str]
+    num_uniform: int
+    """Sequences with the number of query tokens that was asked for."""
     rows: IntArray
     """[num_seqs]"""
     query_lens: IntArray
@@ -31,19 +33,12 @@ class StepRows:
     """[num_tokens]"""
     positions: IntArray
     """[num_tokens]"""
-    slot_blocks: IntArray
-    """[num_tokens] block each token's K and V go to."""
-    slot_offsets: IntArray
-    """[num_tokens] place in that block."""
+    slots: IntArray
+    """[num_tokens] where K and V of each token go: block * block_size + offset."""
     sample_tokens: IntArray
     """[num_samples] the tokens of the step whose logits are sampled."""
     sample_seqs: IntArray
     """[num_samples] the sequences they belong to."""
-
-    @property
-    def num_decodes(self) -> int:
-        """Sequences of a single token."""
-        return int(np.count_nonzero(self.query_lens == 1))
 
     @property
     def sample_rows(self) -> IntArray:
@@ -114,29 +109,31 @@ class RequestRows:
                 self._append_blocks(known.row, block_ids, changes)
         return changes
 
-    def step_rows(self, plan: SchedulerOutput) -> StepRows:
-        """The arrays of a plan whose deltas are applied and that has tokens to compute."""
+    def step_rows(self, plan: SchedulerOutput, uniform_len: int = 1) -> StepRows:
+        """The arrays of a plan whose deltas are applied and that has tokens to compute; first come the
+        sequences of ``uniform_len`` query tokens."""
         req_ids = list(plan.num_scheduled_tokens)
         rows = np.array([self._known[req_id].row for req_id in req_ids], dtype=np.int64)
         query_lens = np.fromiter(plan.num_scheduled_tokens.values(), dtype=np.int64, count=len(req_ids))
         seq_lens = self._num_computed[rows] + query_lens
-        order = np.lexsort((seq_lens, query_lens != 1))
+        order = np.lexsort((seq_lens, query_lens != uniform_len))
         rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
 
         ends = np.cumsum(query_lens)
         seq_of_token = np.repeat(np.arange(len(rows)), query_lens)
         row_of_token = rows[seq_of_token]
         positions = np.arange(ends[-1]) + (seq_lens - ends)[seq_of_token]
+        blocks, offsets = np.divmod(positions, self._block_size)
         sample_seqs = np.flatnonzero(seq_lens >= self._num_tokens[rows])
         return StepRows(
             req_ids=[req_ids[i] for i in order],
+            num_uniform=int(np.count_nonzero(query_lens == uniform_len)),
             rows=rows,
             query_lens=query_lens,
             seq_lens=seq_lens,
             row_of_token=row_of_token,
             positions=positions,
-            slot_blocks=self.block_tables[row_of_token, positions // self._block_size],
-            slot_offsets=positions % self._block_size,
+            slots=self.block_tables[row_of_token, blocks] * self._block_size + offsets,
             sample_tokens=ends[sample_seqs] - 1,
             sample_seqs=sample_seqs,
         )

@@ -101,9 +101,13 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(seeds: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position), by the SplitMix64 mixing function."""
-    mixed = _mix(_mix(seeds.astype(np.uint64)) + positions.astype(np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """One number in [0, 1) per (seed, position)."""
+    return (draw_keys(seeds, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def draw_keys(seeds: IntArray, positions: IntArray) -> npt.NDArray[np.uint64]:
+    """64 random bits per (seed, position), by the SplitMix64 mixing function."""
+    return _mix(_mix(seeds.astype(np.uint64)) + positions.astype(np.uint64))
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

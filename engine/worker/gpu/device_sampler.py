@@ -1,0 +1,282 @@
+"""Chooses the next tokens of a step on the device, which the host does not wait for.
+
+Semantics and order are those of ``engine.worker.sampler``; what a draw is, ``sampling_ops`` says. The host
+knows which request asks for what, so features that no request of a step uses cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.worker.gpu.constraints import Constraints, constrain
+from engine.worker.gpu.sampling_ops import SamplingOps
+from engine.worker.gpu.staging import Staging, words_of
+from engine.worker.gpu.streams import DeviceStreams
+from engine.worker.sampler import ForbiddenTokens, draw_keys
+from engine.worker.sampling_batch import SamplingBatch
+
+MAX_LISTED = 1024
+"""Up to so many best tokens are listed in order; beyond, the filters look for their limit."""
+_MASKED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of the requests that have any; tensors [num_penalised]."""
+
+    indices: torch.Tensor
+    """int64, among those sampled."""
+    rows: torch.Tensor
+    num_prompt_tokens: torch.Tensor
+    num_tokens: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    max_num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Of the requests that draw among some of the tokens only; tensors [num_filtered]."""
+
+    indices: torch.Tensor
+    """int64, among those sampled."""
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    max_top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """For all requests of a step of which some draw."""
+
+    temperature: torch.Tensor
+    """[num_samples] float32; 0: greedy."""
+    keys: torch.Tensor
+    """[num_samples, 2] int32"""
+    filters: Filters | None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """Whose log-probabilities are told."""
+
+    samples: list[int]
+    """[num_wanted] among those sampled."""
+    counts: list[int]
+    """[num_wanted] alternatives."""
+    indices: torch.Tensor
+    """``samples`` on the device, int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSampling:
+    """What the requests sampled in one step ask for; None where nobody does."""
+
+    draws: Draws | None = None
+    penalties: Penalties | None = None
+    constraints: Constraints | None = None
+    logprobs: WantedLogprobs | None = None
+    forced: torch.Tensor | None = None
+    """[num_samples] int64: the token that comes whatever is chosen; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the requests that want them: the chosen token, then the best."""
+
+    token_ids: torch.Tensor
+    """[num_wanted, 1 + max_count] int64"""
+    values: torch.Tensor
+    """[num_wanted, 1 + max_count] float32"""
+    ranks: torch.Tensor
+    """[num_wanted] int64: of the chosen token, the best is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one step chose; all on the device."""
+
+    token_ids: torch.Tensor
+    """[num_samples] int64"""
+    logprobs: Logprobs | None
+
+
+class DeviceSampler:
+    """Stateless but for the draws of requests without a seed."""
+
+    def __init__(self, seed: int, vocab_size: int, ops: SamplingOps, streams: DeviceStreams) -> None:
+        self._random = np.random.default_rng(seed % 2**64)
+        self.vocab_size = vocab_size
+        self._ops = ops
+        self._streams = streams
+
+    @staticmethod
+    def staged_words(max_num_seqs: int) -> int:
+        """Most words that ``stage`` puts."""
+        narrow, wide = (max_num_seqs, 4), (max_num_seqs, 8)
+        draws = (narrow, wide, wide, narrow, narrow, narrow)
+        penalties = (wide, *(narrow,) * 6)
+        return words_of(*draws, *penalties)
+
+    def stage(self, batch: SamplingBatch, staging: Staging) -> DeviceSampling:
+        """Put what ``batch`` asks for into the step; sent with it."""
+        if batch.takes_the_best:
+            return DeviceSampling()
+        return DeviceSampling(
+            draws=None if batch.greedy.all() else self._stage_draws(batch, staging),
+            penalties=_stage_penalties(batch, staging),
+            constraints=Constraints.of(batch, self.vocab_size, self._streams),
+            logprobs=_wanted_logprobs(batch, self._streams),
+            forced=_forced(batch, self._streams),
+        )
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        sampling: DeviceSampling,
+        token_ids: torch.Tensor,
+        forbidden: ForbiddenTokens | None = None,
+    ) -> Sampled:
+        """logits [num_samples, vocab_size]; they may be overwritten. token_ids [num_rows, n]: of all rows."""
+        wanted = sampling.logprobs
+        raw = None if wanted is None else logits[wanted.indices].float().log_softmax(dim=-1)
+        if sampling.constraints is not None:
+            logits = constrain(logits, sampling.constraints, token_ids)
+        if forbidden is not None:
+            self._forbid(logits, forbidden)
+        if sampling.penalties is not None:
+            logits = _penalise(logits.float(), sampling.penalties, token_ids)
+        chosen = logits.argmax(dim=-1) if sampling.draws is None else self._draw(logits, sampling.draws)
+        if sampling.forced is not None:
+            chosen = torch.where(sampling.forced >= 0, sampling.forced, chosen)
+        if wanted is None or raw is None:
+            return Sampled(chosen, None)
+        return Sampled(chosen, _logprobs(raw, chosen[wanted.indices], max(wanted.counts)))
+
+    def _stage_draws(self, batch: SamplingBatch, staging: Staging) -> Draws:
+        num_samples = len(batch.greedy)
+        keys = self._random.integers(2**64, size=num_samples, dtype=np.uint64)
+        if batch.seeded.any():
+            keys = np.where(batch.seeded, draw_keys(batch.seeds, batch.num_output_tokens), keys)
+        return Draws(
+            temperature=staging.put(np.where(batch.greedy, 0.0, batch.temperature), np.float32),
+            keys=staging.put(keys.view(np.int32), np.int32).view(num_samples, 2),
+            filters=self._stage_filters(batch, staging),
+        )
+
+    def _stage_filters(self, batch: SamplingBatch, staging: Staging) -> Filters | None:
+        filtered = (batch.top_k < self.vocab_size) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
+        indices = np.flatnonzero(filtered & ~batch.greedy)
+        if not len(indices):
+            return None
+        return Filters(
+            indices=staging.put(indices, np.int64),
+            top_k=staging.put(batch.top_k[indices], np.int32),
+            top_p=staging.put(batch.top_p[indices], np.float32),
+            min_p=staging.put(batch.min_p[indices], np.float32),
+            max_top_k=int(batch.top_k[indices].max()),
+        )
+
+    def _forbid(self, logits: torch.Tensor, forbidden: ForbiddenTokens) -> None:
+        """In place."""
+        indices = self._streams.upload(np.array(forbidden.indices, dtype=np.int64))
+        mask = self._streams.upload(forbidden.mask)
+        logits[indices] = logits[indices].masked_fill(mask, _MASKED)
+
+    def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        floors = torch.full_like(draws.temperature, _MASKED)
+        if draws.filters is not None:
+            floors.index_copy_(
+                0, draws.filters.indices, self._floors(logits, draws.temperature, draws.filters)
+            )
+        return self._ops.draw(logits, draws.temperature, floors, draws.keys)
+
+    def _floors(self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters) -> torch.Tensor:
+        """See SamplingOps.floors: [num_filtered]"""
+        part, temperature = logits[filters.indices], temperature[filters.indices]
+        if filters.max_top_k <= MAX_LISTED:
+            return _floors_of_best(part, temperature, filters)
+        return self._ops.floors(part, temperature, filters.top_k, filters.top_p, filters.min_p)
+
+
+def _floors_of_best(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """The same where all have a small top-k: [num_filtered]"""
+    best = logits.float().topk(filters.max_top_k, dim=-1).values / temperature[:, None]
+    floor = best[:, 0] + filters.min_p.log()
+    kth = best.gather(1, filters.top_k.long()[:, None] - 1)[:, 0]
+    best = best.masked_fill(best < torch.maximum(floor, kth)[:, None], _MASKED)
+    probabilities = best.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    share = filters.top_p[:, None]
+    kept = ((before < share) | (share >= 1.0)) & (best > _MASKED)
+    return best.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)[:, 0]
+
+
+def _stage_penalties(batch: SamplingBatch, staging: Staging) -> Penalties | None:
+    indices = np.flatnonzero(batch.penalised)
+    if not len(indices):
+        return None
+    num_prompt_tokens = batch.num_prompt_tokens[indices]
+    num_tokens = num_prompt_tokens + batch.num_output_tokens[indices]
+    return Penalties(
+        indices=staging.put(indices, np.int64),
+        rows=staging.put(batch.rows[indices], np.int32),
+        num_prompt_tokens=staging.put(num_prompt_tokens, np.int32),
+        num_tokens=staging.put(num_tokens, np.int32),
+        repetition=staging.put(batch.repetition_penalty[indices], np.float32),
+        presence=staging.put(batch.presence_penalty[indices], np.float32),
+        frequency=staging.put(batch.frequency_penalty[indices], np.float32),
+        max_num_tokens=int(num_tokens.max()),
+    )
+
+
+def _penalise(logits: torch.Tensor, penalties: Penalties, token_ids: torch.Tensor) -> torch.Tensor:
+    """Repetition over prompt and output; presence and frequency over the output."""
+    part = logits[penalties.indices]
+    tokens = token_ids[penalties.rows, : penalties.max_num_tokens].long()
+    places = torch.arange(penalties.max_num_tokens, device=logits.device)
+    seen = places < penalties.num_tokens[:, None]
+    generated = seen & (places >= penalties.num_prompt_tokens[:, None])
+    in_all = torch.zeros_like(part).scatter_add_(1, tokens, seen.float())
+    in_output = torch.zeros_like(part).scatter_add_(1, tokens, generated.float())
+
+    repetition = penalties.repetition[:, None]
+    repeated = torch.where(part > 0, part / repetition, part * repetition)
+    part = torch.where(in_all > 0, repeated, part)
+    part -= penalties.frequency[:, None] * in_output
+    part -= penalties.presence[:, None] * (in_output > 0)
+    return logits.index_copy(0, penalties.indices, part)
+
+
+def _forced(batch: SamplingBatch, streams: DeviceStreams) -> torch.Tensor | None:
+    """See DeviceSampling.forced."""
+    forced = np.full(len(batch.greedy), -1, dtype=np.int64)
+    for index, params in batch.special:
+        replayed, position = params.replay_token_ids, int(batch.num_output_tokens[index])
+        if replayed is not None and position < len(replayed):
+            forced[index] = replayed[position]
+    return streams.upload(forced) if (forced >= 0).any() else None
+
+
+def _wanted_logprobs(batch: SamplingBatch, streams: DeviceStreams) -> WantedLogprobs | None:
+    wanted = {index: params.logprobs for index, params in batch.special if params.logprobs is not None}
+    if not wanted:
+        return None
+    samples = list(wanted)
+    return WantedLogprobs(samples, list(wanted.values()), streams.upload(np.array(samples, dtype=np.int64)))
+
+
+def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, max_count: int) -> Logprobs:
+    """raw [num_wanted, vocab_size], chosen [num_wanted]"""
+    own = raw.gather(1, chosen[:, None])
+    best = raw.topk(min(max_count, raw.shape[1]), dim=-1)
+    return Logprobs(
+        token_ids=torch.cat((chosen[:, None], best.indices), dim=1),
+        values=torch.cat((own, best.values), dim=1),
+        ranks=(raw >= own).sum(dim=-1),
+    )

@@ -1,0 +1,75 @@
+"""The numbers of a step on their way to the device: all in one copy, out of memory that the copy may read
+while the next step is being written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.worker.gpu.streams import DeviceStreams, Mark
+
+_ALIGNED_WORDS = 4
+"""16 bytes: kernels read addresses that these divide faster, and are compiled for one kind only."""
+_WORD_BYTES = 4
+
+
+class Staging:
+    """Two buffers on the host, used by turns, and one on the device, which the device reads in order.
+
+    What a step puts first lies at the same address in each step that begins with arrays of the same lengths:
+    a graph finds it there.
+    """
+
+    def __init__(self, num_words: int, device: torch.device, streams: DeviceStreams) -> None:
+        self._streams = streams
+        self._on_host = [streams.host_buffer(num_words) for _ in range(2)]
+        self._sent: list[Mark | None] = [None, None]
+        self._on_device = torch.zeros(num_words, dtype=torch.int32, device=device)
+        self._turn = 0
+        self._used = 0
+
+    def begin(self) -> None:
+        """Start a step; waits for the copy of the step before the last, which has long been made."""
+        self._turn = 1 - self._turn
+        self._used = 0
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
+
+    def put(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
+        """Where ``values`` [n] will be on the device once the step is sent."""
+        array = np.asarray(values, dtype)
+        num_words = array.nbytes // _WORD_BYTES
+        part = slice(self._used, self._used + num_words)
+        assert part.stop <= len(self._on_device), "the step is larger than the buffer"
+        self._used = part.stop + -part.stop % _ALIGNED_WORDS
+        _words(self._on_host[self._turn])[part].view(array.dtype)[:] = array
+        return self._on_device[part].view(_TORCH_TYPES[array.dtype])
+
+    def send(self) -> None:
+        """Copy all that was put."""
+        used = slice(0, min(self._used, len(self._on_device)))
+        self._streams.send(self._on_host[self._turn][used], self._on_device[used])
+        self._sent[self._turn] = self._streams.mark()
+
+
+_TORCH_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+def words_of(*num_values_and_bytes: tuple[int, int]) -> int:
+    """Words that arrays of so many values, of so many bytes each, take together."""
+    return sum(
+        -(-num_values * num_bytes // _WORD_BYTES) + _ALIGNED_WORDS
+        for num_values, num_bytes in num_values_and_bytes
+    )
+
+
+def _words(buffer: torch.Tensor) -> npt.NDArray[Any]:
+    return buffer.numpy()

@@ -1,0 +1,148 @@
+"""What only CUDA has, and its twin on a CPU: copies beside the work, marks in the queue of work, graphs.
+
+All that is asked for here is done in order; the host waits at marks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import torch
+
+HOST = torch.device("cpu")
+
+
+class Mark(Protocol):
+    """A place in the queue of work; ``torch.cuda.Event`` is one."""
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked for before it is done."""
+
+
+class StepGraph(Protocol):
+    """Work that is recorded once and done again with one call, on the same memory."""
+
+    def capture(self, run: Callable[[], None]) -> None:
+        """Record ``run``, which leaves its result in memory that was there before."""
+
+    def replay(self) -> None: ...
+
+
+class DeviceStreams(Protocol):
+    """The queue of one device."""
+
+    def host_buffer(self, num_words: int) -> torch.Tensor:
+        """[num_words] int32 in memory that the device can read by itself."""
+
+    def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy a part of a host buffer to the device; it must not change before a later mark is done."""
+
+    def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        """A copy on the device; the array may change at once."""
+
+    def fetch(self, source: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory, to be read once a later mark is done."""
+
+    def mark(self) -> Mark: ...
+
+    def new_graph(self) -> StepGraph:
+        """Graphs of one object share memory: none may be replayed before the result of the one before it is
+        used."""
+
+
+def streams_of(device: torch.device) -> DeviceStreams:
+    return CudaStreams(device) if device.type == "cuda" else HostStreams()
+
+
+class HostStreams:
+    """DeviceStreams of a CPU: all is done when the call returns."""
+
+    def host_buffer(self, num_words: int) -> torch.Tensor:
+        return torch.empty(num_words, dtype=torch.int32)
+
+    def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values.copy())
+
+    def fetch(self, source: torch.Tensor) -> torch.Tensor:
+        return source.clone()
+
+    def mark(self) -> Mark:
+        return _Passed()
+
+    def new_graph(self) -> StepGraph:
+        return RecordedStep()
+
+
+class _Passed:
+    """A Mark with nothing before it."""
+
+    def synchronize(self) -> None:
+        return
+
+
+class RecordedStep:
+    """A StepGraph that runs the same function again."""
+
+    def __init__(self) -> None:
+        self._run: Callable[[], None] | None = None
+
+    def capture(self, run: Callable[[], None]) -> None:
+        run()
+        self._run = run
+
+    def replay(self) -> None:
+        assert self._run is not None, "capture() comes first"
+        self._run()
+
+
+class CudaStreams:
+    """DeviceStreams of a GPU: its current stream, which everything of a step goes through."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graph_memory: Any = None
+
+    def host_buffer(self, num_words: int) -> torch.Tensor:
+        return torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+
+    def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        # Pinned memory of torch's own pool: it is not given out again before the copy is done.
+        return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
+
+    def fetch(self, source: torch.Tensor) -> torch.Tensor:
+        target = torch.empty(source.shape, dtype=source.dtype, device=HOST, pin_memory=True)
+        return target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def new_graph(self) -> StepGraph:
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        return _CudaGraph(self._graph_memory)
+
+
+class _CudaGraph:
+    """A StepGraph whose kernels are launched together."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, run: Callable[[], None]) -> None:
+        run()  # what is compiled and set up at the first call cannot be recorded
+        with torch.cuda.graph(self._graph, pool=self._memory):
+            run()
+
+    def replay(self) -> None:
+        self._graph.replay()
