@@ -1,12 +1,33 @@
-"""Attention of prompts, whose many query tokens are worth a kernel that knows no pages."""
+"""Attention of prompts, whose many query tokens are worth a kernel that knows no pages.
+
+The fastest that is installed, and that computes the right numbers on this device, is chosen once; what it
+cannot do falls to the next, and in the end to Triton's own kernel.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.gpu.prompt_paths.flash_attention_3 import FORWARD_ONLY, FULL, FlashAttention3
+from engine.worker.gpu.prompt_paths.flashinfer_ragged import WORKSPACE_BYTES, FlashInferRagged
+from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch
+from engine.worker.gpu.prompt_paths.path import AttentionKind, PromptPath, Prompts, groups_within
+from engine.worker.gpu.prompt_paths.probe import Probe, ProvenPath
+from engine.worker.gpu.prompt_paths.torch_varlen import TorchVarlen
+from engine.worker.gpu.prompt_paths.two_parts import TwoParts
 from engine.worker.gpu.step_batch import StepBatch
+
+logger = logging.getLogger(__name__)
+
+MIN_QUERY_TOKENS = 128
+"""Per prompt, on average: below, what a gather moves costs more than a better kernel saves."""
+MIN_GATHERED_TOKENS = 16384
+"""Of KV that are gathered at a time at least, however short the longest sequence is."""
 
 
 class PromptAttention(Protocol):
@@ -25,3 +46,106 @@ class PromptAttention(Protocol):
     ) -> torch.Tensor:
         """keys, values [num_blocks, block_size, num_kv_heads, head_dim]: one layer's views of the pool;
         query [num_prompt_tokens, num_heads, head_dim] of ``batch.prompts`` alone; result like query."""
+
+
+class FastPromptAttention:
+    """A PromptAttention that takes the first path that can, and ``floor`` for what is left."""
+
+    def __init__(
+        self,
+        paths: Sequence[ProvenPath],
+        floor: PromptAttention,
+        max_gathered_tokens: int,
+        min_query_tokens: int = MIN_QUERY_TOKENS,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._floor = floor
+        self._max_gathered_tokens = max_gathered_tokens
+        self._min_query_tokens = min_query_tokens
+        self._batch: StepBatch | None = None
+        self._groups: tuple[Prompts, ...] = ()
+
+    def attend(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        batch: StepBatch,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
+        kind = AttentionKind(scale, window, soft_cap)
+        path = self._path_for(kind, len(query) / len(batch.prompts))
+        if path is None:
+            return self._floor.attend(
+                keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap
+            )
+        parts, token = [], 0
+        for prompts in self._groups_of(batch):
+            part = query[token : token + prompts.num_tokens]
+            parts.append(path.attend(keys, values, part, prompts, kind))
+            token += prompts.num_tokens
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _path_for(self, kind: AttentionKind, tokens_each: float) -> PromptPath | None:
+        if tokens_each < self._min_query_tokens:
+            return None
+        return next((proven.path for proven in self._paths if proven.can(kind)), None)
+
+    def _groups_of(self, batch: StepBatch) -> tuple[Prompts, ...]:
+        """Made at a step's first layer."""
+        if batch is not self._batch:
+            groups = groups_within(batch.prompts, self._max_gathered_tokens)
+            self._batch, self._groups = batch, tuple(Prompts.of(batch, group) for group in groups)
+        return self._groups
+
+
+def select_prompt_attention(
+    pool: torch.Tensor,
+    num_heads: int,
+    dtype: torch.dtype,
+    max_model_len: int,
+    floor: PromptAttention,
+    kv_scale: float = 1.0,
+    min_query_tokens: int = MIN_QUERY_TOKENS,
+) -> PromptAttention:
+    """What is fastest over ``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; never
+    fails. Queries are of ``dtype``; ``kv_scale``: what a pool of 8 bits is multiplied with."""
+    scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
+    probe = Probe.like(pool, num_heads, dtype, kv_scale)
+    found = (probe.prove(path) for path in _installed(pool, dtype, scratch))
+    paths = [proven for proven in found if proven is not None]
+    if not paths:
+        logger.info("Prompts: Triton's own kernel.")
+        return floor
+    logger.info("Prompts: %s.", ", ".join(proven.path.name for proven in paths))
+    return FastPromptAttention(paths, floor, scratch.max_tokens, min_query_tokens)
+
+
+def scratch_bytes(spec: KvCacheSpec, dtype: torch.dtype, max_model_len: int) -> int:
+    """What the paths keep beside the pool, at most."""
+    gathered = 2 * _gathered_tokens(max_model_len) * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return gathered + WORKSPACE_BYTES
+
+
+def _gathered_tokens(max_model_len: int) -> int:
+    """Of KV, that are gathered at a time at most: one layer of the longest sequence fits."""
+    return max(max_model_len, MIN_GATHERED_TOKENS)
+
+
+def _installed(pool: torch.Tensor, dtype: torch.dtype, scratch: GatherScratch) -> Iterator[PromptPath]:
+    """The fastest first."""
+    finders: list[Callable[[], PromptPath]] = [
+        lambda: GatheredPrompts(FlashAttention3.find(*FULL), scratch),
+        lambda: GatheredPrompts(FlashAttention3.find(*FORWARD_ONLY), scratch),
+        lambda: GatheredPrompts(FlashInferRagged.find(pool.device), scratch),
+        *([TorchVarlen] if pool.dtype == dtype else []),
+        lambda: GatheredPrompts(TwoParts(), scratch),
+    ]
+    for find in finders:
+        try:
+            yield find()
+        except Exception as error:  # an installed library may raise anything when it is imported
+            logger.debug("Prompts: not there: %s", error)

@@ -133,7 +133,7 @@ def _rms_norm(
     tl.store(normed + row * SIZE + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])  # slices of a larger tensor
 def _rope_and_write(
     qkv,
     cos_sin,

@@ -1,0 +1,83 @@
+"""FlashInfer, where it is installed. It plans on the host: once for a step, for each kind of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
+
+WORKSPACE_BYTES = 128 * 2**20
+"""As its documentation recommends."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A wrapper, and the prompts that it has planned for."""
+
+    wrapper: Any
+    prompts: Prompts | None = None
+
+
+class FlashInferRagged:
+    """A DenseKernel."""
+
+    name = "FlashInfer"
+
+    def __init__(self, wrapper_class: type[Any], device: torch.device) -> None:
+        self._wrapper_class = wrapper_class
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._planned: dict[AttentionKind, _Planned] = {}
+
+    @classmethod
+    def find(cls, device: torch.device) -> FlashInferRagged:
+        """Raises what its import does."""
+        return cls(import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper, device)
+
+    def can(self, kind: AttentionKind) -> bool:
+        return True
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        prompts: Prompts,
+        kind: AttentionKind,
+    ) -> torch.Tensor:
+        planned = self._planned.get(kind)
+        if planned is None:
+            planned = self._planned[kind] = _Planned(self._wrapper_class(self._workspace, "NHD"))
+        if planned.prompts is not prompts:
+            _plan(planned.wrapper, query, key, prompts, kind)
+            planned.prompts = prompts
+        output: torch.Tensor = planned.wrapper.run(query, key, value)
+        return output
+
+
+def _plan(
+    wrapper: Any, query: torch.Tensor, key: torch.Tensor, prompts: Prompts, kind: AttentionKind
+) -> None:
+    """Lengths are given as the host knows them: it would fetch them from the device."""
+    wrapper.plan(
+        qo_indptr=_starts(chunk.query_len for chunk in prompts.chunks),
+        kv_indptr=_starts(chunk.seq_len for chunk in prompts.chunks),
+        num_qo_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim_qk=query.shape[2],
+        causal=True,
+        sm_scale=kind.scale,
+        window_left=-1 if kind.window is None else kind.window - 1,
+        logits_soft_cap=kind.soft_cap,
+        q_data_type=query.dtype,
+        kv_data_type=key.dtype,
+    )
+
+
+def _starts(lengths: Iterable[int]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

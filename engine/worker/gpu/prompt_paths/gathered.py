@@ -1,0 +1,121 @@
+"""Prompt paths over dense K and V: pages are gathered first, so that any page size and layout will do.
+
+What a gather moves is little beside what the attention of a long prompt computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from engine.worker.gpu.ops import uses_triton
+from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
+
+
+class DenseKernel(Protocol):
+    """Causal attention of several sequences of different lengths, each a run of rows."""
+
+    @property
+    def name(self) -> str:
+        """What a log calls it."""
+
+    def can(self, kind: AttentionKind) -> bool:
+        """Whether it computes this kind."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        prompts: Prompts,
+        kind: AttentionKind,
+    ) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim]; key, value [kv_starts[-1], num_kv_heads, head_dim]; the
+        last query of a sequence sees its last key. Result like query."""
+
+
+PageGather = Callable[[torch.Tensor, torch.Tensor, Prompts, torch.Tensor, torch.Tensor, float], None]
+"""See ``gather_pages``."""
+
+
+class GatherScratch:
+    """Where pages of a layer are gathered; the next layer's take their place."""
+
+    def __init__(
+        self, pool: torch.Tensor, dtype: torch.dtype, max_tokens: int, kv_scale: float = 1.0
+    ) -> None:
+        """``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; gathered numbers are of
+        ``dtype``. ``kv_scale``: what a pool of 8 bits is multiplied with."""
+        self._dense = torch.empty((2, max_tokens, *pool.shape[4:]), dtype=dtype, device=pool.device)
+        self._kv_scale = kv_scale
+        self._gather = _select_gather(pool.device)
+
+    @property
+    def max_tokens(self) -> int:
+        return self._dense.shape[1]
+
+    def gather(
+        self, keys: torch.Tensor, values: torch.Tensor, prompts: Prompts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The KV of each prompt, one behind the other: both [kv_starts[-1], num_kv_heads, head_dim]"""
+        total = sum(chunk.seq_len for chunk in prompts.chunks)
+        key, value = self._dense[0, :total], self._dense[1, :total]
+        self._gather(keys, values, prompts, key, value, self._kv_scale)
+        return key, value
+
+
+def gather_pages(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prompts: Prompts,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_scale: float,
+) -> None:
+    """Fill ``key`` and ``value``; see GatherScratch.gather. Plain torch: what the kernel is held to."""
+    block_size, start = keys.shape[1], 0
+    for chunk, table in zip(prompts.chunks, prompts.block_tables, strict=True):
+        tokens = torch.arange(chunk.seq_len, device=keys.device)
+        places = table[tokens // block_size].long(), tokens % block_size
+        for pages, dense in ((keys, key), (values, value)):
+            found = pages[places]
+            if found.dtype != dense.dtype:
+                found = found.float() * kv_scale
+            dense[start : start + chunk.seq_len] = found
+        start += chunk.seq_len
+
+
+def _select_gather(device: torch.device) -> PageGather:
+    if not uses_triton(device):
+        return gather_pages
+    from engine.worker.gpu.triton_gather import gather_pages_fused
+
+    return gather_pages_fused
+
+
+class GatheredPrompts:
+    """The PromptPath of a dense kernel."""
+
+    def __init__(self, kernel: DenseKernel, scratch: GatherScratch) -> None:
+        self._kernel = kernel
+        self._scratch = scratch
+
+    @property
+    def name(self) -> str:
+        return self._kernel.name
+
+    def can(self, kind: AttentionKind) -> bool:
+        return self._kernel.can(kind)
+
+    def attend(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        prompts: Prompts,
+        kind: AttentionKind,
+    ) -> torch.Tensor:
+        key, value = self._scratch.gather(keys, values, prompts)
+        return self._kernel.attend(query, key, value, prompts, kind)

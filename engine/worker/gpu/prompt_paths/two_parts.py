@@ -1,0 +1,127 @@
+"""Prompts by a kernel that knows neither variable lengths nor a mask that begins behind a context.
+
+The queries attend to what is cached, all of it seen, and to the new tokens, a square whose upper half is
+hidden; both are merged by their log-sum-exp (Milakov and Gimelshein, "Online normalizer calculation for
+softmax", 2018, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import pad
+
+from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
+
+DenseAttention = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]
+]
+"""(query, key, value [1, heads, tokens, head_dim], whether causal, scale) -> the output, and the natural
+log-sum-exp of the scores [1, heads, query tokens]"""
+
+
+def cudnn_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The DenseAttention of cuDNN."""
+    output, log_sum, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, causal, False, scale=scale
+    )
+    return output, log_sum.reshape(query.shape[:3])
+
+
+class TwoParts:
+    """A DenseKernel.
+
+    The kernel is asked for few different sizes, as it may plan for each: the cached part is a multiple of
+    ``cached_step`` tokens, the queries are padded to a multiple of ``query_step``. Cached tokens that remain
+    stand before the new ones in the square, with queries whose output nobody reads.
+    """
+
+    name = "cuDNN in two parts"
+
+    def __init__(
+        self, attention: DenseAttention = cudnn_attention, cached_step: int = 1024, query_step: int = 256
+    ) -> None:
+        self._attention = attention
+        self._cached_step = cached_step
+        self._query_step = query_step
+
+    def can(self, kind: AttentionKind) -> bool:
+        return kind.window is None and kind.soft_cap is None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        prompts: Prompts,
+        kind: AttentionKind,
+    ) -> torch.Tensor:
+        output = torch.empty_like(query)
+        token, kv_token = 0, 0
+        for chunk in prompts.chunks:
+            queries = slice(token, token + chunk.query_len)
+            context = slice(kv_token, kv_token + chunk.seq_len)
+            output[queries] = self._attend_one(query[queries], key[context], value[context], kind.scale)
+            token, kv_token = queries.stop, context.stop
+        return output
+
+    def _attend_one(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """query [num_queries, num_heads, head_dim]; key, value [seq_len, num_kv_heads, head_dim]"""
+        context = len(key) - len(query)
+        cached = context - context % self._cached_step
+        square = self._attend_square(query, key[cached:], value[cached:], scale)
+        if not cached:
+            return square[0].to(query.dtype)
+        return merge(square, self._attend_cached(query, key[:cached], value[:cached], scale)).to(query.dtype)
+
+    def _attend_square(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last tokens of key and value are those of the queries. Output as query, and its log-sum-exp
+        [num_queries, num_heads]"""
+        before = len(key) - len(query)
+        behind = -len(key) % self._query_step
+        group = query.shape[1] // key.shape[1]
+        key, value = (_heads_first(x, 0, behind).repeat_interleave(group, dim=1) for x in (key, value))
+        output, log_sum = self._attention(_heads_first(query, before, behind), key, value, True, scale)
+        rows = slice(before, before + len(query))
+        return output[0].transpose(0, 1)[rows], log_sum[0].transpose(0, 1)[rows]
+
+    def _attend_cached(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries that see all of key and value: the heads of a group stand as queries of their KV head.
+        Results as those of the square."""
+        num_queries, num_heads, head_dim = query.shape
+        num_kv_heads = key.shape[1]
+        grouped = query.view(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2)
+        rows = grouped.reshape(-1, num_kv_heads, head_dim)
+        padded = _heads_first(rows, 0, -len(rows) % self._query_step)
+        output, log_sum = self._attention(
+            padded, _heads_first(key, 0, 0), _heads_first(value, 0, 0), False, scale
+        )
+        output, log_sum = output[0, :, : len(rows)], log_sum[0, :, : len(rows)]
+        output = output.view(num_kv_heads, num_queries, -1, head_dim).transpose(0, 1)
+        log_sum = log_sum.view(num_kv_heads, num_queries, -1).transpose(0, 1)
+        return output.reshape(query.shape), log_sum.reshape(num_queries, num_heads)
+
+
+def merge(
+    first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Attention over two sets of keys from that over each: outputs [tokens, heads, head_dim] and the
+    log-sum-exp of their scores [tokens, heads] -> output in fp32"""
+    weight = torch.sigmoid(first[1].float() - second[1].float())[..., None]
+    return torch.lerp(second[0].float(), first[0].float(), weight)
+
+
+def _heads_first(rows: torch.Tensor, before: int, behind: int) -> torch.Tensor:
+    """[tokens, heads, head_dim] -> [1, heads, before + tokens + behind, head_dim], zeros around"""
+    if before or behind:
+        rows = pad(rows, (0, 0, 0, 0, before, behind))
+    return rows.transpose(0, 1)[None]
