@@ -196,6 +196,10 @@ class SchedulerConfig:
     async_scheduling: bool | None = None
     """Plan a step while the one before it runs; None: on an accelerator only."""
 
+    def plans_ahead(self, on_accelerator: bool) -> bool:
+        """Whether to plan a step while the one before it runs. On a CPU both would use the same cores."""
+        return on_accelerator if self.async_scheduling is None else self.async_scheduling
+
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)

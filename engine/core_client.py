@@ -103,6 +103,8 @@ class InprocClient:
         return self.core.step() or EngineCoreOutputs(timestamp=self.core.now())
 
     def call_utility(self, method: str, *args: object) -> Any:
+        while self.core.winds_down:  # in a process of its own the core would have come to that by itself
+            self.core.step()
         return msgspec.to_builtins(self.core.call_utility(method, list(args)))
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 Its methods may be called from any thread. One lock guards the scheduler and is *not* held while the model
 executes: requests, aborts and signals are taken in during a step (a receipt must not wait for the model), and
-the scheduler sees them between ``schedule`` and ``update_from_output``, which it allows.
+the scheduler sees them between ``schedule`` and ``update_from_output``, which it allows. Where the executor
+takes more than one plan at a time the next step is planned and submitted before the output of the one under
+way is waited for.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.clock import Clock
@@ -19,7 +23,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import PauseState, Scheduler, SchedulerStatistics
 from engine.errors import ConfigError, EngineError, RequestError
-from engine.executor import Executor, ExecutorFactory, ModelInfo
+from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -59,6 +63,21 @@ PERSIST_TIMEOUT_S = 4.0
 """Who finds another thread at it waits so long for it at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A plan that was handed to the executor."""
+
+    plan: SchedulerOutput
+    pending: PendingOutput
+
+    def output(self) -> ModelRunnerOutput:
+        """Wait for it."""
+        output = self.pending.result()
+        if self.plan.masks is not None:
+            self.plan.masks.result()  # whoever runs the model may have had no use for them
+        return output
+
+
 class EngineCore:
     """Runs requests; see ``EngineCoreProc`` for the process around it."""
 
@@ -86,6 +105,9 @@ class EngineCore:
         self._telemetry = open_telemetry(config.telemetry, clock.now())
         self._persisted = threading.Event()
         self._executor: Executor = executor_factory(config)
+        self._max_submitted = self._executor.max_concurrent_batches
+        self._submitted: deque[_Submitted] = deque()
+        """Plans whose output has not been taken, the oldest first."""
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(
@@ -136,7 +158,7 @@ class EngineCore:
             else None
         )
         return Scheduler(
-            config.scheduler,
+            replace(config.scheduler, async_scheduling=self._max_submitted > 1),
             block_size=block_size,
             num_blocks=info.num_gpu_blocks,
             max_model_len=info.max_model_len,
@@ -241,7 +263,16 @@ class EngineCore:
             return False
 
     def _has_work(self) -> bool:
-        """A load of an aborted request is work too: it holds blocks until the executor reports it."""
+        """A step under way is work too, also if nobody waits for its tokens: it holds blocks."""
+        return bool(self._submitted) or self._has_plans_to_make()
+
+    @property
+    def winds_down(self) -> bool:
+        """Whether all that is under way are steps whose tokens nobody waits for."""
+        return bool(self._submitted) and not self._has_plans_to_make()
+
+    def _has_plans_to_make(self) -> bool:
+        """A load of an aborted request is one too: it holds blocks until the executor reports it."""
         return self.scheduler.has_unfinished_requests() or self.scheduler.num_pending_loads > 0
 
     def _idle_timeout_s(self) -> float | None:
@@ -253,24 +284,49 @@ class EngineCore:
         return retry_s if until_due_s is None else min(retry_s, until_due_s)
 
     def step(self) -> EngineCoreOutputs | None:
-        """Plan, run and account one step; None if there was nothing to run and nothing to tell."""
+        """Plan as far ahead as the executor goes, then account for the oldest step; None if there was nothing
+        to run and nothing to tell."""
+        while len(self._submitted) < self._max_submitted and self._submit_next():
+            pass
+        submitted = self._submitted[0]
+        result = submitted.output()
         with self._changed:
+            self._submitted.popleft()
+            return self._account(submitted.plan, result)
+
+    def _submit_next(self) -> bool:
+        """Plan a step and have it run; False if nothing is left to be planned before an output comes."""
+        with self._changed:
+            if self._submitted and not self._has_plans_to_make():
+                return False
             plan = self.scheduler.schedule(self._clock.now())
-            self._stalled = not plan.total_num_scheduled_tokens and self._has_work()
-            if grammars := self.scheduler.sampled_grammars(plan):
-                plan.masks = self._masks.fill(grammars)
-        result = self._execute(plan)
-        with self._changed:
-            if result.finished_loads or result.failed_loads:
-                self._stalled = False
-            now = self._clock.now()
-            outputs = self._failed + self.scheduler.update_from_output(plan, result, now)
-            self._failed = []
-            num_pins = self.scheduler.kv.num_pins
-            if not outputs and not plan.total_num_scheduled_tokens and num_pins == self._num_pins_told:
-                return None
-            self._num_pins_told = num_pins
-            stats = self._make_stats() if self._log_stats else None
+            has_tokens = plan.total_num_scheduled_tokens > 0
+            self._stalled = not has_tokens and not self._submitted and self._has_plans_to_make()
+            if self.scheduler.sampled_grammars(plan):
+                plan.masks = self._masks.promise()
+            if not self._submitted:
+                self._fill_masks(plan)
+        self._submitted.append(_Submitted(plan, self._submit(plan)))
+        return has_tokens
+
+    def _fill_masks(self, plan: SchedulerOutput) -> None:
+        """All tokens sampled before this plan's are known now."""
+        if plan.masks is not None:
+            self._masks.fill(plan.masks, self.scheduler.sampled_grammars(plan))
+
+    def _account(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs | None:
+        if result.finished_loads or result.failed_loads:
+            self._stalled = False
+        now = self._clock.now()
+        outputs = self._failed + self.scheduler.update_from_output(plan, result, now)
+        self._failed = []
+        if self._submitted:
+            self._fill_masks(self._submitted[0].plan)
+        num_pins = self.scheduler.kv.num_pins
+        if not outputs and not plan.total_num_scheduled_tokens and num_pins == self._num_pins_told:
+            return None
+        self._num_pins_told = num_pins
+        stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
     def _make_stats(self) -> SchedulerStats:
@@ -280,18 +336,15 @@ class EngineCore:
             stats.telemetry_dropped = self._telemetry.take_dropped()
         return stats
 
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def _submit(self, plan: SchedulerOutput) -> PendingOutput:
         if (
             plan.total_num_scheduled_tokens
             or plan.finished_req_ids
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
         ):
-            result = self._executor.submit(plan).result()
-            if plan.masks is not None:
-                plan.masks.result()  # whoever runs the model may have had no use for them
-            return result
-        return EMPTY_MODEL_RUNNER_OUTPUT
+            return self._executor.submit(plan)
+        return FinishedOutput(EMPTY_MODEL_RUNNER_OUTPUT)
 
     def _wake(self) -> None:
         self._stalled = False

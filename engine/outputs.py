@@ -112,12 +112,17 @@ class TokenMasks:
     """[len(req_ids), vocab_size]"""
 
 
+NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
+"""Of a step whose requests with a grammar have all ended meanwhile."""
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """What to run in one step.
 
     In this order: ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A
-    load may take several steps; the scheduler leaves its blocks and slots alone until it is reported. A store
+    load may take several steps; the scheduler leaves its blocks and slots alone until it is reported. Blocks
+    that a step uses are not handed on before its output was taken, whatever comes between. A store
     is not reported: it is done when the step is, or the worker itself lets a later write of that block, or a
     later load from that slot, wait for it. ``kv_disk_writes`` take the host's slots as they were before the
     step's stores, and may take several steps, too.
@@ -138,8 +143,11 @@ class SchedulerOutput:
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
     """Host to disk."""
     masks: Future[TokenMasks] | None = None
-    """Made while the step runs: the worker waits for them before it samples. None if no request sampled in
-    this step has a grammar."""
+    """Made while the step runs, or once the tokens of the step before it are known: the worker waits for them
+    before it samples. None if no request sampled in this step has a grammar; one that has ended meanwhile is
+    not among them."""
+    trace_step: int | None = None
+    """Its number in the trace, if there is one."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class Request:
     """A request as the scheduler sees it.
 
     There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with
-    ``num_tokens`` (prompt plus output so far).
+    ``num_tokens`` (prompt plus output so far) and the places of tokens that are being sampled.
     """
 
     __slots__ = (
@@ -66,6 +66,7 @@ class Request:
         "num_computed_tokens",
         "num_disk_tokens",
         "num_external_computed_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -119,6 +120,8 @@ class Request:
         """Of those computed when last admitted: loaded from another tier."""
         self.num_disk_tokens = 0
         """Of these: read from disk."""
+        self.num_output_placeholders = 0
+        """Tokens that a step under way samples, and that the next one may compute: places kept for them."""
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None

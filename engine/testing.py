@@ -68,12 +68,24 @@ class _Row:
     """Known so far: prompt and output."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LateStep:
+    """A PendingOutput of a step that has not begun."""
+
+    executor: FakeExecutor
+    plan: SchedulerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        return self.executor.run(self.plan)
+
+
 class FakeExecutor:
     """Runs step plans without a model."""
 
     def __init__(self, behaviour: FakeExecutorFactory, config: EngineConfig) -> None:
         self._behaviour = behaviour
         self._rows: dict[str, _Row] = {}
+        self._plans_ahead = config.scheduler.plans_ahead(on_accelerator=False)
         self._num_steps = 0
         self._num_loads = 0
         self._loads_due: dict[int, list[int]] = {}
@@ -90,12 +102,13 @@ class FakeExecutor:
 
     @property
     def max_concurrent_batches(self) -> int:
-        return 1
+        return 2 if self._plans_ahead else 1
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
-        return FinishedOutput(self._run(plan))
+        """Where plans are taken ahead a step runs as late as it can: when its output is asked for."""
+        return _LateStep(self, plan) if self._plans_ahead else FinishedOutput(self.run(plan))
 
-    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         self._misbehave()
         self._take_in(plan)
         computed = self._num_computed_tokens(plan)

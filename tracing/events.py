@@ -68,6 +68,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Most prefill tokens of one request per step; 0: no limit."""
     scheduler_reserve_full_isl: bool = True
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
+    async_scheduling: bool = False
+    """Whether a step is decided while the one before it runs, so that its result comes after that."""
     part: int = 1
     """Which file of the trace this is: a later one repeats the header, but for this, the next field and
     ``from_start``."""
@@ -230,7 +232,8 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     """Input: a step's result came back. Requests that ended meanwhile may be among those it names."""
 
     step: int
-    """The last one that was decided, whose result it mostly is; copies may be reported in between."""
+    """Whose result it is: the last one that was decided, or with ``async_scheduling`` the one before it;
+    copies may be reported in between."""
     now: float
     sampled: list[str] | None = None
     """Requests that got tokens, in the worker's order; None: all that the step scheduled, in its order."""

@@ -270,10 +270,8 @@ class BlockPool:
             if known:
                 self._by_hash[block_hash] = known
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; refused (False) while anybody holds a block."""
-        if self.num_free_blocks != self.num_usable_blocks:
-            return False
+    def forget_all(self) -> None:
+        """Forget every cached prefix."""
         self._by_hash.clear()
         dead = self._dead.popleft_n(self._dead.num_free_blocks)
         cached = self._cached.popleft_n(self._cached.num_free_blocks)
@@ -281,7 +279,6 @@ class BlockPool:
         for block in self.blocks:
             block.block_hash = None
             block.is_dead = False
-        return True
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)

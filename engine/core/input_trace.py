@@ -6,7 +6,7 @@ replay needs is kept: names of blocks, each once, and the tokens that a policy l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, overload
 
@@ -126,8 +126,8 @@ class InputTrace:
 
     # ---- results ----
 
-    def begin_output(self, result: ModelRunnerOutput, requests: dict[str, Request]) -> OpenOutput:
-        """Before a result is applied."""
+    def begin_output(self, result: ModelRunnerOutput, requests: Mapping[str, Request]) -> OpenOutput:
+        """Before a result is applied to these requests, by id."""
         got = result.req_ids
         if not all(result.sampled_token_ids):
             got = [i for i, tokens in zip(got, result.sampled_token_ids, strict=True) if tokens]
@@ -143,7 +143,7 @@ class InputTrace:
     ) -> None:
         """After it was applied; ``outputs`` are of the requests that had not ended before, in their order."""
         event = StepOutput(
-            step=self._steps.number,
+            step=self._steps.number if plan.trace_step is None else plan.trace_step,
             now=now,
             finished_loads=list(result.finished_loads),
             failed_loads=list(result.failed_loads),

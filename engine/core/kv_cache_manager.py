@@ -1,8 +1,9 @@
 """KV blocks of requests, pins and loads: what the scheduler asks for memory.
 
 A pin is a second kind of holder: it keeps the full blocks of a turn that ended. A load is a third: it keeps
-the blocks that a copy writes, until it is done. Both hold references like a request does, so everything the
-pool promises (no reuse while held) is true of them without a special case.
+the blocks that a copy writes, until it is done. A fence is a fourth: it keeps the blocks of a request that is
+gone while a step that uses them is under way. All hold references like a request does, so everything the pool
+promises (no reuse while held) is true of them without a special case.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class KVCacheManager:
         self._pins: dict[int, list[KVCacheBlock]] = {}
         self._num_pinned_blocks = 0
         self._loads: dict[int, list[KVCacheBlock]] = {}
+        self._fences: dict[int, list[KVCacheBlock]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -135,6 +137,12 @@ class KVCacheManager:
         if self.enable_caching:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
         return blocks
+
+    def cache_computed(self, request: Request) -> None:
+        """Let the full blocks of the request's computed tokens, all of which are known, be found."""
+        request_id = request.request_id
+        if self.enable_caching and request_id in self._requests:
+            self._coordinator.cache_blocks(request_id, request.block_hashes, request.num_computed_tokens)
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
@@ -227,7 +235,7 @@ class KVCacheManager:
         """Blocks for all tokens of a waiting request, for which there is room; those of the ``num_tokens``
         behind its hit, whose ids are returned, are the load's too.
 
-        None of them is findable before ``cache_loaded``.
+        None of them is findable before ``cache_computed``.
         """
         assert load_id not in self._loads
         request_id = request.request_id
@@ -241,19 +249,46 @@ class KVCacheManager:
         self.pool.touch(loaded)
         return [block.block_id for block in loaded]
 
-    def cache_loaded(self, request: Request) -> None:
-        """A load has filled the blocks of the request's computed tokens: let them be found."""
-        self._coordinator.cache_blocks(request.request_id, request.block_hashes, request.num_computed_tokens)
-
     def end_load(self, load_id: int) -> None:
         """Nothing writes these blocks any more."""
         self.pool.free_blocks(reversed(self._loads.pop(load_id)))
 
+    # ---- fences ----
+
+    def fence(self, step_id: int, request: Request) -> None:
+        """The request is about to let go of its blocks, which this step, and none after it, still uses."""
+        blocks = self._coordinator.blocks_of(request.request_id)
+        self.pool.touch(blocks)
+        self._fences.setdefault(step_id, []).extend(blocks)
+
+    def end_fence(self, step_id: int) -> None:
+        """The step is back."""
+        blocks = self._fences.pop(step_id, None)
+        if blocks is not None:
+            self.pool.free_blocks(reversed(blocks))
+
+    @property
+    def has_fences(self) -> bool:
+        return bool(self._fences)
+
+    @property
+    def num_returning_blocks(self) -> int:
+        """Blocks that become free when the steps under way are back; linear in those that are fenced."""
+        return sum(block.ref_cnt == 1 for blocks in self._fences.values() for block in blocks)
+
+    def check_fences(self, step_ids: Sequence[int]) -> None:
+        """Raise AssertionError if there is a fence for another step than these."""
+        assert self._fences.keys() <= set(step_ids), "blocks are kept for a step that is back"
+
     # ---- all ----
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes; False, and no change, while a request, a pin or a load holds blocks."""
-        return self.pool.reset_prefix_cache()
+        """Forget all prefixes; False, and no change, while a request, a pin or a load holds blocks. Fenced
+        ones come back empty."""
+        if self._requests or self._pins or self._loads:
+            return False
+        self.pool.forget_all()
+        return True
 
     def statistics(self) -> KVCacheStatistics:
         pool = self.pool.statistics()
@@ -270,7 +305,7 @@ class KVCacheManager:
         references: Counter[int] = Counter()
         for request_id in self._requests:
             references.update(self.block_ids(request_id))
-        for blocks in (*self._pins.values(), *self._loads.values()):
+        for blocks in (*self._pins.values(), *self._loads.values(), *self._fences.values()):
             references.update(block.block_id for block in blocks)
         assert self._num_pinned_blocks == sum(map(len, self._pins.values()))
         self.pool.check_invariants(dict(references))

@@ -55,6 +55,8 @@ class LoadHolder:
         self._in_flight: dict[int, _Load] = {}
         self._loading: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
+        self._num_offered: dict[str, int] = {}
+        """Blocks of each request that the other tier was offered."""
         self._counts = LoadCounts()
 
     @property
@@ -124,7 +126,7 @@ class LoadHolder:
             request.num_computed_tokens += load.num_tokens
             request.num_external_computed_tokens = load.num_tokens
             request.num_disk_tokens = load.num_disk_tokens
-            self._kv.cache_loaded(request)
+            self._kv.cache_computed(request)
             self._counts.num_tokens += load.num_tokens
             self._counts.num_disk_tokens += load.num_disk_tokens
         else:
@@ -146,8 +148,8 @@ class LoadHolder:
 
     def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
         """Add the transfers to a plan whose tokens count as computed: the loads that were started, and stores
-        of the blocks that it fills. What a request just admitted had found is offered too: its copies may be
-        gone."""
+        of the blocks that are full then of tokens that are known. What a request just admitted had found is
+        offered too: its copies may be gone."""
         connector = self._connector
         if connector is None:
             return
@@ -155,13 +157,14 @@ class LoadHolder:
         admitted = {
             new.req_id for new in plan.scheduled_new_reqs
         } | plan.scheduled_cached_reqs.resumed_req_ids
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+        for request_id in plan.num_scheduled_tokens:
             request = requests[request_id]
-            end = request.num_computed_tokens // size
-            start = 0 if request_id in admitted else (request.num_computed_tokens - num_tokens) // size
+            end = min(request.num_computed_tokens, request.num_tokens) // size
+            start = 0 if request_id in admitted else self._num_offered[request_id]
             if start < end:
                 block_ids = self._kv.block_ids(request_id, start, end)
                 connector.store_blocks(request.block_hashes[start:end], block_ids)
+            self._num_offered[request_id] = end
         meta = connector.build_connector_meta()
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
 
@@ -174,6 +177,7 @@ class LoadHolder:
     def release(self, request: Request) -> None:
         """The request lets go of its blocks: the copies of what it had computed were of use until now."""
         if self._connector is not None:
+            self._num_offered.pop(request.request_id, None)
             self._connector.request_finished(request)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:

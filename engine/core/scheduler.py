@@ -20,6 +20,7 @@ from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.step_trace import StepTrace
+from engine.core.steps_in_flight import StepsInFlight
 from engine.core.token_grammar import TokenGrammar
 from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
@@ -79,6 +80,8 @@ class _Step:
     resumed: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    awaits_blocks: bool = False
+    """A running request is to have blocks that steps under way still use."""
     num_scheduled: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
 
@@ -120,6 +123,9 @@ class Scheduler:
         self.pins = PinHolder(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
+        self.steps = StepsInFlight(
+            self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
+        )
         self.waiting = RequestQueue()
         self.compiling: dict[str, Request] = {}
         """Requests whose grammar is awaited; they stand in nobody's way."""
@@ -166,7 +172,8 @@ class Scheduler:
         self, request_ids: Iterable[str], status: RequestStatus, now: float
     ) -> list[EngineCoreOutput]:
         """End requests from outside, at any moment, also while a planned step runs: its blocks are not handed
-        on before the next ``schedule``. Unknown ids are those that ended already.
+        on before the next ``schedule``, nor while a step that uses them is under way. Unknown ids are those
+        that ended already.
 
         FINISHED_STOPPED (the front end saw a stop string) ends a turn like EOS does; other states give up
         what the request held.
@@ -203,7 +210,11 @@ class Scheduler:
     # ---- one step ----
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """Decide what runs next. Every scheduled token counts as computed from here on."""
+        """Decide what runs next. Every scheduled token counts as computed from here on.
+
+        With ``async_scheduling`` one earlier plan may still be under way: the tokens it samples are planned
+        for without being known.
+        """
         self.pins.expire(now)
         self._requeue_changed(now)
         paused_all = self.pause_state is PauseState.PAUSED_ALL
@@ -211,7 +222,8 @@ class Scheduler:
         if self._tracer.on:
             self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
         self._schedule_running(step)
-        if not step.preempted and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
+        may_admit = not step.preempted and not step.awaits_blocks
+        if may_admit and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
             self._schedule_waiting(step)
         assert step.budget >= 0
         assert self._num_seats <= self.config.max_num_seqs
@@ -226,15 +238,11 @@ class Scheduler:
         return plan
 
     def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
-        """The grammars of the requests that a plan just made samples a token of, by request id."""
-        if not self._constrained:
-            return {}
+        """The grammars of the requests that a plan under way samples a token of, by request id."""
         return {
             request_id: request.grammar
             for request_id, request in self._constrained.items()
-            if request_id in plan.num_scheduled_tokens
-            and request.num_computed_tokens == request.num_tokens
-            and request.grammar is not None
+            if request.grammar is not None and self.steps.samples(plan, request)
         }
 
     @property
@@ -248,8 +256,9 @@ class Scheduler:
         running = self.running
         while index < len(running) and step.budget > 0:
             request = running[index]
+            num_tokens = request.num_tokens + request.num_output_placeholders
             num_new = min(
-                self._prefill_limit(request.num_tokens - request.num_computed_tokens),
+                self._prefill_limit(num_tokens - request.num_computed_tokens),
                 step.budget,
                 self.max_model_len - request.num_computed_tokens,
             )
@@ -258,16 +267,19 @@ class Scheduler:
                 continue
             blocks = self.kv.allocate_slots(request, num_new)
             while blocks is None:
-                if not self._break_pins_for(
-                    request, request.num_computed_tokens + num_new, NO_BLOCKS, step.now
-                ):
+                num_needed = request.num_computed_tokens + num_new
+                if self._soon_has_room(request, num_needed, NO_BLOCKS):
+                    step.awaits_blocks = True
+                    break
+                if not self._break_pins_for(request, num_needed, NO_BLOCKS, step.now):
                     victim = self.policy.victim(running, request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
                         return
                 blocks = self.kv.allocate_slots(request, num_new)
-            step.running.append(request)
-            self._commit(request, num_new, blocks, step)
+            else:
+                step.running.append(request)
+                self._commit(request, num_new, blocks, step)
             index += 1
 
     def _schedule_loaded(self, step: _Step) -> bool:
@@ -352,6 +364,8 @@ class Scheduler:
         """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken."""
         if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
             return True
+        if self._soon_has_room(request, num_tokens, hit):
+            return False
         if self._break_pins_for(request, num_tokens, hit, now):
             return True
         self.kv.note_shortage(request, hit)
@@ -411,6 +425,7 @@ class Scheduler:
             step.running.remove(victim)
             del step.new_blocks[victim.request_id]
             step.budget += num_withdrawn
+        self.steps.let_go(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
         victim.status = RequestStatus.PREEMPTED
@@ -459,32 +474,38 @@ class Scheduler:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += num_tokens
         self._counts.step_tokens += plan.total_num_scheduled_tokens
+        self.steps.begin(plan)
 
     # ---- what comes back ----
 
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Append what was sampled, end what is done; the outputs are for the front end."""
-        traced = self._inputs.begin_output(result, self.requests) if self._tracer.on else None
+        """Append what was sampled, end what is done; the outputs are for the front end. What was sampled of
+        a request that has ended meanwhile is dropped."""
+        requests = self.steps.end(plan)
+        traced = self._inputs.begin_output(result, requests) if self._tracer.on else None
         self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
         self.loads.end(result.finished_loads, loaded=True)
         self.loads.end(result.failed_loads, loaded=False)
         outputs: list[EngineCoreOutput] = []
         any_finished = False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
-            request = self.requests.get(request_id)
+            request = requests.get(request_id)
             if request is None or not token_ids:
                 continue
+            status = request.status
             is_first = request.first_token_time is None
             if is_first:
                 request.first_token_time = now
             num_taken = self._append_tokens(request, token_ids)
             logprobs = result.logprobs.get(request_id) if result.logprobs else None
-            if request.status is RequestStatus.RUNNING:
+            if request.status is status:
                 output = EngineCoreOutput(request_id, token_ids)
             else:
                 any_finished = True
+                if status is RequestStatus.PREEMPTED:  # while this token was under way
+                    self.waiting.remove(request)
                 output = self._finish(request, token_ids[:num_taken], now)
             output.new_logprobs = logprobs[:num_taken] if logprobs else None
             if is_first:
@@ -498,6 +519,7 @@ class Scheduler:
 
     def _append_tokens(self, request: Request, token_ids: Sequence[int]) -> int:
         """Append tokens up to the one that ends the request; returns how many were taken."""
+        status = request.status
         for count, token_id in enumerate(token_ids, start=1):
             request.append_output_token(token_id)
             num_tokens = request.num_tokens
@@ -510,7 +532,7 @@ class Scheduler:
                     request.stop_reason = token_id
             if request.grammar is not None:
                 self._follow_grammar(request, request.grammar, token_id)
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not status:
                 return count
         return len(token_ids)
 
@@ -526,6 +548,7 @@ class Scheduler:
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """The request has left its queue and its status says how it ended: settle its blocks."""
         request_id = request.request_id
+        self.steps.leave(request)
         pin = None
         if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             pin = self.policy.on_turn_end(request, now)
@@ -577,10 +600,23 @@ class Scheduler:
         """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
         if not self.kv.num_pins:
             return False
-        alone = not self.running or (len(self.running) == 1 and self.running[0] is request)
-        # What is being loaded will run, or leave its blocks: wait for it first.
-        last_resort = alone and not self.loads.num_requests and not self.loads.num_in_flight
+        # What is being loaded will run, or leave its blocks; steps under way give back what they use: wait
+        # for them first.
+        waits = self.loads.num_requests or self.loads.num_in_flight or self.kv.has_fences
+        last_resort = self._runs_alone(request) and not waits
         return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
+
+    def _runs_alone(self, request: Request) -> bool:
+        """Nothing runs but perhaps this one."""
+        return not self.running or (len(self.running) == 1 and self.running[0] is request)
+
+    def _soon_has_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
+        """Whether blocks that steps under way still use make up for those that are short: then nobody is to
+        lose any. Who runs alone waits for them in any case."""
+        if not self.kv.has_fences:
+            return False
+        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
+        return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
 
     def _requeue_changed(self, now: float) -> None:
         for request in self.policy.changed_keys():
@@ -673,7 +709,7 @@ class Scheduler:
             assert not self.kv.num_blocks_of(request.request_id)
         for request in self.running:
             assert request.status is RequestStatus.RUNNING
-            assert request.num_computed_tokens <= request.num_tokens
+            assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders
             assert (
                 self.kv.num_blocks_of(request.request_id) * self.kv.block_size >= request.num_computed_tokens
             )
@@ -684,6 +720,7 @@ class Scheduler:
         pins = list(self.policy.pins())
         assert len(pins) == self.kv.num_pins
         assert sum(pin.num_blocks for pin in pins) == self.kv.num_pinned_blocks
+        self.steps.check_invariants()
         self.loads.check_invariants()
         self.kv.check_invariants()
 

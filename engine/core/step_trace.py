@@ -86,6 +86,7 @@ class StepTrace:
         plan: SchedulerOutput,
         num_free_blocks: int,
     ) -> None:
+        plan.trace_step = self._step
         self._tracer.emit(
             StepDecision(
                 step=self._step,

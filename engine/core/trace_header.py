@@ -40,6 +40,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        async_scheduling=scheduler.steps.overlap,
     )
 
 

@@ -6,27 +6,49 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.core.token_grammar import TokenGrammar
-from engine.outputs import TokenMasks
+from engine.outputs import NO_MASKS, TokenMasks
 from engine.structured_output.backend import MatcherGrammar
 from engine.structured_output.compiler import GrammarCompiler
 
 
 class MaskFiller:
-    """One step's masks at a time."""
+    """One step's masks at a time; they are promised when it is planned, and kept once its grammars have
+    followed all that was sampled before."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
+        self._promised: set[Future[TokenMasks]] = set()
 
-    def fill(self, grammars: Mapping[str, TokenGrammar]) -> Future[TokenMasks]:
+    def promise(self) -> Future[TokenMasks]:
+        """Masks that ``fill`` will make, unless ``close`` comes first."""
+        masks: Future[TokenMasks] = Future()
+        self._promised.add(masks)
+        masks.add_done_callback(self._promised.discard)
+        return masks
+
+    def fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
         """Start with the masks of these grammars, by request id. None of them may be followed any further
         before the masks are there."""
-        return self._thread.submit(self._fill, grammars)
+        self._thread.submit(self._fill, masks, grammars)
 
-    def _fill(self, grammars: Mapping[str, TokenGrammar]) -> TokenMasks:
+    def _fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
+        if not masks.set_running_or_notify_cancel():
+            return
+        try:
+            masks.set_result(self._made(grammars))
+        except BaseException as error:
+            masks.set_exception(error)
+
+    def _made(self, grammars: Mapping[str, TokenGrammar]) -> TokenMasks:
+        if not grammars:
+            return NO_MASKS
         followed = [grammar for grammar in grammars.values() if isinstance(grammar, MatcherGrammar)]
         assert len(followed) == len(grammars), "all grammars come from the compiler"
         return TokenMasks(list(grammars), self._compiler.backend().forbidden(followed))
 
     def close(self) -> None:
+        """Who still waits for masks learns that none will come (CancelledError)."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        for masks in list(self._promised):
+            masks.cancel()

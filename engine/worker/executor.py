@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -66,6 +67,9 @@ class UniProcExecutor:
             loaded.device,
             select_host_pool(pool, num_host_blocks, disk, beside_steps=loaded.device.type == "cuda"),
         )
+        plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
+        self._thread = ThreadPoolExecutor(1, "model-steps") if plans_ahead else None
+        """Runs the steps in order where the host is to plan meanwhile."""
         keep_freed()
 
     @property
@@ -74,16 +78,20 @@ class UniProcExecutor:
 
     @property
     def max_concurrent_batches(self) -> int:
-        return 1
+        return 1 if self._thread is None else 2
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None, "submit after shutdown"
-        return FinishedOutput(self._runner.execute_model(plan))
+        if self._thread is None:
+            return FinishedOutput(self._runner.execute_model(plan))
+        return self._thread.submit(self._runner.execute_model, plan)
 
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
         """It fails in steps only."""
 
     def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
         if self._runner is not None:
             self._runner.close()
         self._runner = None

@@ -66,8 +66,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.pool.free_blocks(reversed(blocks))
 
     @rule()
-    def reset(self) -> None:
-        assert self.pool.reset_prefix_cache() is not bool(self.holders)
+    def forget_all(self) -> None:
+        """Blocks that are held come back empty."""
+        self.pool.forget_all()
+        assert not self.pool.num_cached_blocks
 
     @invariant()
     def counts_are_right(self) -> None:

@@ -49,7 +49,8 @@ class RecordedEngine:
         again."""
         self._block_size = header.block_size
         self._names = BlockNames()
-        self._plan = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
+        self._plans: dict[int, SchedulerOutput] = {}
+        """By step; those whose output has come are forgotten with the next one's."""
         self._events: list[TraceEvent] = []
         tracer = Tracer(self)
         context = PolicyContext(
@@ -89,7 +90,7 @@ class RecordedEngine:
         scheduler = self.scheduler
         match event:
             case StepDecision():
-                self._plan = scheduler.schedule(event.now)
+                self._plans[event.step] = scheduler.schedule(event.now)
             case StepOutput():
                 self._step_output(event)
             case RequestArrived():
@@ -112,12 +113,17 @@ class RecordedEngine:
             case EngineClosed():
                 scheduler.close(event.now)
 
+    def _plan_of(self, event: StepOutput) -> SchedulerOutput:
+        self._plans = {step: plan for step, plan in self._plans.items() if step >= event.step}
+        return self._plans.get(event.step) or SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
+
     def _step_output(self, event: StepOutput) -> None:
+        plan = self._plan_of(event)
         for req_id, names in event.blocks.items():
             request = self.scheduler.requests[req_id]
             assert isinstance(request, RecordedRequest)
             request.expect(self._names.extend(request.segment, names))
-        sampled = list(self._plan.num_scheduled_tokens) if event.sampled is None else event.sampled
+        sampled = list(plan.num_scheduled_tokens) if event.sampled is None else event.sampled
         tokens = [self._tokens_of(req_id, event) for req_id in sampled]
         result = ModelRunnerOutput(
             sampled,
@@ -127,7 +133,7 @@ class RecordedEngine:
             finished_disk_writes=event.finished_disk_writes,
             failed_disk_writes=event.failed_disk_writes,
         )
-        self.scheduler.update_from_output(self._plan, result, event.now)
+        self.scheduler.update_from_output(plan, result, event.now)
 
     @staticmethod
     def _tokens_of(req_id: str, event: StepOutput) -> list[int]:
@@ -145,6 +151,7 @@ def _scheduler_config(header: TraceHeader) -> SchedulerConfig:
         enable_chunked_prefill=header.enable_chunked_prefill,
         long_prefill_token_threshold=header.long_prefill_token_threshold,
         scheduler_reserve_full_isl=header.scheduler_reserve_full_isl,
+        async_scheduling=header.async_scheduling,
     )
 
 

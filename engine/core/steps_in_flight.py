@@ -1,0 +1,112 @@
+"""Steps that were planned and whose output is yet to come, where the next one is planned before that: who
+takes part in them, and which blocks nobody else may have until they are back. Knows no model, no policy."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.outputs import SchedulerOutput
+from engine.request import Request
+
+MAX_STEPS = 2
+"""One runs, the next waits for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A plan under way. Requests are in it themselves: an id may be used again before it is back."""
+
+    step_id: int
+    plan: SchedulerOutput
+    requests: dict[str, Request]
+    """Those it computes tokens of, less those that have ended."""
+    sampled: dict[str, Request] = field(default_factory=dict)
+    """Those of them that it samples a token of."""
+
+
+class StepsInFlight:
+    """In the order in which they were planned. Without ``overlap`` a step's output comes before the next is
+    planned: then there is nothing to remember."""
+
+    def __init__(
+        self, kv: KVCacheManager, requests: Mapping[str, Request], max_model_len: int, *, overlap: bool
+    ) -> None:
+        self.overlap = overlap
+        self._kv = kv
+        self._requests = requests
+        self._max_model_len = max_model_len
+        self._ids = itertools.count()
+        self._steps: deque[_Step] = deque()
+
+    def begin(self, plan: SchedulerOutput) -> None:
+        """A plan is made, and its tokens count as computed: keep the places of those it will sample."""
+        if not self.overlap:
+            return
+        assert len(self._steps) < MAX_STEPS, "a step's output was not taken"
+        requests = self._requests
+        step = _Step(next(self._ids), plan, {i: requests[i] for i in plan.num_scheduled_tokens})
+        for request in step.requests.values():
+            num_tokens = request.num_tokens + request.num_output_placeholders
+            if request.num_computed_tokens == num_tokens:
+                step.sampled[request.request_id] = request
+                # The last token that it may have is never computed: it needs no place.
+                request.num_output_placeholders += num_tokens + 1 < self._max_tokens(request)
+        self._steps.append(step)
+
+    def _max_tokens(self, request: Request) -> int:
+        """Prompt and output."""
+        return min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
+
+    def end(self, plan: SchedulerOutput) -> Mapping[str, Request]:
+        """The output of the oldest step, which has this plan, came back. Returns those who may take tokens
+        from it, by id: who has ended gets none, nor does one that came under its id."""
+        if not self.overlap:
+            return self._requests
+        step = self._steps.popleft()
+        assert step.plan is plan, "outputs come in the order of their plans"
+        self._kv.end_fence(step.step_id)
+        for request in step.sampled.values():
+            if request.num_output_placeholders:
+                request.num_output_placeholders -= 1
+        return step.requests
+
+    def samples(self, plan: SchedulerOutput, request: Request) -> bool:
+        """Whether this plan, which is under way, samples a token of the request, which has not ended."""
+        request_id = request.request_id
+        if not self.overlap:
+            is_complete = request.num_computed_tokens == request.num_tokens
+            return is_complete and request_id in plan.num_scheduled_tokens
+        step = next(step for step in self._steps if step.plan is plan)
+        return step.sampled.get(request_id) is request
+
+    def let_go(self, request: Request) -> None:
+        """The request is about to lose its blocks. What is known of it is what its confirmed tokens have:
+        blocks full of them can be found, and none is handed on before the steps that use it are back."""
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+        self._kv.cache_computed(request)
+        for step in reversed(self._steps):
+            if step.requests.get(request.request_id) is request:
+                self._kv.fence(step.step_id, request)
+                return
+
+    def leave(self, request: Request) -> None:
+        """The request has ended: whatever is sampled of it now is nobody's."""
+        self.let_go(request)
+        for step in self._steps:
+            if step.requests.get(request.request_id) is request:
+                del step.requests[request.request_id]
+                step.sampled.pop(request.request_id, None)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless each place that is kept is one of a token under way."""
+        assert len(self._steps) <= (MAX_STEPS if self.overlap else 0)
+        for request in self._requests.values():
+            num_sampled = sum(s.sampled.get(request.request_id) is request for s in self._steps)
+            num_places = request.num_output_placeholders
+            assert num_places <= num_sampled <= num_places + 1
+            assert request.num_tokens + num_sampled <= self._max_tokens(request), "more than it may have"
+        self._kv.check_fences([step.step_id for step in self._steps])
