@@ -306,10 +306,13 @@ class Decoder(nn.Module):
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size]; at a rank that is
         not the first [num_samples, 0]"""
-        sampled = rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps)
+        return self.head(rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps))
+
+    def head(self, normed: torch.Tensor) -> torch.Tensor:
+        """What ``logits_of`` does behind the final norm."""
         if self.lm_head is None:
-            return self.embedding.products(sampled)
-        logits: torch.Tensor = self.lm_head(sampled)
+            return self.embedding.products(normed)
+        logits: torch.Tensor = self.lm_head(normed)
         return logits
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:

@@ -60,7 +60,8 @@ class FusedDecoder:
             )
             x = layer.down(self._ops.swiglu(layer.gate_up(normed)))
         assert residual is not None, "a decoder has layers"
-        return self._plain.logits_of(x[sample_rows] + residual[sample_rows])
+        normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
+        return self._plain.head(normed)
 
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: torch.Tensor, positions: torch.Tensor
