@@ -6,7 +6,7 @@ device's own queues, where one would read what another still writes, or overwrit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +78,9 @@ class DeviceHostPool:
         if plan.kv_loads:
             self._start(plan.kv_loads)
         self._write_to_disk(plan.kv_disk_writes)
-        given = np.fromiter(_blocks_given(plan, self._block_size), np.int64)
-        for copied in self._stores.reading(given):
-            self._streams.steps.wait_event(copied)
+        if given := _blocks_given(plan, self._block_size):
+            for copied in self._stores.reading(np.array(given)):
+                self._streams.steps.wait_event(copied)
 
     def end_step(self, plan: SchedulerOutput) -> None:
         stores = plan.kv_stores
@@ -161,14 +161,17 @@ def select_host_pool(
     return DeviceHostPool(device_pool, num_slots, copy_streams_of(device_pool.device), disk)
 
 
-def _blocks_given(plan: SchedulerOutput, block_size: int) -> Iterator[int]:
+def _blocks_given(plan: SchedulerOutput, block_size: int) -> list[int]:
     """Blocks that a step of this plan, or of a later one, is the first to write for their request. Those that
     hold tokens already are only read."""
+    given: list[int] = []
     for new in plan.scheduled_new_reqs:
-        yield from new.block_ids[new.num_computed_tokens // block_size :]
+        given += new.block_ids[new.num_computed_tokens // block_size :]
     cached = plan.scheduled_cached_reqs
     for req_id, block_ids, num_computed_tokens in zip(
         cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
     ):
-        is_resumed = req_id in cached.resumed_req_ids
-        yield from block_ids[num_computed_tokens // block_size if is_resumed else 0 :]
+        if block_ids:
+            is_resumed = req_id in cached.resumed_req_ids
+            given += block_ids[num_computed_tokens // block_size :] if is_resumed else block_ids
+    return given
