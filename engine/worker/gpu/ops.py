@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -50,7 +51,8 @@ class FusedOps(Protocol):
 
 def uses_triton(device: torch.device) -> bool:
     """Whether Triton's kernels run on tensors of this device: on CUDA, or anywhere in its interpreter."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return runs and find_spec("triton") is not None
 
 
 def select_ops(device: torch.device) -> FusedOps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -184,6 +185,8 @@ def test_triton_is_chosen_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(select_ops(torch.device("cpu")), TritonOps)
     monkeypatch.delenv("TRITON_INTERPRET")
     assert isinstance(select_ops(torch.device("cpu")), TorchOps)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert isinstance(select_ops(torch.device("cuda")), TorchOps)
 
 
 def rope_build(num_heads: int, num_kv_heads: int, *, norm: bool, pool: str = "bf16") -> KernelBuild:
