@@ -1,0 +1,63 @@
+"""What a server keeps out of its memory: libraries of hundreds of megabytes that it has no use for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+import httpx
+
+from engine.worker.tiny_models import make_model_folder
+from tests.api.server import running_server
+
+COMPILERS = ("triton", "sympy", "torch._dynamo", "torch._inductor")
+MODELLING = ("transformers.modeling_utils", "transformers.activations", "transformers.models.llama")
+SCIENCE = ("sklearn", "scipy", "pandas")
+OF_FRONT_ENDS = ("fastapi", "pydantic", "uvicorn", "tokenizers")
+OF_THE_CORE = ("torch", "safetensors", "engine.worker")
+META_KERNELS = "torch._meta_registrations"
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0}
+
+
+class ServerThatTells:
+    """What a model's server, front end and core, has loaded once it has answered."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        environment = {
+            "PYTHONPATH": str(Path(__file__).with_name("telling_modules")),
+            "LOADED_MODULES": str(folder),
+        }
+        with running_server(model, "--num-gpu-blocks-override", "300", environment=environment) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+            assert answer.status_code == 200, answer.text
+            self.in_front_end = loaded_modules(server.process.pid, folder)
+            self.in_core = loaded_modules(server.core_pid(), folder)
+
+
+def loaded_modules(pid: int, folder: Path) -> frozenset[str]:
+    pipe = folder / str(pid)
+    os.mkfifo(pipe)
+    os.kill(pid, signal.SIGUSR2)
+    return frozenset(pipe.read_text().split())
+
+
+def within(loaded: Collection[str], packages: Collection[str]) -> list[str]:
+    """Those of these packages that were loaded."""
+    return [package for package in packages if package in loaded]
+
+
+def test_a_native_model_is_served_without_what_it_has_no_use_for(model: Path, tmp_path: Path) -> None:
+    """No compiler, none of transformers' models; torch in the core only, the web and texts outside of it."""
+    server = ServerThatTells(model, tmp_path)
+    assert within(server.in_front_end, (*COMPILERS, *MODELLING, *SCIENCE, *OF_THE_CORE)) == []
+    assert within(server.in_core, (*COMPILERS, *MODELLING, *SCIENCE, *OF_FRONT_ENDS, META_KERNELS)) == []
+    assert within(server.in_core, OF_THE_CORE) == list(OF_THE_CORE)
+
+
+def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
+    """One that transformers computes is served as well; it is tried on tensors without memory first."""
+    server = ServerThatTells(make_model_folder(tmp_path / "model", "gpt_neox"), tmp_path)
+    assert {"transformers.modeling_utils", META_KERNELS} <= server.in_core
+    assert within(server.in_front_end, OF_THE_CORE) == []
