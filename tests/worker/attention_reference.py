@@ -101,7 +101,7 @@ def paged_output(
     return output.double().cpu()
 
 
-def reference_output(case: AttentionCase, window: int | None) -> torch.Tensor:
+def reference_output(case: AttentionCase, window: int | None, soft_cap: float | None = None) -> torch.Tensor:
     """Attention by its definition, in fp64 on the host."""
     outputs = []
     token = 0
@@ -112,6 +112,8 @@ def reference_output(case: AttentionCase, window: int | None) -> torch.Tensor:
         key = key.double().cpu().repeat_interleave(repeats, dim=1)
         value = value.double().cpu().repeat_interleave(repeats, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = torch.arange(len(key) - query_len, len(key))[:, None] - torch.arange(len(key))
         hidden = (distance < 0) | (distance >= (window or len(key)))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)

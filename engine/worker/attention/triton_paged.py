@@ -1,0 +1,160 @@
+"""Paged attention by Triton's kernels: on CUDA, or anywhere in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch, count_processors
+from engine.worker.gpu.prompt_attention import PromptAttention
+from engine.worker.gpu.step_batch import PromptChunk, StepBatch
+from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
+from engine.worker.gpu.triton_attention import Pages, Scoring, attend_uniform, write_kv
+from engine.worker.gpu.triton_prompt import TritonPromptAttention
+
+
+class TritonPagedAttention:
+    """A PagedKv over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+
+    What a step launches depends on its StepBatch's numbers, never on what its tensors hold: a CUDA graph can
+    hold it, and nothing makes the host wait.
+    """
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        kv_scale: float = 1.0,
+        choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
+    ) -> None:
+        """``kv_scale``: what numbers of an 8-bit pool are multiplied with. ``choose_prompts`` is given the
+        attention of prompts that is there at any rate, and returns the one that is to be used."""
+        head_dim = pool.shape[-1]
+        self.kv_scale = kv_scale
+        self._pool = pool
+        self._pages = [Pages(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
+        self._tiling = uniform_tiling(head_dim, pool.dtype)
+        scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
+        self._splitter = KvSplitter.for_few_queries(scratch, num_processors)
+        floor = TritonPromptAttention(
+            prompt_tiling(head_dim, pool.dtype), KvSplitter.for_prompts(scratch, num_processors), kv_scale
+        )
+        self._prompts = floor if choose_prompts is None else choose_prompts(floor)
+        self._batch: StepBatch | None = None
+
+    @staticmethod
+    def scratch_bytes(spec: KvCacheSpec, max_model_len: int) -> int:
+        """What is kept beside the pool."""
+        return SCRATCH_BYTES
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        self.begin_device_step(_on_device(batch, self._pool.shape[3], self._pool.device))
+
+    def begin_device_step(self, batch: StepBatch) -> None:
+        """``batch`` is what the following calls are about."""
+        self._batch = batch
+
+    @property
+    def batch(self) -> StepBatch:
+        assert self._batch is not None, "a step begins first"
+        return self._batch
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """See StepBatch.slots."""
+        return self.batch.slots
+
+    def pages(self, layer: int) -> Pages:
+        return self._pages[layer]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        self.write(layer, key, value)
+        return self.attend_written(layer, query, scale=scale, window=window)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put the step's key and value [num_tokens, num_kv_heads, head_dim] into their slots."""
+        write_kv(self._pages[layer], key, value, self.batch.slots, self.kv_scale)
+
+    def attend_written(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """See PagedKv."""
+        scoring = Scoring(scale, window, soft_cap, self.kv_scale)
+        num_uniform = self.batch.num_uniform_tokens
+        if not num_uniform:
+            return self._attend_prompts(layer, query, scoring)
+        output = query.new_empty(query.shape)
+        self._attend_uniform(layer, query[:num_uniform], scoring, output[:num_uniform])
+        if self.batch.prompts:
+            output[num_uniform:] = self._attend_prompts(layer, query[num_uniform:], scoring)
+        return output
+
+    def _attend_uniform(
+        self, layer: int, query: torch.Tensor, scoring: Scoring, output: torch.Tensor
+    ) -> None:
+        batch, pages = self.batch, self._pages[layer]
+        splits = self._splitter.choose(
+            num_programs=batch.num_uniform * pages.keys.shape[2],
+            num_rows=query.shape[0] * query.shape[1],
+            longest=scoring.num_seen(batch.max_uniform_seq_len, batch.uniform_len),
+        )
+        attend_uniform(output, query, pages, batch, scoring, self._tiling, splits)
+
+    def _attend_prompts(self, layer: int, query: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        return self._prompts.attend(
+            *self._pages[layer],
+            query,
+            self.batch,
+            scale=scoring.scale,
+            window=scoring.window,
+            soft_cap=scoring.soft_cap,
+        )
+
+
+def _on_device(batch: AttentionBatch, block_size: int, device: torch.device) -> StepBatch:
+    """The same sequences; those with one token are the uniform ones."""
+    ends = np.cumsum(batch.query_lens)
+    lengths = zip(ends - batch.query_lens, batch.query_lens, batch.seq_lens, strict=True)
+    chunks = [
+        PromptChunk(seq, int(start), int(query_len), int(seq_len))
+        for seq, (start, query_len, seq_len) in enumerate(lengths)
+    ]
+    seq_of_token = np.repeat(np.arange(len(ends)), batch.query_lens)
+    positions = np.arange(len(seq_of_token)) + (batch.seq_lens - ends)[seq_of_token]
+
+    def as_int32(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32)).to(device, non_blocking=True)
+
+    return StepBatch(
+        rows=torch.arange(len(ends), dtype=torch.int32, device=device),
+        query_starts=as_int32(np.concatenate(([0], ends))),
+        seq_lens=as_int32(batch.seq_lens),
+        block_tables=as_int32(batch.block_tables),
+        positions=torch.from_numpy(positions).to(device, non_blocking=True),
+        slots=torch.from_numpy(batch.slot_blocks * block_size + batch.slot_offsets).to(
+            device, non_blocking=True
+        ),
+        num_uniform=batch.num_decodes,
+        uniform_len=1,
+        max_uniform_seq_len=max((chunk.seq_len for chunk in chunks[: batch.num_decodes]), default=0),
+        prompts=tuple(chunks[batch.num_decodes :]),
+    )

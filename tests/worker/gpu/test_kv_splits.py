@@ -1,0 +1,59 @@
+"""How many parts the KV of a step is split into."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.worker.gpu.kv_splits import MAX_SPLITS, MIN_PART, KvSplitter, SplitScratch
+
+NUM_PROCESSORS = 132
+NUM_HEADS, NUM_KV_HEADS = 32, 8
+
+
+def splitter(num_places: int = 130_000) -> KvSplitter:
+    scratch = SplitScratch(
+        torch.empty((num_places, 1), device="meta"), torch.empty(num_places, device="meta")
+    )
+    return KvSplitter.for_few_queries(scratch, NUM_PROCESSORS)
+
+
+def num_splits(num_seqs: int, longest: int) -> int:
+    """Of decodes."""
+    chosen = splitter().choose(
+        num_programs=num_seqs * NUM_KV_HEADS, num_rows=num_seqs * NUM_HEADS, longest=longest
+    )
+    return chosen.number
+
+
+def test_one_sequence_keeps_every_processor_busy() -> None:
+    """Alone, a sequence of some length is split among more programs than there are processors."""
+    assert num_splits(1, 4096) * NUM_KV_HEADS > NUM_PROCESSORS
+
+
+def test_many_sequences_are_split_only_where_they_are_long() -> None:
+    """Sequences that fill the device by themselves are left whole, unless one may be far longer than others."""
+    assert num_splits(128, 4096) == 1
+    assert num_splits(128, 131_072) == 8
+
+
+def test_short_sequences_are_left_whole() -> None:
+    """What is read in no time is not worth a merging."""
+    assert num_splits(1, MIN_PART) == 1
+
+
+@given(
+    num_programs=st.integers(1, 10_000),
+    num_rows=st.integers(1, 100_000),
+    longest=st.integers(1, 200_000),
+    num_places=st.integers(1, 200_000),
+)
+def test_results_of_parts_fit_into_the_scratch(
+    num_programs: int, num_rows: int, longest: int, num_places: int
+) -> None:
+    """Whatever is asked for; the number of parts is a power of two, as the merging takes no other."""
+    number = splitter(num_places).choose(num_programs=num_programs, num_rows=num_rows, longest=longest).number
+    assert 1 <= number <= MAX_SPLITS
+    assert number & (number - 1) == 0
+    assert number == 1 or number * num_rows <= num_places
