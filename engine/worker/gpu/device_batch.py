@@ -1,0 +1,220 @@
+"""The worker's memory of its requests on the device: token ids and block tables by row, changed by what each
+plan adds; and a step plan as arrays there, sent in one copy.
+
+Sampled tokens are put into the rows on the device, so that a step may be sent before the one before it is
+done. Does not know the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from engine.config import SchedulerConfig
+from engine.outputs import SchedulerOutput
+from engine.worker.attention.backend import IntArray
+from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
+from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.staging import Staging, words_of
+from engine.worker.gpu.step_batch import PromptChunk, StepBatch
+from engine.worker.gpu.streams import DeviceStreams
+from engine.worker.request_rows import RequestRows, StepRows
+
+_NOWHERE = -1
+"""The slot of a token that is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrays:
+    """What a forward pass reads of a step; all on the device."""
+
+    batch: StepBatch
+    input_places: torch.Tensor
+    """[num_tokens] int64: where each token's id is among those of all rows, flattened."""
+    graph_size: int | None
+    """Sequences of the graph that computes such a step; None: none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step that was sent to the device."""
+
+    req_ids: list[str]
+    sample_seqs: IntArray
+    """[num_samples] on the host: the requests that are sampled."""
+    arrays: TokenArrays
+    sample_tokens: torch.Tensor
+    """[num_samples] int64: the tokens of the step whose logits are sampled."""
+    sampled_places: torch.Tensor
+    """[num_samples] int64: where the sampled tokens go among those of all rows, flattened."""
+    sampling: DeviceSampling
+
+
+class DeviceBatch:
+    """The rows of the requests and, on the device, what they hold."""
+
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        max_model_len: int,
+        block_size: int,
+        graph_sizes: GraphSizes,
+        sampler: DeviceSampler,
+        device: torch.device,
+        streams: DeviceStreams,
+    ) -> None:
+        max_num_seqs = limits.max_num_seqs
+        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, sampler.vocab_size)
+        self._graph_sizes = graph_sizes
+        self._sampler = sampler
+        self._streams = streams
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
+        """[max_num_seqs, max_model_len + 1]"""
+        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        """[max_num_seqs, max_blocks]; what stands past a row's end is left from requests before."""
+        num_words = _step_words(limits, block_size, graph_sizes)
+        self._staging = Staging(num_words + sampler.staged_words(max_num_seqs), device, streams)
+
+    def __len__(self) -> int:
+        """Requests known, preempted ones included."""
+        return len(self._rows)
+
+    def send(self, plan: SchedulerOutput) -> DeviceStep | None:
+        """Apply a plan's deltas and bring its step to the device; None if it has no tokens."""
+        changes = self._rows.update(plan)
+        for row, token_ids in changes.tokens:
+            self._write_row(self.token_ids[row], token_ids)
+        appended = []
+        for row, start, block_ids in changes.blocks:
+            if start == 0:  # of a request that is new here
+                self._write_row(self.block_tables[row], block_ids)
+            else:
+                appended.append((row, start, block_ids))
+        if not plan.total_num_scheduled_tokens:
+            return None
+        return self._send_step(self._rows.step_rows(plan, self._graph_sizes.uniform_len), appended)
+
+    def send_idle(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> TokenArrays:
+        """The arrays of a step that reads the null block alone, and writes none; uniform sequences first."""
+        step = _idle_rows(np.array(query_lens), np.array(seq_lens), self._graph_sizes.uniform_len)
+        self._staging.begin()
+        arrays = self._put_tokens(step)
+        self._staging.send()
+        return arrays
+
+    def store_sampled(self, step: DeviceStep, token_ids: torch.Tensor) -> None:
+        """The sampled tokens [num_samples] become known to the steps that follow."""
+        self.token_ids.view(-1).index_copy_(0, step.sampled_places, token_ids.to(torch.int32))
+
+    def input_ids(self, arrays: TokenArrays) -> torch.Tensor:
+        """[num_tokens] int64"""
+        return self.token_ids.view(-1).index_select(0, arrays.input_places).long()
+
+    def _write_row(self, row: torch.Tensor, values: list[int]) -> None:
+        row[: len(values)] = self._streams.upload(np.array(values, dtype=np.int32))
+
+    def _send_step(self, step: StepRows, appended: list[tuple[int, int, list[int]]]) -> DeviceStep:
+        staging = self._staging
+        staging.begin()
+        arrays = self._put_tokens(step)  # first, so that graphs find them
+        sample_rows = step.sample_rows
+        sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows), staging)
+        sent = DeviceStep(
+            req_ids=step.req_ids,
+            sample_seqs=step.sample_seqs,
+            arrays=arrays,
+            sample_tokens=staging.put(step.sample_tokens, np.int64),
+            sampled_places=staging.put(
+                self._places(sample_rows, self._rows.add_tokens(sample_rows)), np.int64
+            ),
+            sampling=sampling,
+        )
+        places, block_ids = self._appended(appended)
+        put_places, put_blocks = staging.put(places, np.int64), staging.put(block_ids, np.int32)
+        staging.send()
+        if block_ids:
+            self.block_tables.view(-1).index_copy_(0, put_places, put_blocks)
+        return sent
+
+    def _appended(self, appended: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[int]]:
+        """Places among the block tables, flattened, and the blocks that go there."""
+        width = self.block_tables.shape[1]
+        places = [row * width + start + i for row, start, blocks in appended for i in range(len(blocks))]
+        return places, [block for _, _, blocks in appended for block in blocks]
+
+    def _places(self, rows: IntArray, columns: IntArray) -> IntArray:
+        """Among the token ids of all rows, flattened."""
+        return rows * (self._max_model_len + 1) + columns
+
+    def _put_tokens(self, step: StepRows) -> TokenArrays:
+        """The arrays of a forward pass; padded if a graph is to compute it."""
+        num_seqs, uniform_len = len(step.rows), self._graph_sizes.uniform_len
+        graph_size = self._graph_sizes.smallest(num_seqs) if step.num_uniform == num_seqs else None
+        num_idle = 0 if graph_size is None else graph_size - num_seqs
+        num_idle_tokens = num_idle * uniform_len
+        starts = np.concatenate(([0], np.cumsum(_padded(step.query_lens, num_idle, uniform_len))))
+        places = self._places(step.row_of_token, step.positions)
+        put = self._staging.put
+        batch = StepBatch(
+            rows=put(_padded(step.rows, num_idle), np.int32),
+            query_starts=put(starts, np.int32),
+            seq_lens=put(_padded(step.seq_lens, num_idle), np.int32),
+            block_tables=self.block_tables,
+            positions=put(_padded(step.positions, num_idle_tokens), np.int64),
+            slots=put(_padded(step.slots, num_idle_tokens, _NOWHERE), np.int64),
+            num_uniform=step.num_uniform + num_idle,
+            uniform_len=uniform_len,
+            max_uniform_seq_len=_longest_uniform(step) if graph_size is None else self._max_model_len,
+            prompts=_prompts(step, starts),
+        )
+        return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph_size)
+
+
+def _padded(values: IntArray, num_more: int, value: int = 0) -> IntArray:
+    return np.pad(values, (0, num_more), constant_values=value) if num_more else values
+
+
+def _longest_uniform(step: StepRows) -> int:
+    return int(step.seq_lens[: step.num_uniform].max(initial=0))
+
+
+def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
+    """The sequences behind the uniform ones."""
+    lengths = zip(starts.tolist(), step.query_lens.tolist(), step.seq_lens.tolist(), strict=False)
+    chunks = (PromptChunk(seq, *length) for seq, length in enumerate(lengths))
+    return tuple(islice(chunks, step.num_uniform, None))
+
+
+def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> StepRows:
+    """All of row 0, nothing kept, nothing sampled."""
+    ends = np.cumsum(query_lens)
+    positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
+    none = np.empty(0, dtype=np.int64)
+    return StepRows(
+        req_ids=[],
+        num_uniform=int(np.count_nonzero(query_lens == uniform_len)),
+        rows=np.zeros_like(query_lens),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        row_of_token=np.zeros_like(positions),
+        positions=positions,
+        slots=np.full_like(positions, _NOWHERE),
+        sample_tokens=none,
+        sample_seqs=none,
+    )
+
+
+def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes) -> int:
+    """Most words that a step takes, but for its sampling."""
+    num_seqs = max(limits.max_num_seqs, graph_sizes.largest)
+    num_tokens = max(limits.max_num_batched_tokens, num_seqs * graph_sizes.uniform_len)
+    num_blocks = limits.max_num_batched_tokens // block_size + limits.max_num_seqs
+    of_seqs = words_of(*[(num_seqs + 1, 4)] * 3, *[(num_seqs, 8)] * 2)
+    return of_seqs + words_of(*[(num_tokens, 8)] * 3) + words_of((num_blocks, 8), (num_blocks, 4))

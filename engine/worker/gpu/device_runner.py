@@ -1,0 +1,158 @@
+"""Runs steps on the device without waiting for it: a plan is sent, computed and sampled there, and the host
+waits only for the tokens that it asks for. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.messages import TokenLogprobs
+from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
+from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
+from engine.worker.gpu.forward import Forward
+from engine.worker.gpu.streams import DeviceStreams, Mark
+from engine.worker.host_pool import HostTransfers, with_reports
+from engine.worker.sampler import ForbiddenTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a step sampled, in host memory once the mark is passed."""
+
+    token_ids: torch.Tensor
+    """[num_samples] int64"""
+    logprobs: Logprobs | None
+    mark: Mark
+
+
+class DeviceModelRunner:
+    """A model on a device, its sampler, and the rows of the requests it serves. Called on one thread.
+
+    A second step may be launched before the result of the first is asked for; results are asked for in order.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        batch: DeviceBatch,
+        sampler: DeviceSampler,
+        streams: DeviceStreams,
+        host_pool: HostTransfers | None = None,
+    ) -> None:
+        self._forward = forward
+        self._batch = batch
+        self._sampler = sampler
+        self._streams = streams
+        self._host_pool = host_pool
+        self._last: StepInFlight | None = None
+
+    @torch.inference_mode()
+    def launch(self, plan: SchedulerOutput) -> StepInFlight:
+        """Queue a step. Does not wait for its masks, which may be made of the result of the step before."""
+        if self._last is not None:
+            self._last.sample()  # logits do not outlive the next step, which reads what they give
+        host = self._host_pool
+        if host is not None:
+            host.begin_step(plan)
+        step = self._batch.send(plan)
+        logits = None if step is None else self._forward.logits(step)
+        if host is not None:
+            host.end_step(plan)
+        self._last = in_flight = StepInFlight(self, plan, step, logits)
+        if plan.masks is None or plan.masks.done():
+            in_flight.sample()
+        return in_flight
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step and wait for it."""
+        return self.launch(plan).result()
+
+    def close(self) -> None:
+        """End what goes on beside the steps."""
+        if self._host_pool is not None:
+            self._host_pool.close()
+
+    def choose(self, step: DeviceStep, logits: torch.Tensor, masks: TokenMasks | None) -> Fetched:
+        """Queue the choice of a step's tokens, and their way to the rows and to the host."""
+        forbidden = None if masks is None else _forbidden(masks, step)
+        sampled = self._sampler.sample(logits, step.sampling, self._batch.token_ids, forbidden)
+        self._batch.store_sampled(step, sampled.token_ids)
+        fetch = self._streams.fetch
+        logprobs = sampled.logprobs
+        if logprobs is not None:
+            logprobs = Logprobs(fetch(logprobs.token_ids), fetch(logprobs.values), fetch(logprobs.ranks))
+        return Fetched(fetch(sampled.token_ids), logprobs, self._streams.mark())
+
+    def reported(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """The output with what has ended beside the steps."""
+        return output if self._host_pool is None else with_reports(output, self._host_pool.take_reports())
+
+
+class StepInFlight:
+    """A step that is queued."""
+
+    def __init__(
+        self,
+        runner: DeviceModelRunner,
+        plan: SchedulerOutput,
+        step: DeviceStep | None,
+        logits: torch.Tensor | None,
+    ) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._step = step
+        self._logits = logits
+        self._fetched: Fetched | None = None
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Queue the choice of its tokens, unless that is done; waits for its masks alone."""
+        if self._step is None or self._logits is None:
+            return
+        masks = None if self._plan.masks is None else self._plan.masks.result()
+        self._fetched = self._runner.choose(self._step, self._logits, masks)
+        self._logits = None
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step."""
+        self.sample()
+        return self._runner.reported(self._output())
+
+    def _output(self) -> ModelRunnerOutput:
+        if self._step is None or self._fetched is None:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        step, fetched = self._step, self._fetched
+        fetched.mark.synchronize()
+        sampled: list[list[int]] = [[] for _ in step.req_ids]
+        for seq, token_id in zip(step.sample_seqs.tolist(), fetched.token_ids.tolist(), strict=True):
+            sampled[seq].append(token_id)
+        return ModelRunnerOutput(step.req_ids, sampled, _logprobs(step, fetched.logprobs))
+
+
+def _forbidden(masks: TokenMasks, step: DeviceStep) -> ForbiddenTokens | None:
+    """The masks with the place of each request among those sampled."""
+    if not masks.req_ids:
+        return None
+    place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
+    return ForbiddenTokens([place[req_id] for req_id in masks.req_ids], masks.forbidden)
+
+
+def _logprobs(step: DeviceStep, logprobs: Logprobs | None) -> dict[str, list[TokenLogprobs]]:
+    """By request id."""
+    wanted = step.sampling.logprobs
+    if wanted is None or logprobs is None:
+        return {}
+    lines = zip(
+        wanted.samples,
+        wanted.counts,
+        logprobs.token_ids.tolist(),
+        logprobs.values.tolist(),
+        logprobs.ranks.tolist(),
+        strict=True,
+    )
+    return {
+        step.req_ids[step.sample_seqs[sample]]: [TokenLogprobs(ids[: count + 1], values[: count + 1], rank)]
+        for sample, count, ids, values, rank in lines
+    }

@@ -1,0 +1,137 @@
+"""The real scheduler driving a DeviceModelRunner on CPU tensors, one step ahead of itself or not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from engine.config import ModelConfig, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.messages import TokenLogprobs
+from engine.outputs import SchedulerOutput
+from engine.policy import FcfsPolicy
+from engine.request import Request, RequestStatus
+from engine.sampling_params import SamplingParams
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.gpu.device_batch import DeviceBatch
+from engine.worker.gpu.device_runner import DeviceModelRunner, StepInFlight
+from engine.worker.gpu.device_sampler import DeviceSampler
+from engine.worker.gpu.forward import Forward
+from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.sampling_ops import TorchSamplingOps
+from engine.worker.gpu.streams import DeviceStreams, HostStreams
+from engine.worker.loader import LoadedModel, load_model
+from tests.worker.gpu.step_attention import TorchStepAttention
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+EAGER = GraphSizes(())
+DEVICE = torch.device("cpu")
+
+
+class DeviceEngine:
+    """Requests in, tokens out."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps_in_flight: int = 2,
+        graph_sizes: GraphSizes = EAGER,
+        num_blocks: int = 64,
+        block_size: int = 8,
+        max_model_len: int = 128,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        long_prefill_token_threshold: int = 0,
+        streams: DeviceStreams | None = None,
+        pool_filled_with: float = 0.0,
+    ) -> None:
+        loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=max_model_len))
+        spec = _spec(loaded, block_size)
+        self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
+        self.attention = TorchStepAttention(self.pool)
+        streams = streams or HostStreams()
+        sampler = DeviceSampler(0, loaded.vocab_size, TorchSamplingOps(), streams)
+        limits = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            async_scheduling=steps_in_flight > 1,
+        )
+        self.batch = DeviceBatch(limits, max_model_len, block_size, graph_sizes, sampler, DEVICE, streams)
+        self.forward = Forward(loaded.model, self.attention, self.batch, graph_sizes, streams)
+        self.forward.capture()
+        self.runner = DeviceModelRunner(self.forward, self.batch, sampler, streams)
+        self.scheduler = Scheduler(
+            limits,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            policy=FcfsPolicy(),
+        )
+        self.requests: dict[str, Request] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.num_steps = 0
+        """With tokens."""
+        self.num_chunked_steps = 0
+        self._steps_in_flight = steps_in_flight
+        self._launched: deque[tuple[SchedulerOutput, StepInFlight]] = deque()
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams = GREEDY) -> None:
+        hasher = self.scheduler.request_block_hasher
+        request = Request(request_id, prompt, params, 0.0, block_hasher=hasher)
+        self.requests[request_id] = request
+        self.scheduler.add_request(request, 0.0)
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED, 0.0)
+
+    def step(self) -> None:
+        """Launch as many steps as may be in flight, then take the result of the oldest."""
+        while len(self._launched) < self._steps_in_flight:
+            plan = self.scheduler.schedule(0.0)
+            self._launched.append((plan, self.runner.launch(plan)))
+        plan, in_flight = self._launched.popleft()
+        output = in_flight.result()
+        self.num_steps += bool(output.req_ids)
+        self.num_chunked_steps += sum(
+            not tokens and plan.num_scheduled_tokens[req_id] > 1
+            for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True)
+        )
+        for told in self.scheduler.update_from_output(plan, output, 0.0):
+            self.logprobs.setdefault(told.request_id, []).extend(told.new_logprobs or ())
+
+    def run(self, max_steps: int = 2000) -> dict[str, list[int]]:
+        """Step until nothing is left and nothing in flight; the output tokens of every request."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                for _ in range(self._steps_in_flight):
+                    self.step()
+                return {name: request.output_token_ids for name, request in self.requests.items()}
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps")
+
+    def run_all(
+        self, prompts: Mapping[str, list[int]], params: Callable[[int], SamplingParams]
+    ) -> dict[str, list[int]]:
+        """One request after the other joins, a step apart."""
+        for index, (request_id, prompt) in enumerate(prompts.items()):
+            self.add(request_id, prompt, params(index))
+            self.step()
+        return self.run()
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(request.num_preemptions for request in self.requests.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(request.num_cached_tokens or 0 for request in self.requests.values())
+
+
+def _spec(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
+    model = loaded.model
+    return KvCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype, block_size)

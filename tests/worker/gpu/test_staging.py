@@ -1,0 +1,135 @@
+"""One copy a step: its memory stays as it is while it may be read, and its arrays lie where graphs look."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampling_params import SamplingParams
+from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.staging import Staging, words_of
+from engine.worker.gpu.streams import HostStreams, Mark
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, random_tokens
+from tests.worker.gpu.device_engine import DeviceEngine
+
+DEVICE = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Queued:
+    """Copies that a slow device has not made yet."""
+
+    read: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Memory of the host, and what it held when it was sent."""
+    arriving: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Memory of the host, and what is to be there."""
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        for source, sent in self.read:
+            assert torch.equal(source, sent), "overwritten while the device read it"
+        for target, value in self.arriving:
+            target.copy_(value)
+
+
+class SlowStreams(HostStreams):
+    """A device that does nothing before it is waited for: it reads at the last moment, and what it brings is
+    garbage until then."""
+
+    def __init__(self) -> None:
+        self._queue: deque[_Queued] = deque()
+        self._open = _Queued()
+        self.num_sent = 0
+
+    def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        super().send(source, target)
+        self._open.read.append((source, source.clone()))
+        self.num_sent += 1
+
+    def fetch(self, source: torch.Tensor) -> torch.Tensor:
+        target = torch.full_like(source, -1)
+        self._open.arriving.append((target, source.clone()))
+        return target
+
+    def mark(self) -> Mark:
+        queued, self._open = self._open, _Queued()
+        self._queue.append(queued)
+        return _SlowMark(self._queue, queued)
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowMark:
+    queue: deque[_Queued]
+    last: _Queued
+
+    def synchronize(self) -> None:
+        while any(queued is self.last for queued in self.queue):
+            self.queue.popleft().finish()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_nothing_is_overwritten_or_read_too_early(steps_in_flight: int, model_folders: ModelFolders) -> None:
+    """With a device that copies as late as it may, every token is right; each step took one copy."""
+    folder, streams = model_folders("qwen3"), SlowStreams()
+    engine = DeviceEngine(
+        folder,
+        steps_in_flight=steps_in_flight,
+        graph_sizes=GraphSizes((4,)),
+        streams=streams,
+        num_blocks=24,
+        max_num_batched_tokens=24,
+    )
+    num_before = streams.num_sent
+    prompts = {f"r{i}": random_tokens(9 + 4 * i, seed=i) for i in range(5)}
+    greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0)
+    outputs = engine.run_all(prompts, lambda _: greedy)
+    assert streams.num_sent - num_before == engine.num_steps
+    reference = Reference(folder)
+    for request_id, prompt in prompts.items():
+        assert outputs[request_id] == reference.greedy(prompt, 20)
+        assert [entry.token_ids[0] for entry in engine.logprobs[request_id]] == outputs[request_id]
+
+
+def test_a_buffer_is_written_again_only_when_its_copy_is_made() -> None:
+    """Also when nobody waits for anything else, however many steps follow each other."""
+    streams = SlowStreams()
+    staging = Staging(words_of((4, 4)), DEVICE, streams)
+    for step in range(6):
+        staging.begin()
+        staging.put([step] * 4, np.int32)
+        staging.send()
+    streams.mark().synchronize()
+
+
+def test_arrays_of_equal_lengths_lie_at_the_same_place() -> None:
+    """What a step puts first is found at one address, whatever follows it; each at a multiple of 16 bytes."""
+    staging = Staging(words_of((3, 4), (5, 8), (9, 4)), DEVICE, HostStreams())
+    addresses = set()
+    for step in range(4):
+        staging.begin()
+        first, second = staging.put([step] * 3, np.int32), staging.put([-step] * 5, np.int64)
+        third = staging.put([0.5] * (1 + step), np.float32)
+        staging.send()
+        assert first.tolist() == [step] * 3
+        assert second.tolist() == [-step] * 5
+        assert third.tolist() == [0.5] * (1 + step)
+        addresses.add((first.data_ptr(), second.data_ptr(), third.data_ptr()))
+    assert len(addresses) == 1
+    assert all(address % 16 == 0 for address in addresses.pop())
+
+
+def test_sizes_of_graphs() -> None:
+    """Small sizes one by one, then in coarser steps, the limit itself; the smallest that fits is taken."""
+    sizes = GraphSizes.up_to(100)
+    assert sizes.sizes[:5] == (1, 2, 4, 8, 16)
+    assert sizes.sizes[-1] == sizes.largest == 100
+    assert [sizes.smallest(n) for n in (1, 3, 9, 97, 101)] == [1, 4, 16, 100, None]
+    assert GraphSizes.up_to(3).sizes == (1, 2, 3)
+    assert GraphSizes.up_to(1).sizes == (1,)
+    assert len(GraphSizes.up_to(256).sizes) <= 35
+    assert GraphSizes(()).smallest(1) is None
