@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from engine.clock import ManualClock
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.scheduler import Scheduler
+from engine.llm import model_executor
 from engine.messages import TokenLogprobs
 from engine.policy import FcfsPolicy
 from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
-from engine.worker.executor import UniProcExecutor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -62,10 +62,11 @@ class SmallEngine:
         device: str = "cpu",
         dtype: str = "auto",
         model_impl: str = "auto",
+        tensor_parallel_size: int = 1,
     ) -> None:
         self._clock = ManualClock()
         limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self.executor = UniProcExecutor(
+        self.executor = model_executor(
             EngineConfig(
                 model=ModelConfig(
                     model=str(folder),
@@ -73,6 +74,7 @@ class SmallEngine:
                     dtype=dtype,
                     max_model_len=max_model_len,
                     model_impl=model_impl,
+                    tensor_parallel_size=tensor_parallel_size,
                 ),
                 cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
                 scheduler=limits,

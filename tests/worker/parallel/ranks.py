@@ -1,0 +1,54 @@
+"""Ranks as tests need them: engines that end their ranks, the processes of others, and a lone rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.worker.generation import SmallEngine
+
+
+@contextmanager
+def two_ranks(
+    folder: Path, *, num_blocks: int = 64, max_num_batched_tokens: int = 256
+) -> Iterator[SmallEngine]:
+    """An engine whose model is two processes."""
+    engine = SmallEngine(
+        folder, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens, tensor_parallel_size=2
+    )
+    try:
+        yield engine
+    finally:
+        engine.executor.shutdown()
+
+
+def rank_pids(parent: int) -> list[int]:
+    """The ranks among a process's children, in order."""
+    children: list[int] = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        children += [int(pid) for pid in (task / "children").read_text().split()]
+    return sorted(pid for pid in children if b"rank_proc" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@dataclass(frozen=True)
+class LoneRank:
+    """One of several that asks nothing of the others: what it loads can be looked at."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def smallest(self, number: int) -> int:
+        raise NotImplementedError

@@ -1,0 +1,43 @@
+"""Tokens of a model that two processes compute equal those of one, whatever the scheduler does meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, SmallEngine, random_tokens
+from tests.worker.parallel.ranks import two_ranks
+
+SAMPLED = (
+    SamplingParams(seed=1, max_tokens=12, ignore_eos=True),
+    SamplingParams(seed=2, temperature=0.7, top_p=0.8, max_tokens=12, ignore_eos=True),
+    SamplingParams(seed=3, top_k=20, repetition_penalty=1.3, logprobs=2, max_tokens=12, ignore_eos=True),
+)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-llama3-rope", "qwen2", "qwen3"])
+def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
+    """One key-value head for both ranks, biases everywhere, a tied head, QK norms: with prompts longer than
+    the budget, prefix hits and preemption the greedy tokens are those of transformers; sampled ones, those of
+    a single process."""
+    folder = model_folders(name)
+    shared = random_tokens(27, seed=1)
+    prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
+    reference, single = Reference(folder), SmallEngine(folder)
+    with two_ranks(folder, num_blocks=22, max_num_batched_tokens=24) as engine:
+        for index, prompt in enumerate(prompts):
+            greedy = SamplingParams(temperature=0.0, max_tokens=20 + index, ignore_eos=True)
+            engine.add(f"r{index}", prompt, greedy)
+            engine.step()
+        outputs = engine.run()
+        assert engine.num_preemptions > 0
+        assert engine.num_cached_tokens > 0
+        assert engine.num_chunked_steps > 0
+        for index, prompt in enumerate(prompts):
+            assert outputs[f"r{index}"] == reference.greedy(prompt, 20 + index)
+        for params in SAMPLED:
+            assert engine.generate(shared, params) == single.generate(shared, params)
+    (ours,), (theirs,) = engine.logprobs.values(), single.logprobs.values()
+    assert [each.token_ids for each in ours] == [each.token_ids for each in theirs]
+    assert ours[0].logprobs == pytest.approx(theirs[0].logprobs, abs=1e-4)

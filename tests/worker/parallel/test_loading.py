@@ -1,0 +1,132 @@
+"""What a rank loads: its part of every tensor and no more; and which models cannot be cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.worker.checkpoint import Checkpoint
+from engine.worker.loader import load_model
+from engine.worker.model_folder import choose_device, read_config
+from engine.worker.models.decoder import Decoder
+from engine.worker.parallel.linears import RowParallelLinear
+from engine.worker.tiny_models import make_model_folder
+from tests.worker.conftest import ModelFolders
+from tests.worker.parallel.ranks import LoneRank
+
+
+def rank_of(folder: Path, rank: int, size: int) -> Decoder:
+    """A rank's part of a model, loaded."""
+    model = load_model(ModelConfig(model=str(folder), device="cpu"), LoneRank(rank, size)).model
+    assert isinstance(model, Decoder)
+    return model
+
+
+def test_the_parts_of_all_ranks_are_the_checkpoint(model_folders: ModelFolders) -> None:
+    """Put side by side, what the ranks hold is what the file holds; norms are whole at each."""
+    folder = model_folders("llama-llama3-rope")
+    whole = load_file(folder / "model.safetensors")
+    ranks = [rank_of(folder, rank, 2).checkpoint_parts() for rank in range(2)]
+    for name, tensor in whole.items():
+        first, second = (parts[name] for parts in ranks)
+        if first.count == 1:
+            assert torch.equal(first.view, tensor)
+            assert torch.equal(second.view, tensor)
+        else:
+            assert torch.equal(torch.cat((first.view, second.view), first.dim), tensor)
+    cut = {name.split(".")[-2] for name, part in ranks[0].items() if part.count == 2}
+    assert cut == {
+        *("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj"),
+        *("o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_ranks_share_a_key_value_head_where_there_are_fewer(model_folders: ModelFolders) -> None:
+    """Four ranks, two key-value heads: each is held by two neighbours, whose query heads are of its group."""
+    folder = model_folders("qwen2")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    heads = load_file(folder / "model.safetensors")[name].chunk(2)
+    for rank in range(4):
+        assert torch.equal(rank_of(folder, rank, 4).checkpoint_parts()[name].view, heads[rank // 2])
+
+
+def test_a_rank_reads_its_share_of_the_bytes(tmp_path: Path) -> None:
+    """Of a file's bytes each of four ranks copies a quarter, but for the norms."""
+    folder = make_model_folder(
+        tmp_path, "qwen3", hidden_size=128, num_heads=8, num_kv_heads=4, vocab_size=1024, tie=True
+    )
+    config = read_config(folder, trust_remote_code=False)
+    model = Decoder(config, torch.float32, LoneRank(3, 4))
+    model.materialize(torch.device("cpu"))
+    read = [tensor for _, tensor in Checkpoint(folder).read(model.checkpoint_parts())]
+    num_bytes = sum(tensor.nbytes for tensor in read)
+    assert num_bytes == pytest.approx((folder / "model.safetensors").stat().st_size / 4, rel=0.03)
+
+
+def test_row_parallel_weights_are_packed_in_parts(tmp_path: Path) -> None:
+    """What a CPU multiplies fastest with also stands in for a part of a layer or a table."""
+    folder = make_model_folder(tmp_path, "qwen3", hidden_size=64, dtype="bfloat16", tie=True)
+    model = rank_of(folder, 1, 2)
+    whole = load_model(ModelConfig(model=str(folder), device="cpu")).model
+    assert isinstance(whole, Decoder)
+    down, whole_down = model.layers[0].down, whole.layers[0].down
+    assert isinstance(down, RowParallelLinear)
+    assert type(down.partial) is type(whole_down)
+    assert type(model.embedding.table) is type(whole.embedding)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_ranks", "sentence"),
+    [
+        ({}, 3, "does not divide the model's number of heads, 4."),
+        ({"intermediate_size": 254}, 4, "does not divide the model's intermediate size, 254."),
+        ({"vocab_size": 514}, 4, "does not divide the model's vocabulary size, 514."),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 252},
+            2,
+            "heads, 3, nor is",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    tmp_path: Path, fields: dict[str, int], num_ranks: int, sentence: str
+) -> None:
+    """One sentence with the option, its value and the model's number."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512}
+    AutoConfig.for_model("llama", **(sizes | fields)).save_pretrained(tmp_path)
+    options = ModelConfig(model=str(tmp_path), device="cpu", load_format="dummy")
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size is {num_ranks}, .*{sentence}"):
+        load_model(options, LoneRank(0, num_ranks))
+
+
+def test_a_model_of_transformers_is_refused(model_folders: ModelFolders) -> None:
+    """Only our own decoder can be cut."""
+    options = ModelConfig(model=str(model_folders("gpt_neox")), device="cpu")
+    with pytest.raises(ConfigError, match="native implementation only; GPTNeoXForCausalLM runs by"):
+        load_model(options, LoneRank(0, 2))
+
+
+def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer devices than ranks: both numbers are named. With enough, a rank has its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, but there are 2 CUDA devices"):
+        choose_device("auto", rank=3, num_ranks=4)
+    assert choose_device("auto", rank=1, num_ranks=2) == torch.device("cuda", 1)
+
+
+def test_what_ranks_do_not_go_with_is_refused() -> None:
+    """Rounded weights, a disk behind the host tier, and no ranks at all."""
+    with pytest.raises(ConfigError, match="quantization does not go with tensor_parallel_size"):
+        ModelConfig(model="m", tensor_parallel_size=2, quantization="int8")
+    with pytest.raises(ConfigError, match="tensor_parallel_size must be at least 1, got 0"):
+        ModelConfig(model="m", tensor_parallel_size=0)
+    disk = CacheConfig(kv_offloading_size=1, kv_offloading_disk_size=1, kv_offloading_disk_path="/tmp")
+    with pytest.raises(ConfigError, match="kv_offloading_disk_size does not go with tensor_parallel_size"):
+        EngineConfig(model=ModelConfig(model="m", tensor_parallel_size=2), cache=disk)

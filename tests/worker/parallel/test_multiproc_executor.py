@@ -1,0 +1,127 @@
+"""The ranks as processes: what they say at the start, how they end, and what their ends mean."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.errors import EngineDeadError, EngineError, ModelLoadError
+from engine.llm import LLM
+from engine.outputs import ModelRunnerOutput
+from engine.sampling_params import SamplingParams
+from engine.worker.parallel.multiproc_executor import MultiprocExecutor
+from engine.worker.parallel.report_merger import ReportMerger
+from tests.processes.support import has_gone
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, random_tokens
+from tests.worker.parallel.ranks import rank_pids, two_ranks
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def config(folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(folder), device="cpu", max_model_len=128, tensor_parallel_size=2),
+        cache=CacheConfig(num_gpu_blocks_override=20),
+    )
+
+
+def test_a_rank_that_is_killed_is_told_of_at_once(model_folders: ModelFolders) -> None:
+    """Whether or not a step is running: by its number and its signal. The others end with the executor."""
+    with two_ranks(model_folders("qwen3")) as engine:
+        engine.add("a", random_tokens(5, seed=1))
+        engine.step()
+        told: Future[EngineError] = Future()
+        engine.executor.on_failure(told.set_result)
+        first, second = rank_pids(os.getpid())
+        os.kill(second, signal.SIGKILL)
+        assert "Rank 1 of the model has died (exit code -9)" in str(told.result(timeout=2))
+        with pytest.raises(EngineDeadError, match="Rank 1"):
+            engine.step()
+    assert has_gone(first)
+
+
+def test_what_a_rank_finds_wrong_is_raised_as_it_is(model_folders: ModelFolders, tmp_path: Path) -> None:
+    """A start that fails is one sentence, and leaves no process behind."""
+    folder = shutil.copytree(model_folders("llama"), tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match=r"^The weight file .* is cut short: .*\.$"):
+        MultiprocExecutor(config(folder))
+    assert rank_pids(os.getpid()) == []
+
+
+def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders) -> None:
+    """kill -9 of the process that has started them: they are gone within 2 s, and so is their folder."""
+    program = (
+        "import pickle, sys\n"
+        "from engine.worker.parallel.multiproc_executor import MultiprocExecutor\n"
+        "executor = MultiprocExecutor(pickle.load(sys.stdin.buffer))\n"
+        "print(executor.info.num_gpu_blocks, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as core:
+        assert core.stdin is not None
+        assert core.stdout is not None
+        core.stdin.write(pickle.dumps(config(model_folders("qwen3"))))
+        core.stdin.flush()
+        assert core.stdout.readline() == b"20\n"
+        ranks = rank_pids(core.pid)
+        assert len(ranks) == 2
+        core.kill()
+        assert all(has_gone(rank) for rank in ranks)
+
+
+def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFolders) -> None:
+    """Each rank keeps its part of the copies, of which a GiB buys as many as in a single process: later turns
+    come back from there as they do in one, with the tokens of transformers."""
+    folder = model_folders("qwen2")
+    bytes_per_block = 2 * 2 * 2 * 16 * 4 * 16  # layers x (K, V) x heads x dims x bytes x tokens
+    reference = Reference(folder)
+    histories = [random_tokens(150 + 10 * job, seed=job) for job in range(2)]
+
+    def turns(num_ranks: int) -> list[tuple[list[int], int]]:
+        with LLM(
+            str(folder),
+            multiprocess=False,
+            device="cpu",
+            tensor_parallel_size=num_ranks,
+            max_model_len=304,
+            num_gpu_blocks_override=20,
+            kv_offloading_size=30.5 * bytes_per_block / 2**30,
+        ) as llm:
+            outputs = [llm.generate(history, GREEDY, use_tqdm=False)[0] for history in histories * 2]
+            assert llm.statistics().num_host_blocks == 30
+        return [(output.outputs[0].token_ids, output.num_cached_tokens) for output in outputs]
+
+    answers = turns(2)
+    assert answers == turns(1)
+    assert [tokens for tokens, _ in answers[2:]] == [reference.greedy(history, 12) for history in histories]
+    assert min(num_cached for _, num_cached in answers[2:]) >= 128
+
+
+def test_a_load_has_ended_when_it_has_at_every_rank() -> None:
+    """In whatever order the ranks report; one that fails anywhere has failed."""
+    merger = ReportMerger(2)
+
+    def merged(first: tuple[list[int], list[int]], second: tuple[list[int], list[int]]) -> list[list[int]]:
+        outputs = [ModelRunnerOutput(["a"], [[1]], {}, *reports) for reports in (first, second)]
+        result = merger.merge(outputs)
+        assert result.sampled_token_ids == [[1]]
+        return [list(result.finished_loads), list(result.failed_loads)]
+
+    assert merged(([], []), ([], [])) == [[], []]
+    assert merged(([1, 2], [3]), ([2], [])) == [[2], []]
+    assert merged(([], []), ([1, 3], [])) == [[1], [3]]
+    assert merged(([4], []), ([], [4])) == [[], [4]]
+    assert merged(([3], []), ([3], [])) == [[3], []]
