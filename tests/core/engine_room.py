@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from zlib import crc32
 
 from engine.clock import ManualClock
@@ -16,7 +18,7 @@ from engine.policy import FcfsPolicy, SchedulingPolicy
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
-from tests.core.kv_memory import KvMemory, LoadFate, at_once
+from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
 from tracing.tracer import Tracer
 
 
@@ -39,9 +41,29 @@ class CountingGrammar:
     def complete(self) -> bool:
         return self.num_accepted >= self._num_tokens
 
+    @property
+    def max_tokens(self) -> int:
+        """After so many a request has ended."""
+        refused = self._num_tokens if self._refused_after is None else self._refused_after + 1
+        return min(self._num_tokens, refused)
+
+
+def token_at(request_id: str, position: int) -> int:
+    """What is sampled there, prompt and output counted."""
+    return crc32(f"{request_id}:{position}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A plan that was taken and has not run; positions of the tokens that it samples, by request."""
+
+    work: Work
+    sampled: dict[str, int]
+
 
 class EngineRoom:
-    """Steps a real scheduler; sampled tokens are a function of request id and position."""
+    """Steps a real scheduler; sampled tokens are a function of request id and position. With
+    ``async_scheduling`` a plan runs only when the next one has been made."""
 
     def __init__(
         self,
@@ -58,8 +80,10 @@ class EngineRoom:
         disk_level: DiskLevel | None = None,
         write_fate: LoadFate = at_once,
         on_request_ended: Callable[[Request, float], None] | None = None,
+        async_scheduling: bool = False,
         **limits: int | bool,
     ) -> None:
+        limits["async_scheduling"] = async_scheduling
         config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
         self.clock = ManualClock()
         self.connector = (
@@ -81,6 +105,12 @@ class EngineRoom:
         )
         self.tokens: dict[str, list[int]] = {}
         """All tokens of every request that was added, prompt and output."""
+        self.received: dict[str, list[int]] = defaultdict(list)
+        """Output tokens that the client of each request got."""
+        self.under_way: deque[_UnderWay] = deque()
+        self._max_under_way = 2 if async_scheduling else 1
+        self._num_known: dict[str, int] = {}
+        """Tokens that the worker knows, or will when it has run what it took."""
         self.finished: dict[str, EngineCoreOutput] = {}
         self.last_plan: SchedulerOutput | None = None
 
@@ -97,15 +127,24 @@ class EngineRoom:
         job: JobRef | None = None,
         cache_salt: str | None = None,
         awaits_grammar: bool = False,
+        stops_after: int | None = None,
     ) -> Request:
-        """``job``: all that its client says of it; else it is named, or belongs to none."""
+        """``job``: all that its client says of it; else it is named, or belongs to none. ``stops_after`` so
+        many tokens comes one that ends it."""
         if job is None and job_id is not None:
             job = JobRef(job_id, is_last_step, tenant)
         wanted = StructuredOutputsParams(json_object=True) if awaits_grammar else None
         request = Request(
             request_id,
             prompt,
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True, structured_outputs=wanted),
+            SamplingParams(
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                structured_outputs=wanted,
+                stop_token_ids=[]
+                if stops_after is None
+                else [token_at(request_id, len(prompt) + stops_after)],
+            ),
             self.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
@@ -117,25 +156,57 @@ class EngineRoom:
         return request
 
     def step(self, seconds: float = 0.01) -> SchedulerOutput:
-        """One schedule and its update; the clock moves in between."""
+        """Plan as far as may be planned, and take the oldest output; the clock moves in between. Returns the
+        last plan made."""
+        while self.can_plan:
+            self.plan_next()
+        self.take_output(seconds)
+        assert self.last_plan is not None
+        return self.last_plan
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether another plan may be made before an output is taken."""
+        return len(self.under_way) < self._max_under_way
+
+    def plan_next(self) -> SchedulerOutput:
         plan = self.last_plan = self.scheduler.schedule(self.clock.now())
-        reports = self.memory.execute(plan, self.scheduler.requests)
+        work = self.memory.take(plan, self.scheduler.requests, [each.work for each in self.under_way])
+        self.under_way.append(_UnderWay(work, self._sampled(work)))
+        return plan
+
+    def _sampled(self, work: Work) -> dict[str, int]:
+        """As a worker has it, that knows nothing of requests but what plans told and what it sampled."""
+        plan, known = work.plan, self._num_known
+        for request_id in plan.finished_req_ids:
+            known.pop(request_id, None)
+        known.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
+        for request_id, token_ids in plan.scheduled_cached_reqs.resumed_token_ids.items():
+            assert len(token_ids) == known[request_id], "an output was lost"
+        ends = {span.request.request_id: span.end for span in work.spans}
+        assert all(end <= known[i] for i, end in ends.items()), "more was scheduled than there is"
+        sampled = {i: end for i, end in ends.items() if end == known[i]}
+        known.update({i: end + 1 for i, end in sampled.items()})
+        return sampled
+
+    def take_output(self, seconds: float = 0.01) -> None:
+        """The oldest plan runs, and its output is accounted for."""
+        running = self.under_way.popleft()
+        reports = self.memory.execute(running.work)
         self.clock.advance(seconds)
-        ready = [self.scheduler.requests[i] for i in plan.num_scheduled_tokens]
-        ready = [r for r in ready if r.num_computed_tokens == r.num_tokens]
         result = ModelRunnerOutput(
-            [r.request_id for r in ready],
-            [[crc32(f"{r.request_id}:{r.num_tokens}".encode())] for r in ready],
+            list(running.sampled),
+            [[token_at(i, position)] for i, position in running.sampled.items()],
             finished_loads=reports.finished_loads,
             failed_loads=reports.failed_loads,
             finished_disk_writes=reports.finished_disk_writes,
             failed_disk_writes=reports.failed_disk_writes,
         )
-        for output in self.scheduler.update_from_output(plan, result, self.clock.now()):
+        for output in self.scheduler.update_from_output(running.work.plan, result, self.clock.now()):
+            self.received[output.request_id] += output.new_token_ids
             if output.finished:
                 assert output.request_id not in self.finished, "a request ended twice"
                 self.finished[output.request_id] = output
-        return plan
 
     def check_invariants(self) -> None:
         """The scheduler's own, and that blocks and slots hold what they are found for."""
@@ -146,12 +217,15 @@ class EngineRoom:
         connector = self.connector
         in_memory = connector.tier.contents() if connector else {}
         on_disk = connector.disk.tier.contents() if connector and connector.disk else {}
-        self.memory.check_claims(findable, in_memory, on_disk)
+        memory = self.memory.after([each.work for each in self.under_way])
+        memory.check_claims(findable, in_memory, on_disk)
 
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left; an engine that makes no progress fails here."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests() and not self.scheduler.num_pending_loads:
+                while self.under_way:
+                    self.take_output()
                 return
             self.step()
         raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.statistics()}")

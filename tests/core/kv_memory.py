@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from engine.core.block_hash import BlockHash
@@ -38,6 +39,34 @@ class _Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class _Span:
+    """What a step computes of one request."""
+
+    request: Request
+    table: list[int]
+    start: int
+    end: int
+    """In tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A plan as the worker takes it: with the block tables as they are then."""
+
+    plan: SchedulerOutput
+    spans: list[_Span]
+
+    def blocks_of_others(self, request: Request, block_size: int) -> set[int]:
+        """That are read or written for other requests than this one."""
+        return {
+            block
+            for span in self.spans
+            if span.request is not request
+            for block in span.table[: -(-span.end // block_size)]
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Reports:
     """Of transfers that have ended: ids of loads, and slots of the disk."""
 
@@ -65,18 +94,54 @@ class KvMemory:
         self._tables: dict[str, list[int]] = {}
         self._copying: list[_Copying] = []
 
-    def execute(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> Reports:
-        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end."""
+    def take(
+        self, plan: SchedulerOutput, requests: Mapping[str, Request], under_way: Sequence[Work] = ()
+    ) -> Work:
+        """The next plan, while the others taken before have not run: it may not change what they use."""
         self._take_in(plan)
-        for load in plan.kv_loads:
+        cached = plan.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts |= {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
+        spans = [
+            _Span(requests[i], list(self._tables[i]), starts[i], starts[i] + num_tokens)
+            for i, num_tokens in plan.num_scheduled_tokens.items()
+        ]
+        for before in under_way:
+            for span in spans:
+                written = span.table[span.start // self._block_size :]
+                in_use = before.blocks_of_others(span.request, self._block_size)
+                assert not in_use & set(written), "a step would write what the one before it uses"
+            loaded = {b for load in plan.kv_loads for b in (*load.copies.block_ids, *load.reads.block_ids)}
+            in_use = {block for span in before.spans for block in span.table}
+            assert not in_use & loaded, "a load would write what a step under way uses"
+        return Work(plan, spans)
+
+    def execute(self, work: Work) -> Reports:
+        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end."""
+        for load in work.plan.kv_loads:
             self._begin(load)
-        self._begin_writes(plan)
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            self._write(requests[request_id], num_tokens)
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            self._read(requests[request_id], num_tokens)
-        self._store(plan)
+        self._begin_writes(work.plan)
+        for span in work.spans:
+            self._write(span)
+        for span in work.spans:
+            self._read(span)
+        self._store(work.plan)
         return Reports(*self._end(), *self._end_writes())
+
+    def after(self, under_way: Sequence[Work]) -> KvMemory:
+        """As it will be when these have run; transfers take as long as they like."""
+        later = copy(self)
+        later._load_fate = later._write_fate = lambda: (1000, True)
+        later.device, later.host, later.disk = dict(self.device), dict(self.host), dict(self.disk)
+        later._copying = [copy(copying) for copying in self._copying]
+        later._writing = {slot: copy(writing) for slot, writing in self._writing.items()}
+        for copying in later._copying:
+            copying.steps_left = 1000
+        for writing in later._writing.values():
+            writing.steps_left = 1000
+        for work in under_way:
+            later.execute(work)
+        return later
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_req_ids | plan.preempted_req_ids:
@@ -118,24 +183,19 @@ class KvMemory:
         loads = [copying.load for copying in self._copying]
         return {block for load in loads for block in (*load.copies.block_ids, *load.reads.block_ids)}
 
-    def _write(self, request: Request, num_tokens: int) -> None:
+    def _write(self, span: _Span) -> None:
         """The step fills blocks; the last one perhaps not to the end."""
-        table, size, computed = (
-            self._tables[request.request_id],
-            self._block_size,
-            request.num_computed_tokens,
-        )
-        for index in range((computed - num_tokens) // size, -(-computed // size)):
+        table, size, hashes = span.table, self._block_size, span.request.block_hashes
+        for index in range(span.start // size, -(-span.end // size)):
             assert table[index] not in self._blocks_in_copies(), "computed into a block that is being loaded"
-            is_full = (index + 1) * size <= computed and index < len(request.block_hashes)
-            self.device[table[index]] = request.block_hashes[index] if is_full else None
+            is_full = (index + 1) * size <= span.end and index < len(hashes)
+            self.device[table[index]] = hashes[index] if is_full else None
 
-    def _read(self, request: Request, num_tokens: int) -> None:
+    def _read(self, span: _Span) -> None:
         """The step attends to all full blocks before it."""
-        table = self._tables[request.request_id]
-        num_full = (request.num_computed_tokens - num_tokens) // self._block_size
-        for block_id, block_hash in zip(table[:num_full], request.block_hashes, strict=False):
-            assert self.device[block_id] == block_hash, f"{request} would read what is not its own"
+        num_full = span.start // self._block_size
+        for block_id, block_hash in zip(span.table[:num_full], span.request.block_hashes, strict=False):
+            assert self.device[block_id] == block_hash, f"{span.request} would read what is not its own"
 
     def _store(self, plan: SchedulerOutput) -> None:
         stores = plan.kv_stores

@@ -4,6 +4,7 @@ something else, and it always gets on."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, Scheduling
 from engine.request import Request, RequestStatus
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
-from tests.core.engine_room import CountingGrammar, EngineRoom
+from tests.core.engine_room import CountingGrammar, EngineRoom, token_at
 from tests.eval.baselines.policy_room import PlainKnowledge
 from tracing.tracer import Tracer
 
@@ -112,14 +113,34 @@ def make_policy(name: str, bits: list[bool], context: PolicyContext) -> Scheduli
     return parse_policy(name).make(context, PlainKnowledge(reload_s_per_token=0.01))
 
 
+@dataclass(slots=True)
+class Awaited:
+    """A request, and what its output will be: the same however its steps are planned."""
+
+    request: Request
+    num_tokens: int
+    """If nobody ends it before."""
+    ended_early: bool = False
+
+    def check(self, received: list[int], finished: bool) -> None:
+        """What came is what it has, up to where it ends, and no more."""
+        request = self.request
+        places = range(request.num_prompt_tokens, request.num_prompt_tokens + len(received))
+        assert received == [token_at(request.request_id, place) for place in places]
+        assert received == request.output_token_ids
+        assert len(received) <= self.num_tokens
+        assert not finished or self.ended_early or len(received) == self.num_tokens
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Jobs with turns, retries and branches, aborted, broken, paused and preempted in any order."""
+    """Jobs with turns, retries and branches, aborted, broken, paused and preempted in any order, with or
+    without a step under way."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids = count()
         self.tracer = Tracer()
-        self.added: set[str] = set()
+        self.added: dict[str, Awaited] = {}
         self.jobs: dict[str, list[list[int]]] = {}
 
     @initialize(
@@ -132,6 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         load_fates=st.lists(
             st.tuples(st.sampled_from([3, 0, 1, 8]), st.sampled_from([True, True, False])), min_size=1
         ),
+        async_scheduling=st.booleans(),
     )
     def start(
         self,
@@ -142,6 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         num_host_blocks: int,
         load_fates: list[tuple[int, bool]],
+        async_scheduling: bool,
     ) -> None:
         fates = cycle(load_fates)
         num_host_blocks = num_host_blocks if caching else 0
@@ -160,6 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tracer=self.tracer,
             num_host_blocks=num_host_blocks,
             load_fate=lambda: next(fates),
+            async_scheduling=async_scheduling,
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )
@@ -172,8 +196,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _add(self, prompt: list[int], job: str | None, said: JobRef, **options: Any) -> None:
         """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""
         request_id = f"r{next(self.ids)}"
-        self.added.add(request_id)
-        self.room.add(request_id, prompt[: MAX_LEN - 8], job=None if job is None else said, **options)
+        prompt = prompt[: MAX_LEN - 8]
+        request = self.room.add(request_id, prompt, job=None if job is None else said, **options)
+        stops_after = options.get("stops_after")
+        ends = [
+            request.max_tokens,
+            MAX_LEN - len(prompt),
+            *([] if stops_after is None else [stops_after + 1]),
+        ]
+        self.added[request_id] = Awaited(request, min(ends))
         if job is not None:
             self.jobs.setdefault(job, []).append(self.room.tokens[request_id])
 
@@ -185,6 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 8),
         priority=st.integers(0, 2),
         awaits_grammar=st.sampled_from([False, False, True]),
+        stops_after=st.sampled_from([None, 0, 1, 5]),
     )
     def new_turn(
         self,
@@ -195,11 +227,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int,
         priority: int,
         awaits_grammar: bool,
+        stops_after: int | None,
     ) -> None:
         """A first turn; prompts share prefixes."""
         prompt = [start] * 8 + list(range(length))
         said = replace(said, job_id=job if said.job_id else None, is_last_step=False)
-        self._add(prompt, job, said, max_tokens=max_tokens, priority=priority, awaits_grammar=awaits_grammar)
+        self._add(
+            prompt,
+            job,
+            said,
+            max_tokens=max_tokens,
+            priority=priority,
+            awaits_grammar=awaits_grammar,
+            stops_after=stops_after,
+        )
 
     @precondition(lambda self: self.jobs)
     @rule(
@@ -231,8 +272,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def grammar_compiled(self, data: st.DataObject, num_tokens: int, refused_after: int | None) -> None:
         scheduler = self.room.scheduler
         request = scheduler.compiling[data.draw(st.sampled_from(sorted(scheduler.compiling)))]
-        grammar = CountingGrammar(num_tokens, refused_after)
-        scheduler.grammar_compiled(request, grammar, self.room.clock.now())
+        self._compile(request, CountingGrammar(num_tokens, refused_after))
+
+    def _compile(self, request: Request, grammar: CountingGrammar) -> None:
+        self.room.scheduler.grammar_compiled(request, grammar, self.room.clock.now())
+        awaited = self.added[request.request_id]
+        awaited.num_tokens = min(awaited.num_tokens, grammar.max_tokens)
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 20.0]), times=st.sampled_from([1, 2, 8, 30]))
     def step(self, seconds: float, times: int) -> None:
@@ -253,6 +298,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request.request_id in still_there and now - request.arrival_time >= MAX_WAIT_S:
                 assert all(other.arrival_time <= request.arrival_time for other in started)
 
+    @precondition(lambda self: self.room.can_plan)
+    @rule()
+    def plan(self) -> None:
+        """What comes next finds a step under way."""
+        self.room.plan_next()
+
+    @precondition(lambda self: self.room.under_way)
+    @rule()
+    def output(self) -> None:
+        self.room.take_output()
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 15.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
         self.room.clock.advance(seconds)
@@ -266,6 +322,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         now = self.room.clock.now()
         outputs = self.room.scheduler.finish_requests([request_id, "never seen"], status, now)
         assert [output.request_id for output in outputs] == [request_id]
+        self.added[request_id].ended_early = True
         self.room.finished[request_id] = outputs[0]
 
     @rule(data=st.data(), command=st.sampled_from(["pytest -q", "cd x && ls", ""]))
@@ -327,8 +384,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def all_is_accounted_for(self) -> None:
         if hasattr(self, "room"):
             self.room.check_invariants()
-            assert set(self.room.scheduler.requests) | set(self.room.finished) == self.added
+            assert set(self.room.scheduler.requests) | set(self.room.finished) == set(self.added)
             assert not set(self.room.scheduler.requests) & set(self.room.finished)
+            for request_id, awaited in self.added.items():
+                awaited.check(self.room.received[request_id], request_id in self.room.finished)
 
     def teardown(self) -> None:
         """From any state the engine runs dry, and when pins have run out every block is back."""
@@ -337,9 +396,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         room = self.room
         room.scheduler.set_pause_state(PauseState.UNPAUSED, room.clock.now())
         for request in list(room.scheduler.compiling.values()):
-            room.scheduler.grammar_compiled(request, CountingGrammar(2), room.clock.now())
+            self._compile(request, CountingGrammar(2))
         room.run()
-        assert set(room.finished) == self.added
+        self.all_is_accounted_for()
+        assert set(room.finished) == set(self.added)
         room.check_invariants()
         assert room.scheduler.reset_prefix_cache(room.clock.now())
         assert room.scheduler.kv.num_free_blocks == NUM_BLOCKS - 1
