@@ -3,7 +3,7 @@ write to disk take what was stored. The plans are those of a real scheduler on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count, cycle
 from pathlib import Path
 from random import Random
@@ -23,7 +23,7 @@ from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.gpu.device_host_pool import DeviceHostPool, select_host_pool
 from engine.worker.gpu.store_queue import StoreQueue
 from engine.worker.host_pool import HostTransfers
-from tests.core.kv_memory import KvMemory, Reports
+from tests.core.kv_memory import KvMemory, Reports, Work
 from tests.core.test_kv_loads import BusyDay
 from tests.worker.conftest import ModelFolders
 from tests.worker.gpu.late_streams import PICKS, LateStreams, StepsAtOnce, Wait
@@ -68,13 +68,20 @@ class LateMemory(KvMemory):
         )
         self._garbage = count(-1, -1)
 
-    def execute(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> Reports:
-        self._take_in(plan)
+    def take(
+        self, plan: SchedulerOutput, requests: Mapping[str, Request], under_way: Sequence[Work] = ()
+    ) -> Work:
+        """Queue a plan."""
+        work = super().take(plan, requests, under_way)
         self._pool.begin_step(plan)
-        self._queue_step(plan, requests)
+        self._queue_step(work)
         self._pool.end_step(plan)
+        return work
+
+    def execute(self, work: Work) -> Reports:
+        """Let the device do something, of this plan or another."""
         self._streams.run_some()
-        if not plan.total_num_scheduled_tokens:  # the host can only wait: not for ever
+        if not work.spans:  # the host can only wait: not for ever
             for _ in range(20):
                 self._streams.run_each()
         reports = self._pool.take_reports()
@@ -85,18 +92,21 @@ class LateMemory(KvMemory):
             reports.failed_writes,
         )
 
-    def _queue_step(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+    def after(self, under_way: Sequence[Work]) -> KvMemory:
+        return self
+
+    def _queue_step(self, work: Work) -> None:
         """All requests write, then each reads all that is before its new tokens, and its new full blocks."""
         writes: list[tuple[int, int]] = []
         reads: list[tuple[int, int]] = []
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            request = requests[request_id]
-            computed, table = request.num_computed_tokens, self._tables[request_id]
-            full = [number_of(block_hash) for block_hash in request.block_hashes[: computed // BLOCK_SIZE]]
-            reads += zip(table, full, strict=False)
-            for index in range((computed - num_tokens) // BLOCK_SIZE, -(-computed // BLOCK_SIZE)):
+        for span in work.spans:
+            full = [
+                number_of(block_hash) for block_hash in span.request.block_hashes[: span.end // BLOCK_SIZE]
+            ]
+            reads += zip(span.table, full, strict=False)
+            for index in range(span.start // BLOCK_SIZE, -(-span.end // BLOCK_SIZE)):
                 number = full[index] if index < len(full) else next(self._garbage)
-                writes.append((table[index], number))
+                writes.append((span.table[index], number))
         self._streams.steps.do(lambda: self._run_step(writes, reads))
 
     def _run_step(self, writes: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
