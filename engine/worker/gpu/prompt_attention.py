@@ -115,8 +115,13 @@ def select_prompt_attention(
     fails. Queries are of ``dtype``; ``kv_scale``: what a pool of 8 bits is multiplied with."""
     scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
     probe = Probe.like(pool, num_heads, dtype, kv_scale)
-    found = (probe.prove(path) for path in _installed(pool, dtype, scratch))
-    paths = [proven for proven in found if proven is not None]
+    paths: list[ProvenPath] = []
+    for path in _installed(pool, dtype, scratch):
+        proven = probe.prove(path)
+        if proven is not None:
+            paths.append(proven)
+            if proven.can_all:
+                break  # nothing is left for another
     if not paths:
         logger.info("Prompts: Triton's own kernel.")
         return floor

@@ -194,6 +194,18 @@ def test_library_attends_or_leaves_it_to_the_floor(
         torch.testing.assert_close(output.double(), expected(case, window, soft_cap), rtol=0, atol=2e-6)
 
 
+def test_what_one_library_cannot_do_the_next_one_does(
+    case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, INSTALLED["its forward kernels, without windows"])
+    monkeypatch.setattr(varlen, "varlen_attn", stand_ins.varlen_attn)
+    attention = select(case)
+    for window, soft_cap in ((None, None), (6, None), (None, 2.0)):
+        output = run(attention, case, window, soft_cap)
+        torch.testing.assert_close(output.double(), expected(case, window, soft_cap), rtol=0, atol=2e-6)
+    assert is_by_floor(run(attention, case, 6, 2.0))
+
+
 def test_with_no_library_the_floor_is_all_there_is(case: AttentionCase) -> None:
     assert select(case) is FLOOR
 

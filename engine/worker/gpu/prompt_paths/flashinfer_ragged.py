@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
+
+logger = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 128 * 2**20
 """As its documentation recommends."""
@@ -37,7 +40,11 @@ class FlashInferRagged:
     @classmethod
     def find(cls, device: torch.device) -> FlashInferRagged:
         """Raises what its import does."""
-        return cls(import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper, device)
+        wrapper_class = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
+        logger.info(
+            "Prompts: FlashInfer compiles kernels that it has not compiled before; that takes minutes."
+        )
+        return cls(wrapper_class, device)
 
     def can(self, kind: AttentionKind) -> bool:
         return True

@@ -28,6 +28,10 @@ class ProvenPath:
     has_window: bool
     has_soft_cap: bool
 
+    @property
+    def can_all(self) -> bool:
+        return self.has_window and self.has_soft_cap
+
     def can(self, kind: AttentionKind) -> bool:
         return (self.has_window or kind.window is None) and (self.has_soft_cap or kind.soft_cap is None)
 
