@@ -267,10 +267,15 @@ def disk_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("with_disk", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
-    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_disk: bool
+    model_folders: ModelFolders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_disk: bool,
+    async_scheduling: bool,
 ) -> None:
-    """From host memory, and from disk: a load takes several steps, others run meanwhile."""
+    """From host memory, and from disk, with steps one by one or one ahead: a load takes several of them."""
     pools: list[LatePool] = []
 
     def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
@@ -279,7 +284,7 @@ def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
 
     monkeypatch.setattr(executor, "select_host_pool", select)
     options = disk_in(tmp_path) if with_disk else {"num_host_blocks_override": 100}
-    check_turns(model_folders("llama"), **options)
+    check_turns(model_folders("llama"), async_scheduling=async_scheduling, **options)
     assert pools[0].num_late_steps > 5
 
 
