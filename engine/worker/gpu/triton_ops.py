@@ -27,6 +27,7 @@ class TritonOps:
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert residual is None or residual.is_contiguous()
         num_tokens, size = x.shape
         normed = x.new_empty(num_tokens, size)
         total = x if residual is None else torch.empty_like(normed)
@@ -86,7 +87,6 @@ class TritonOps:
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             HEADS_EACH=_HEADS_EACH,
             HAS_NORM=q_norm is not None,
-            IS_FP8=keys.dtype == torch.float8_e4m3fn,
         )
         return query
 
@@ -157,7 +157,6 @@ def _rope_and_write(
     HALF_BLOCK: tl.constexpr,
     HEADS_EACH: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    IS_FP8: tl.constexpr,
 ):
     """One program: some heads of one token, be they of queries, keys or values, in two halves."""
     token = tl.program_id(0).to(tl.int64)
@@ -171,50 +170,63 @@ def _rope_and_write(
     source = qkv + token * qkv_stride + heads * (2 * HALF) + columns
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    turned_first, turned_second = first, second
     if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
-        first_weight = _weight_of_heads(q_norm, k_norm, columns, HALF, is_query)
-        second_weight = _weight_of_heads(q_norm, k_norm, columns + HALF, 2 * HALF, is_query)
-        first_normed = _rounded(_rounded(first * scale, qkv) * first_weight, qkv)
-        second_normed = _rounded(_rounded(second * scale, qkv) * second_weight, qkv)
-        first = tl.where(is_value, first, first_normed)
-        second = tl.where(is_value, second, second_normed)
-
+        turned_first, turned_second = _normalised(
+            first, second, q_norm, k_norm, columns, eps, is_query, qkv, HALF
+        )
     angles = cos_sin + tl.load(positions + token) * (2 * HALF) + columns
-    cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(angles + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
-    turned_first = _rounded(first * cos, qkv) - _rounded(second * sin, qkv)
-    turned_second = _rounded(second * cos, qkv) + _rounded(first * sin, qkv)
-    first = tl.where(is_value, first, _rounded(turned_first, qkv))
-    second = tl.where(is_value, second, _rounded(turned_second, qkv))
+    turned_first, turned_second = _turned(turned_first, turned_second, angles, columns, qkv, HALF)
+    first = tl.where(is_value, first, turned_first)
+    second = tl.where(is_value, second, turned_second)
 
     target = query + (token * NUM_HEADS + heads) * (2 * HALF) + columns
     _store_halves(target, first, second, HALF, inside & is_query)
-
     slot = tl.load(slots + token)
     if slot >= 0:
         place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride + columns
-        if IS_FP8:
+        if keys.dtype.element_ty == tl.float8e4nv:
             first = tl.clamp(first * kv_factor, -_FP8_MAX, _FP8_MAX)
             second = tl.clamp(second * kv_factor, -_FP8_MAX, _FP8_MAX)
         key = keys + place + (heads - NUM_HEADS) * head_stride
         _store_halves(key, first, second, HALF, inside & (heads >= NUM_HEADS) & (heads < FIRST_VALUE))
         value = values + place + (heads - FIRST_VALUE) * head_stride
-        _store_halves(value, first, second, HALF, inside & (heads >= FIRST_VALUE))
+        _store_halves(value, first, second, HALF, inside & is_value)
+
+
+@triton.jit
+def _normalised(first, second, q_norm, k_norm, columns, eps, is_query, like, HALF: tl.constexpr):
+    """The halves of heads [heads, columns], each head normalised by itself"""
+    scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
+    first_weight = _weight_of_heads(q_norm, k_norm, columns, columns < HALF, is_query)
+    second_weight = _weight_of_heads(q_norm + HALF, k_norm + HALF, columns, columns < HALF, is_query)
+    first = _rounded(_rounded(first * scale, like) * first_weight, like)
+    second = _rounded(_rounded(second * scale, like) * second_weight, like)
+    return first, second
+
+
+@triton.jit
+def _weight_of_heads(q_norm, k_norm, columns, inside, is_query):
+    """[1, columns] -> [heads, columns]: queries and keys have weights of their own"""
+    of_query = tl.load(q_norm + columns, mask=inside, other=0.0).to(tl.float32)
+    of_key = tl.load(k_norm + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit
+def _turned(first, second, angles, columns, like, HALF: tl.constexpr):
+    """The halves of heads [heads, columns], rotated; angles [1, columns]: cosines, and sines behind them"""
+    cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(angles + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
+    turned_first = _rounded(first * cos, like) - _rounded(second * sin, like)
+    turned_second = _rounded(second * cos, like) + _rounded(first * sin, like)
+    return _rounded(turned_first, like), _rounded(turned_second, like)
 
 
 @triton.jit
 def _store_halves(target, first, second, HALF: tl.constexpr, mask):
     tl.store(target, first.to(target.dtype.element_ty), mask=mask)
     tl.store(target + HALF, second.to(target.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _weight_of_heads(q_norm, k_norm, columns, END: tl.constexpr, is_query):
-    """[1, columns] -> [heads, columns]: queries and keys have weights of their own"""
-    of_query = tl.load(q_norm + columns, mask=columns < END, other=0.0).to(tl.float32)
-    of_key = tl.load(k_norm + columns, mask=columns < END, other=0.0).to(tl.float32)
-    return tl.where(is_query, of_query, of_key)
 
 
 @triton.jit

@@ -211,7 +211,6 @@ def rope_build(num_heads: int, num_kv_heads: int, *, norm: bool, pool: str = "bf
             "HALF_BLOCK": 64,
             "HEADS_EACH": 8,
             "HAS_NORM": norm,
-            "IS_FP8": pool != "bf16",
         },
     )
 
