@@ -17,6 +17,7 @@ from engine.config import (
     ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
+    KV_CACHE_DTYPES,
     QUANTIZATIONS,
     CacheConfig,
     EngineConfig,
@@ -273,7 +274,7 @@ def _add_model_flags(group: _Group) -> None:
     group.add("model_impl", "whose model code runs", choices=MODEL_IMPLS)
     group.add(
         "attention_backend",
-        "auto: on a CPU, a kernel compiled for it where there is a C++ compiler; torch: never",
+        "auto: on cuda triton; on a CPU a kernel compiled for it where there is a C++ compiler; torch: plain",
         choices=ATTENTION_BACKENDS,
     )
     group.add(
@@ -293,6 +294,8 @@ def _add_model_flags(group: _Group) -> None:
 
 def _add_cache_flags(group: _Group) -> None:
     group.add("block_size", "tokens per KV block", int, "TOKENS")
+    group.add("kv_cache_dtype", "type of stored K and V; auto: the model's", choices=KV_CACHE_DTYPES)
+    group.add("kv_cache_scale", "what K and V are divided by when stored in 8 bits", float, "NUMBER")
     group.add("gpu_memory_utilization", "share of the memory that weights and KV may take", float, "SHARE")
     group.add("kv_cache_memory_bytes", "exact size of the KV pool, such as 2G", _number, "BYTES")
     group.add("num_gpu_blocks_override", "exact number of KV blocks", int, "BLOCKS")

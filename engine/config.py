@@ -13,7 +13,8 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch")
+ATTENTION_BACKENDS = ("auto", "torch", "triton")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 QUANTIZATIONS = ("int8", "int4")
 
 
@@ -68,7 +69,8 @@ class ModelConfig:
     model_impl: str = "auto"
     """``auto`` | ``native`` (our decoder) | ``transformers``."""
     attention_backend: str = "auto"
-    """``auto`` (on a CPU, a kernel compiled for it at the first start, if that can be done) | ``torch``."""
+    """``auto`` (on cuda triton, if it is installed; on a CPU a kernel compiled for it at the first start, if
+    that can be done) | ``torch`` | ``triton`` (on a CPU in Triton's interpreter only)."""
 
     quantization: str | None = None
     """What weights are rounded to as they are loaded: ``int8`` | ``int4`` (the head keeps 8); CPUs only."""
@@ -103,6 +105,10 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens per KV block."""
+    kv_cache_dtype: str = "auto"
+    """``auto`` (that of the model) | ``fp8_e4m3`` (half of 16 bits; attention_backend triton only)."""
+    kv_cache_scale: float = 1.0
+    """K and V are divided by it when they are stored in 8 bits."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks, null block included; overrides the two memory options."""
     kv_cache_memory_bytes: int | None = None
@@ -145,6 +151,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
+        self._check_storage()
         if self.num_gpu_blocks_override is not None:
             _at_least("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
         if self.kv_cache_memory_bytes is not None:
@@ -153,6 +160,18 @@ class CacheConfig:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
         self._check_host_tier()
         self._check_disk_tier()
+
+    def _check_storage(self) -> None:
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype!r}."
+            )
+        if not 0 < self.kv_cache_scale < math.inf:
+            raise ConfigError(f"kv_cache_scale must be a positive number, got {self.kv_cache_scale}.")
+        if self.kv_cache_scale != 1 and self.kv_cache_dtype == "auto":
+            raise ConfigError(
+                "kv_cache_scale needs kv_cache_dtype fp8_e4m3: KV of the model's type has none."
+            )
 
     def _check_host_tier(self) -> None:
         if self.num_host_blocks_override is not None:

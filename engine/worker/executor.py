@@ -12,7 +12,7 @@ from engine.errors import EngineError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
 from engine.outputs import SchedulerOutput
 from engine.worker.attention.kv_cache import KvCacheSpec
-from engine.worker.attention.selection import select_attention
+from engine.worker.attention.selection import resolve_attention, select_attention, storage_dtype
 from engine.worker.disk_level import open_disk
 from engine.worker.gpu.device_host_pool import select_host_pool
 from engine.worker.host_pool import choose_num_host_blocks
@@ -20,6 +20,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.loader import load_model
 from engine.worker.memory import keep_freed
+from engine.worker.model_folder import choose_device
 from engine.worker.model_runner import ModelRunner
 from engine.worker.models.compiled_decoder import with_compiled_steps
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
@@ -31,12 +32,13 @@ class UniProcExecutor:
     """An Executor, and its own factory: ``UniProcExecutor(config)`` loads the model; with a group, a part."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
+        backend = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
         spec = KvCacheSpec(
             num_layers=loaded.model.num_layers,
             num_kv_heads=loaded.model.num_kv_heads,
             head_dim=loaded.model.head_dim,
-            dtype=loaded.dtype,
+            dtype=storage_dtype(config.cache, loaded.dtype),
             block_size=config.cache.block_size,
         )
         activation_bytes = measure_activations(loaded, spec, config) if loaded.device.type == "cuda" else 0
@@ -45,7 +47,7 @@ class UniProcExecutor:
         )
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
-        attention = select_attention(pool, config.model.attention_backend)
+        attention = select_attention(pool, backend, config.cache.kv_cache_scale)
         opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, attention, spec, config))
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(

@@ -1,23 +1,82 @@
-"""Which backend attends over a pool: the compiled one where it can be had, plain torch everywhere else."""
+"""Which backend attends over a pool: the fastest that can be had, plain torch everywhere else."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
+from engine.config import CacheConfig, EngineConfig
+from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import CpuKernel
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.gpu.ops import uses_triton
 from engine.worker.kernels.library import KernelUnavailable
+
+if TYPE_CHECKING:
+    from engine.worker.gpu.prompt_attention import PromptAttention
 
 logger = logging.getLogger(__name__)
 
 
-def select_attention(pool: torch.Tensor, wanted: str) -> AttentionBackend:
-    """The backend for a pool. ``wanted``: see ``ModelConfig.attention_backend``. Never fails."""
-    if wanted == "torch" or pool.device.type != "cpu":
+def resolve_attention(config: EngineConfig, device: torch.device) -> str:
+    """What ``attention_backend`` means on this device: ``triton``, ``torch`` or, on a CPU, still ``auto``.
+
+    ConfigError if it cannot be had, or if it cannot do what else is asked for.
+    """
+    wanted = config.model.attention_backend
+    if wanted == "triton":
+        _check_triton(device)
+    elif wanted == "auto" and device.type == "cuda":
+        wanted = "triton" if _has_triton() else "torch"
+        if wanted == "torch":
+            logger.warning("Attention: torch, as triton is not installed (the extra gpu has it).")
+    if config.cache.kv_cache_dtype != "auto" and wanted != "triton":
+        raise ConfigError(
+            f"kv_cache_dtype: {config.cache.kv_cache_dtype} needs attention_backend triton, "
+            f"but here that is {wanted}."
+        )
+    return wanted
+
+
+def _check_triton(device: torch.device) -> None:
+    if not _has_triton():
+        raise ConfigError("attention_backend: triton is not installed (the extra gpu has it).")
+    if not uses_triton(device):
+        raise ConfigError(
+            f"attention_backend: triton on {device.type} runs in Triton's interpreter only, to check what a "
+            "GPU computes, and slowly: set TRITON_INTERPRET=1 in the environment."
+        )
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def storage_dtype(cache: CacheConfig, dtype: torch.dtype) -> torch.dtype:
+    """Of K and V in the pool, for a model of ``dtype``."""
+    return torch.float8_e4m3fn if cache.kv_cache_dtype == "fp8_e4m3" else dtype
+
+
+def select_attention(
+    pool: torch.Tensor,
+    resolved: str,
+    kv_scale: float = 1.0,
+    choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
+) -> AttentionBackend:
+    """The backend for a pool. ``resolved``: by ``resolve_attention``; the others: see TritonPagedAttention.
+    Never fails."""
+    if resolved == "triton":
+        from engine.worker.attention.triton_paged import TritonPagedAttention  # not installed everywhere
+
+        logger.info("Attention: Triton.")
+        return TritonPagedAttention(pool, kv_scale, choose_prompts)
+    if resolved == "torch" or pool.device.type != "cpu":
         logger.info("Attention: torch.")
         return TorchPagedAttention(pool)
     try:

@@ -33,7 +33,7 @@ def test_one_sequence_keeps_every_processor_busy() -> None:
 
 
 def test_many_sequences_are_split_only_where_they_are_long() -> None:
-    """Sequences that fill the device by themselves are left whole, unless one may be far longer than others."""
+    """Sequences that fill the device are left whole, unless one may be far longer than the others."""
     assert num_splits(128, 4096) == 1
     assert num_splits(128, 131_072) == 8
 
