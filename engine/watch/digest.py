@@ -39,8 +39,8 @@ class Digest:
         self._requests: dict[str, _Followed] = {}
         self._jobs: dict[str, str] = {}
         """Of requests whose arrival is about to be told."""
-        self._scheduled: list[str] = []
-        """By the last decision, in its order."""
+        self._scheduled: dict[int, list[str]] = {}
+        """By the last two decisions, in their order."""
         self.totals = Totals()
         self.phases: list[PhaseChange] = []
         self.events: list[PinEvent | JobEvent] = []
@@ -94,20 +94,24 @@ class Digest:
             for req_id, tokens in event.tokens.items()
             if (request := self._requests.get(req_id)) is None or request.phase is not Phase.DECODE
         )
-        self._scheduled = list(event.tokens)
+        self._scheduled = {
+            step: req_ids for step, req_ids in self._scheduled.items() if step == event.step - 1
+        }
+        self._scheduled[event.step] = list(event.tokens)
         for req_id in event.loads:
             self._enter(req_id, Phase.LOADING, event.now)
         for req_id in event.preempted:
             self._enter(req_id, Phase.MEMORY, event.now)
 
     def _stepped(self, event: StepOutput) -> None:
-        sampled = self._scheduled if event.sampled is None else event.sampled
-        self._scheduled = []
-        more = sum(event.num_tokens.values()) - len(event.num_tokens)
-        self.totals.generated_tokens += len(sampled) + more
+        sampled = self._scheduled.get(event.step, []) if event.sampled is None else event.sampled
+        self.totals.generated_tokens += sum(event.num_tokens.values()) - len(event.num_tokens)
         for req_id in sampled:
             request = self._requests.get(req_id)
-            if request is not None and request.phase is Phase.PREFILL:
+            if request is None:
+                continue  # it has ended meanwhile
+            self.totals.generated_tokens += 1
+            if request.phase is Phase.PREFILL:
                 self._enter(req_id, Phase.DECODE, event.now)
         self._end(event.ended, event.now)
 

@@ -97,8 +97,8 @@ class LifeReader:
         self._num_turns: dict[str, int] = {}
         self._unseen: list[OpenTurn] = []
         """Arrived since the last step began."""
-        self._first_tokens: list[OpenTurn] = []
-        """All that their next token needs will be computed when the step under way is done."""
+        self._first_tokens: dict[str, int] = {}
+        """Requests of which all that their next token needs will be computed when this step is done."""
         self._clock = WaitClock()
         self._snapshot: StepSnapshot | None = None
         self._step: StepDecision | None = None
@@ -218,10 +218,8 @@ class LifeReader:
     def _close_turn(self, turn: OpenTurn, end: TurnEnd, now: float) -> None:
         self._clock_to(now)
         del self._open[turn.req_id]
-        if turn in self._first_tokens:
-            self._first_tokens.remove(turn)
-            if end is TurnEnd.ENDED:
-                self._first_token(turn, now)
+        if self._first_tokens.pop(turn.req_id, None) is not None and end is TurnEnd.ENDED:
+            self._first_token(turn, now)
         life = turn.close(end, now, self._clock)
         self._sink.turn(life)
         if end is TurnEnd.ENDED and life.job_id is not None:
@@ -237,7 +235,7 @@ class LifeReader:
         self._end_step(snapshot.now)
         self._clock_to(snapshot.now)
         self._clock.now = snapshot.now
-        self._tokens_came(snapshot.now)
+        self._tokens_came(snapshot.step - self._max_steps_under_way, snapshot.now)
         self._snapshot, self._step, self._step_ended_s = snapshot, None, None
         for req_id in snapshot.waiting_head:
             if req_id not in self._open:
@@ -281,7 +279,7 @@ class LifeReader:
                 turn = self._meet(req_id, step.now)
             turn.num_computed += num_tokens
             if turn.phase is not Phase.DECODE and turn.num_computed >= turn.num_to_compute:
-                self._first_tokens.append(turn)
+                self._first_tokens.setdefault(req_id, step.step)
         self._short_of_memory = self._is_short_of_memory(step)
 
     def _meet(self, req_id: str, now: float) -> OpenTurn:
@@ -315,23 +313,31 @@ class LifeReader:
 
     def _take_output(self, output: StepOutput) -> None:
         self._at(output.now)
-        self._step_ended_s = output.now
-        self._tokens_came(output.now)
+        if self._snapshot is not None and output.step == self._snapshot.step:
+            self._step_ended_s = output.now
+        self._tokens_came(output.step, output.now)
         for req_id, how in output.ended.items():
             turn = self._open.get(req_id)
             if turn is not None:
                 end = TurnEnd.ABORTED if how == "error" else TurnEnd.ENDED
                 self._close_turn(turn, end, output.now)
 
-    def _tokens_came(self, now: float) -> None:
-        for turn in self._first_tokens:
-            self._first_token(turn, now)
-        self._first_tokens.clear()
+    @property
+    def _max_steps_under_way(self) -> int:
+        return 2 if self.header is not None and self.header.async_scheduling else 1
+
+    def _tokens_came(self, step: int, now: float) -> None:
+        """Of this step and all before it."""
+        for req_id in [req_id for req_id, of_step in self._first_tokens.items() if of_step <= step]:
+            del self._first_tokens[req_id]
+            if req_id in self._open:
+                self._first_token(self._open[req_id], now)
 
     def _first_token(self, turn: OpenTurn, now: float) -> None:
         if turn.first_token_s is None:
             turn.first_token_s = now
-        turn.enter(Phase.DECODE, now, self._clock)
+        if turn.phase is not Phase.PREEMPTED:
+            turn.enter(Phase.DECODE, now, self._clock)
 
     def _take_start(self, event: PrefixCacheEvent) -> None:
         """A request joined the batch."""
