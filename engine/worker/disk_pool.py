@@ -185,14 +185,14 @@ class DiskPool:
         lane.copy_to(block_id)
 
     def _write_block(self, slot: int, content: memoryview, after: Sequence[Event]) -> None:
-        _wait_for(after)
-        worked = self._attempt("write", lambda: self._keep(slot, content))
+        worked = self._attempt("write", lambda: self._keep(slot, content, after))
         with self._changed:
             self._writing = False
             (self._reports.finished_writes if worked else self._reports.failed_writes).append(slot)
             self._changed.notify()
 
-    def _keep(self, slot: int, content: memoryview) -> None:
+    def _keep(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        _wait_for(after)
         num_written = os.pwrite(self._file.fileno(), content, slot * self._block_bytes)
         if num_written != self._block_bytes:
             raise OSError(f"only {num_written} of {self._block_bytes} bytes could be written")
