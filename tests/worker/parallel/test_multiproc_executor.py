@@ -18,6 +18,7 @@ from engine.errors import EngineDeadError, EngineError, ModelLoadError
 from engine.llm import LLM
 from engine.outputs import ModelRunnerOutput
 from engine.sampling_params import SamplingParams
+from engine.structured_output.params import StructuredOutputsParams
 from engine.worker.parallel.multiproc_executor import MultiprocExecutor
 from engine.worker.parallel.report_merger import ReportMerger
 from tests.processes.support import has_gone
@@ -108,6 +109,29 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
     assert answers == turns(1)
     assert [tokens for tokens, _ in answers[2:]] == [reference.greedy(history, 12) for history in histories]
     assert min(num_cached for _, num_cached in answers[2:]) >= 128
+
+
+def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) -> None:
+    """Two plans under way, grammars among them: tokens are those of transformers."""
+    folder = model_folders("llama")
+    reference = Reference(folder)
+    prompts = [random_tokens(20 + 13 * i, seed=i) for i in range(4)]
+    chosen = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(choice=["red", "blue"]))
+    with LLM(
+        str(folder),
+        multiprocess=False,
+        device="cpu",
+        tensor_parallel_size=2,
+        max_model_len=304,
+        num_gpu_blocks_override=20,
+        max_num_batched_tokens=32,
+        async_scheduling=True,
+    ) as llm:
+        outputs = llm.generate([*prompts, [7]], [*[GREEDY] * 4, chosen], use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs[:4]] == [
+        reference.greedy(prompt, 12) for prompt in prompts
+    ]
+    assert outputs[4].outputs[0].text in ("red", "blue")
 
 
 def test_a_load_has_ended_when_it_has_at_every_rank() -> None:
