@@ -23,6 +23,7 @@ from engine.worker.gpu.staging import Staging, words_of
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.streams import DeviceStreams
 from engine.worker.request_rows import RequestRows, StepRows
+from engine.worker.sampling_batch import SamplingBatch
 
 _NOWHERE = -1
 """The slot of a token that is not kept."""
@@ -108,6 +109,13 @@ class DeviceBatch:
         arrays = self._put_tokens(step)
         self._staging.send()
         return arrays
+
+    def send_sampling(self, batch: SamplingBatch) -> DeviceSampling:
+        """What requests ask for that are in no step."""
+        self._staging.begin()
+        sampling = self._sampler.stage(batch, self._staging)
+        self._staging.send()
+        return sampling
 
     def store_sampled(self, step: DeviceStep, token_ids: torch.Tensor) -> None:
         """The sampled tokens [num_samples] become known to the steps that follow."""

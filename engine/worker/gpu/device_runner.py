@@ -4,6 +4,7 @@ waits only for the tokens that it asks for. Decides nothing."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 
@@ -28,9 +29,10 @@ class Fetched:
 
 
 class DeviceModelRunner:
-    """A model on a device, its sampler, and the rows of the requests it serves. Called on one thread.
+    """A model on a device, its sampler, and the rows of the requests it serves.
 
-    A second step may be launched before the result of the first is asked for; results are asked for in order.
+    A second step may be launched before the result of the first is asked for. Results are asked for in order,
+    also on another thread than that of the launches.
     """
 
     def __init__(
@@ -47,23 +49,14 @@ class DeviceModelRunner:
         self._streams = streams
         self._host_pool = host_pool
         self._last: StepInFlight | None = None
+        self._queuing = RLock()
+        """Held by whoever adds to the device's work."""
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> StepInFlight:
         """Queue a step. Does not wait for its masks, which may be made of the result of the step before."""
-        if self._last is not None:
-            self._last.sample()  # logits do not outlive the next step, which reads what they give
-        host = self._host_pool
-        if host is not None:
-            host.begin_step(plan)
-        step = self._batch.send(plan)
-        logits = None if step is None else self._forward.logits(step)
-        if host is not None:
-            host.end_step(plan)
-        self._last = in_flight = StepInFlight(self, plan, step, logits)
-        if plan.masks is None or plan.masks.done():
-            in_flight.sample()
-        return in_flight
+        with self._queuing:
+            return self._launch(plan)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step and wait for it."""
@@ -74,8 +67,40 @@ class DeviceModelRunner:
         if self._host_pool is not None:
             self._host_pool.close()
 
-    def choose(self, step: DeviceStep, logits: torch.Tensor, masks: TokenMasks | None) -> Fetched:
-        """Queue the choice of a step's tokens, and their way to the rows and to the host."""
+    @torch.inference_mode()
+    def sample(self, in_flight: StepInFlight) -> None:
+        """Queue the choice of a step's tokens, unless that is done; waits for its masks alone."""
+        with self._queuing:
+            if in_flight.step is not None and in_flight.logits is not None:
+                masks = in_flight.plan.masks
+                known = None if masks is None else masks.result()
+                in_flight.fetched = self._choose(in_flight.step, in_flight.logits, known)
+                in_flight.logits = None
+
+    def reported(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """The output with what has ended beside the steps."""
+        if self._host_pool is None:
+            return output
+        with self._queuing:
+            return with_reports(output, self._host_pool.take_reports())
+
+    def _launch(self, plan: SchedulerOutput) -> StepInFlight:
+        if self._last is not None:
+            self.sample(self._last)  # logits do not outlive the next step, which reads what they give
+        host = self._host_pool
+        if host is not None:
+            host.begin_step(plan)
+        step = self._batch.send(plan)
+        logits = None if step is None else self._forward.logits(step)
+        if host is not None:
+            host.end_step(plan)
+        self._last = in_flight = StepInFlight(self, plan, step, logits)
+        if plan.masks is None or plan.masks.done():
+            self.sample(in_flight)
+        return in_flight
+
+    def _choose(self, step: DeviceStep, logits: torch.Tensor, masks: TokenMasks | None) -> Fetched:
+        """The tokens, on their way to the rows and to the host."""
         forbidden = None if masks is None else _forbidden(masks, step)
         sampled = self._sampler.sample(logits, step.sampling, self._batch.token_ids, forbidden)
         self._batch.store_sampled(step, sampled.token_ids)
@@ -84,10 +109,6 @@ class DeviceModelRunner:
         if logprobs is not None:
             logprobs = Logprobs(fetch(logprobs.token_ids), fetch(logprobs.values), fetch(logprobs.ranks))
         return Fetched(fetch(sampled.token_ids), logprobs, self._streams.mark())
-
-    def reported(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
-        """The output with what has ended beside the steps."""
-        return output if self._host_pool is None else with_reports(output, self._host_pool.take_reports())
 
 
 class StepInFlight:
@@ -101,29 +122,21 @@ class StepInFlight:
         logits: torch.Tensor | None,
     ) -> None:
         self._runner = runner
-        self._plan = plan
-        self._step = step
-        self._logits = logits
-        self._fetched: Fetched | None = None
-
-    @torch.inference_mode()
-    def sample(self) -> None:
-        """Queue the choice of its tokens, unless that is done; waits for its masks alone."""
-        if self._step is None or self._logits is None:
-            return
-        masks = None if self._plan.masks is None else self._plan.masks.result()
-        self._fetched = self._runner.choose(self._step, self._logits, masks)
-        self._logits = None
+        self.plan = plan
+        self.step = step
+        self.logits = logits
+        """None: there are no tokens, or they are chosen already."""
+        self.fetched: Fetched | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step."""
-        self.sample()
+        self._runner.sample(self)
         return self._runner.reported(self._output())
 
     def _output(self) -> ModelRunnerOutput:
-        if self._step is None or self._fetched is None:
+        step, fetched = self.step, self.fetched
+        if step is None or fetched is None:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        step, fetched = self._step, self._fetched
         fetched.mark.synchronize()
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         for seq, token_id in zip(step.sample_seqs.tolist(), fetched.token_ids.tolist(), strict=True):

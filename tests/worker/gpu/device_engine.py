@@ -54,7 +54,7 @@ class DeviceEngine:
         self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
         self.attention = TorchStepAttention(self.pool)
         streams = streams or HostStreams()
-        sampler = DeviceSampler(0, loaded.vocab_size, TorchSamplingOps(), streams)
+        self.sampler = sampler = DeviceSampler(0, loaded.vocab_size, TorchSamplingOps(), streams)
         limits = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -1,0 +1,47 @@
+"""A rehearsal goes through steps of every kind and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import SchedulerConfig
+from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.rehearsal import rehearse, rehearsed_steps
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, random_tokens
+from tests.worker.gpu.device_engine import GREEDY, DeviceEngine
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 5, 700])
+@pytest.mark.parametrize("budget", [1, 16, 512, 100_000])
+def test_steps_are_ones_that_may_come(max_num_seqs: int, budget: int) -> None:
+    """Each within the limits; among them the largest prompts, the most decodes and the longest context."""
+    limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    steps = list(rehearsed_steps(limits, max_model_len=4000))
+    for step in steps:
+        assert 1 <= len(step.query_lens) == len(step.seq_lens) <= max_num_seqs
+        assert sum(step.query_lens) <= budget
+        lengths = list(zip(step.query_lens, step.seq_lens, strict=True))
+        assert all(1 <= query_len <= seq_len <= 4000 for query_len, seq_len in lengths)
+        assert sorted(step.query_lens, key=lambda length: length != 1) == step.query_lens
+    assert max(len(step.query_lens) for step in steps) == min(max_num_seqs, budget)
+    assert max(max(step.seq_lens) for step in steps) == 4000
+    whole = min(budget, 4000) * min(max_num_seqs, budget // min(budget, 4000))
+    assert max(sum(step.query_lens) for step in steps) == whole
+
+
+@pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((1, 4))])
+def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folders: ModelFolders) -> None:
+    """The pool is as it was, and what is served afterwards is what would be served without."""
+    folder = model_folders("qwen3")
+    engine = DeviceEngine(
+        folder, graph_sizes=graph_sizes, pool_filled_with=0.5, max_num_seqs=4, max_num_batched_tokens=40
+    )
+    limits = engine.scheduler.config
+    rehearse(engine.forward, engine.batch, engine.sampler, limits, max_model_len=128)
+    assert (engine.pool == 0.5).all()
+    prompt = random_tokens(50, seed=1)
+    outputs = engine.run_all({"r": prompt}, lambda _: GREEDY)
+    assert outputs["r"] == Reference(folder).greedy(prompt, 24)
+    assert torch.isfinite(engine.pool).all()
