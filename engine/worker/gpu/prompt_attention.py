@@ -104,17 +104,16 @@ class FastPromptAttention:
 
 def select_prompt_attention(
     pool: torch.Tensor,
-    num_heads: int,
     dtype: torch.dtype,
     max_model_len: int,
+    kv_scale: float,
     floor: PromptAttention,
-    kv_scale: float = 1.0,
     min_query_tokens: int = MIN_QUERY_TOKENS,
 ) -> PromptAttention:
     """What is fastest over ``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; never
     fails. Queries are of ``dtype``; ``kv_scale``: what a pool of 8 bits is multiplied with."""
     scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
-    probe = Probe.like(pool, num_heads, dtype, kv_scale)
+    probe = Probe.like(pool, dtype, kv_scale)
     paths: list[ProvenPath] = []
     for path in _installed(pool, dtype, scratch):
         proven = probe.prove(path)

@@ -16,7 +16,9 @@ from engine.config import ModelConfig
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.attention.triton_paged import TritonPagedAttention
 from engine.worker.gpu.ops import FusedOps
+from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.gpu.torch_ops import TorchOps
 from engine.worker.gpu.triton_ops import TritonOps
 from engine.worker.loader import load_model
@@ -79,7 +81,7 @@ class Models:
     """One folder's model: fused, and transformers' own."""
 
     fused: FusedDecoder
-    attention: WrittenAttention
+    attention: PagedKv
     reference: torch.nn.Module
 
 
@@ -98,10 +100,12 @@ def batch_of(starts: list[int], counts: list[int], seqs: list[int]) -> Attention
     )
 
 
-def build(folder: Path, ops: FusedOps) -> Models:
+def build(
+    folder: Path, ops: FusedOps, backend: Callable[[torch.Tensor], PagedKv] = WrittenAttention
+) -> Models:
     model = load_model(ModelConfig(model=str(folder), device="cpu")).model
     spec = KvCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, torch.float32, BLOCK_SIZE)
-    attention = WrittenAttention(spec.allocate(1 + 2 * BLOCKS_EACH, torch.device("cpu")))
+    attention = backend(spec.allocate(1 + 2 * BLOCKS_EACH, torch.device("cpu")))
     fused = with_fused_steps(model, attention, ops, MAX_POSITIONS)
     assert isinstance(fused, FusedDecoder)
     return Models(fused, attention, AutoModelForCausalLM.from_pretrained(folder))
@@ -131,12 +135,19 @@ def largest_difference(models: Models) -> float:
     return difference
 
 
-@pytest.mark.parametrize("ops", [TorchOps, TritonOps])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(variant: str, ops: Callable[[], FusedOps], tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     make_model_folder(tmp_path, **VARIANTS[variant])
-    assert largest_difference(build(tmp_path, ops())) < 2e-5
+    assert largest_difference(build(tmp_path, TorchOps())) < 2e-5
+
+
+@pytest.mark.parametrize("variant", ["biases", "norms of queries and keys, a tied head"])
+@torch.inference_mode()
+def test_by_kernels_alone_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    """The passes and the attention, as on a GPU."""
+    make_model_folder(tmp_path, **VARIANTS[variant])
+    assert largest_difference(build(tmp_path, TritonOps(), TritonPagedAttention)) < 2e-5
 
 
 @torch.inference_mode()

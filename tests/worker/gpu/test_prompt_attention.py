@@ -20,7 +20,7 @@ from engine.worker.gpu.prompt_attention import (
 )
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch, gather_pages
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
-from engine.worker.gpu.prompt_paths.probe import ProvenPath, attention_by_definition
+from engine.worker.gpu.prompt_paths.probe import ProvenPath
 from engine.worker.gpu.prompt_paths.two_parts import TwoParts, merge
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.triton_gather import _gather_pages, gather_pages_fused
@@ -114,7 +114,7 @@ def run(
 
 def select(case: AttentionCase, min_query_tokens: int = 1) -> PromptAttention:
     chosen = select_prompt_attention(
-        case.pool, NUM_HEADS, torch.float32, 128, FLOOR, min_query_tokens=min_query_tokens
+        case.pool, torch.float32, 128, 1.0, FLOOR, min_query_tokens=min_query_tokens
     )
     assert chosen is FLOOR or isinstance(chosen, FastPromptAttention)
     return chosen
@@ -122,15 +122,7 @@ def select(case: AttentionCase, min_query_tokens: int = 1) -> PromptAttention:
 
 def expected(case: AttentionCase, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
     """In fp64, of the prompts alone."""
-    if soft_cap is None:
-        return reference_output(case, window)[NUM_DECODES:]
-    outputs, token = [], 0
-    for (key, value), query_len in zip(case.sequences, case.batch.query_lens.tolist(), strict=True):
-        query = case.query[token : token + query_len].double()
-        kind = AttentionKind(SCALE, window, soft_cap)
-        outputs.append(attention_by_definition(query, key.double(), value.double(), kind))
-        token += query_len
-    return torch.cat(outputs)[NUM_DECODES:]
+    return reference_output(case, window, soft_cap)[NUM_DECODES:]
 
 
 def is_by_floor(output: torch.Tensor) -> bool:

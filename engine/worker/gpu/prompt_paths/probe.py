@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 _LENGTHS = ((40, 40), (24, 100))
 """(query, sequence) lengths: a prompt that begins, and one behind a context."""
+_GROUP = 4
+"""Heads that share a KV head."""
 _WINDOW = 17
 _SOFT_CAP = 5.0
 _TOLERANCE = 0.05
@@ -47,7 +49,7 @@ class Probe:
     prompts: Prompts
 
     @classmethod
-    def like(cls, pool: torch.Tensor, num_heads: int, dtype: torch.dtype, kv_scale: float) -> Probe:
+    def like(cls, pool: torch.Tensor, dtype: torch.dtype, kv_scale: float) -> Probe:
         """For queries of ``dtype`` over a pool of this type and these sizes."""
         generator = torch.Generator().manual_seed(0)
         block_size, num_kv_heads, head_dim = pool.shape[3:]
@@ -55,7 +57,7 @@ class Probe:
         num_blocks = 1 + len(_LENGTHS) * blocks_each
         noise = torch.randn((num_blocks, 2, 2, block_size, num_kv_heads, head_dim), generator=generator)
         num_tokens = sum(query_len for query_len, _ in _LENGTHS)
-        query = torch.randn((num_tokens, num_heads, head_dim), generator=generator)
+        query = torch.randn((num_tokens, _GROUP * num_kv_heads, head_dim), generator=generator)
         tables = 1 + torch.randperm(num_blocks - 1, generator=generator).view(len(_LENGTHS), -1)
         return cls(
             noise.to(pool.device, dtype).to(pool.dtype),
