@@ -11,12 +11,22 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
+_POINTERS = {
+    torch.float32: "*fp32:16",
+    torch.bfloat16: "*bf16:16",
+    torch.float16: "*fp16:16",
+    torch.float8_e4m3fn: "*fp8e4nv:16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 Constant = int | float | bool | str | None
 
 MAX_SHARED_BYTES = 227 * 1024
@@ -44,6 +54,43 @@ class KernelResources:
     registers: int
     spill_bytes: int
     shared_bytes: int
+
+
+class LaunchRecorder:
+    """Stands for a kernel where that is launched, and keeps what it would have been compiled for.
+
+    Tensors may be on the device ``meta``. As where kernels are launched, addresses of floats and the strides
+    that 16 divides are known to be so; of other numbers nothing is known.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.builds: list[KernelBuild] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(
+        self,
+        *args: torch.Tensor | int | float,
+        num_warps: int = 4,
+        num_stages: int = 3,
+        enable_fp_fusion: bool = True,
+        **constexprs: Constant,
+    ) -> None:
+        signature = {
+            name: _type_of(name, value)
+            for name, value in zip(self._kernel.arg_names[: len(args)], args, strict=True)
+        }
+        self.builds.append(KernelBuild(self._kernel, signature, constexprs, num_warps, num_stages))
+
+
+def _type_of(name: str, value: torch.Tensor | int | float) -> str:
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32:16" if name.endswith("_stride") and value % 16 == 0 else "i32"
 
 
 def compile_for_sm90(
@@ -108,7 +155,7 @@ def _compile(build: KernelBuild) -> KernelResources:
             if type_.endswith(":16")
         },
     )
-    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages, "enable_fp_fusion": True}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return _resources(compiled.asm["cubin"], compiled.metadata.shared)
 

@@ -1,0 +1,124 @@
+"""What the kernels of attention take of a Hopper GPU, as they are launched for a model like Llama-3.1-8B."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.worker.gpu import triton_attention
+from engine.worker.gpu.kv_splits import Splits, SplitScratch
+from engine.worker.gpu.step_batch import PromptChunk, StepBatch
+from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
+from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
+from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, LaunchRecorder, compile_all_for_sm90
+
+NUM_LAYERS, NUM_KV_HEADS, GROUP, HEAD_DIM = 32, 8, 4, 128
+REGISTERS = 65536
+"""Of a processor (CUDA C++ Programming Guide, table of compute capabilities)."""
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+POOLS = ((BF16, 16), (BF16, 64), (FP8, 16))
+"""Type and page."""
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
+    """Of each kernel, none of which runs."""
+    names = ("_uniform_kernel", "_prompt_kernel", "_merge_kernel", "_write_kernel")
+    recorders = {name: LaunchRecorder(getattr(triton_attention, name)) for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(triton_attention, name, recorder)
+    return recorders
+
+
+def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
+    """Nothing is spilled, and so many programs fit on a processor that many wait for memory at a time."""
+    for dtype, page in POOLS:
+        launch_uniform(dtype, page, uniform_len=4)
+    recorder = launches["_uniform_kernel"]
+    for (dtype, page), used in zip(POOLS, compile_all_for_sm90(recorder.builds), strict=True):
+        print(f"uniform {dtype}, page {page}: {used}")
+        assert used.spill_bytes == 0
+        assert used.registers * 4 * 32 * 4 <= REGISTERS
+        assert used.shared_bytes * 4 <= MAX_SHARED_BYTES
+
+
+def test_prompts(launches: dict[str, LaunchRecorder]) -> None:
+    """Nothing is spilled, and shared memory holds the tiles."""
+    for dtype, page in POOLS:
+        launch_prompts(dtype, page)
+    for (dtype, page), used in zip(
+        POOLS, compile_all_for_sm90(launches["_prompt_kernel"].builds), strict=True
+    ):
+        print(f"prompts {dtype}, page {page}: {used}")
+        assert used.spill_bytes == 0
+        assert used.shared_bytes <= MAX_SHARED_BYTES
+
+
+def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
+    """Nothing is spilled by the small kernels either."""
+    launch_uniform(BF16, page=16, uniform_len=1)
+    key = torch.empty((64, NUM_KV_HEADS, HEAD_DIM), dtype=BF16, device="meta")
+    write_kv(pages_of(FP8, 16), key, key, torch.empty(64, dtype=torch.int64, device="meta"), 1.0)
+    builds = [build for name in ("_merge_kernel", "_write_kernel") for build in launches[name].builds]
+    assert len(builds) == 2
+    for used in compile_all_for_sm90(builds):
+        print(used)
+        assert used.spill_bytes == 0
+
+
+def launch_uniform(dtype: torch.dtype, page: int, uniform_len: int) -> None:
+    query = queries(64 * uniform_len)
+    attend_uniform(
+        torch.empty_like(query),
+        query,
+        pages_of(dtype, page),
+        step(64, uniform_len),
+        Scoring(HEAD_DIM**-0.5),
+        uniform_tiling(HEAD_DIM, dtype),
+        splits(8),
+    )
+
+
+def launch_prompts(dtype: torch.dtype, page: int) -> None:
+    query = queries(2048)
+    prompts = (PromptChunk(0, 0, 2048, 34_816),)
+    attend_prompts(
+        torch.empty_like(query),
+        query,
+        pages_of(dtype, page),
+        step(0, 1, prompts),
+        Scoring(HEAD_DIM**-0.5),
+        prompt_tiling(HEAD_DIM, dtype),
+        splits(1),
+    )
+
+
+def queries(num_tokens: int) -> torch.Tensor:
+    """As a product of a fused weight leaves them."""
+    fused = torch.empty((num_tokens, (GROUP + 2) * NUM_KV_HEADS, HEAD_DIM), dtype=BF16, device="meta")
+    return fused[:, : GROUP * NUM_KV_HEADS]
+
+
+def pages_of(dtype: torch.dtype, page: int) -> Pages:
+    pool = torch.empty((128, NUM_LAYERS, 2, page, NUM_KV_HEADS, HEAD_DIM), dtype=dtype, device="meta")
+    return Pages(pool[:, 0, 0], pool[:, 0, 1])
+
+
+def splits(number: int) -> Splits:
+    return Splits(number, SplitScratch.allocate(HEAD_DIM, torch.device("meta")))
+
+
+def step(num_uniform: int, uniform_len: int, prompts: tuple[PromptChunk, ...] = ()) -> StepBatch:
+    numbers = torch.empty(num_uniform + len(prompts) + 1, dtype=torch.int32, device="meta")
+    return StepBatch(
+        rows=numbers,
+        query_starts=numbers,
+        seq_lens=numbers,
+        block_tables=numbers.expand(256, -1),
+        positions=torch.empty(0, dtype=torch.int64, device="meta"),
+        slots=torch.empty(0, dtype=torch.int64, device="meta"),
+        num_uniform=num_uniform,
+        uniform_len=uniform_len,
+        max_uniform_seq_len=131_072,
+        prompts=prompts,
+    )
