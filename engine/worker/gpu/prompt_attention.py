@@ -82,6 +82,7 @@ class FastPromptAttention:
             return self._floor.attend(
                 keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap
             )
+        query = query.contiguous()  # transformers' code may give a transposed one
         parts, token = [], 0
         for prompts in self._groups_of(batch):
             part = query[token : token + prompts.num_tokens]

@@ -101,10 +101,11 @@ def run(
     soft_cap: float | None = None,
     batch: StepBatch | None = None,
 ) -> torch.Tensor:
+    heads_first = case.query[NUM_DECODES:].transpose(0, 1).contiguous()  # as transformers' code has it
     return attention.attend(
         case.pool[:, LAYER, 0],
         case.pool[:, LAYER, 1],
-        case.query[NUM_DECODES:],
+        heads_first.transpose(0, 1),
         batch or step_batch(case),
         scale=SCALE,
         window=window,
