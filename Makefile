@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served agent-model agent-score test lint types browser check format clean
+.PHONY: help demo chat serve bench simulate reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served gpu-check agent-model agent-score test lint types browser check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-constants: $(STAMP) ## the agent policy with each of its constants at half
 bench-served: $(STAMP) ## fcfs and continuum on the real engine, over HTTP, three times in turns (15 minutes)
 	@$(BIN)/python -m continuum.cli demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
 	  --hidden-size 128 --layers 3 --repeats 3 --out out/served $(ARGS)
+
+gpu-check: $(STAMP) ## on a machine with a GPU: is its path right, how far is it from the floors (9 minutes) [ARGS="--json OUT"]
+	@$(BIN)/python -m eval.gpu_check $(ARGS)
 
 agent-model: $(STAMP) ## train the model in the box anew, into out/agent-model (an hour on two cores)
 	@$(BIN)/python -m eval.agent_model.train --out out/agent-model $(ARGS)

@@ -40,9 +40,11 @@ IMPURE = {
 
 TORCH_USERS = (
     "engine/worker/",
+    "eval/gpu_check/measures/",
     *(f"eval/agent_model/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )
-"""Only the worker computes, and who trains the model in the box; all else must start without torch."""
+"""Only the worker computes, who checks it on a GPU, and who trains the model in the box; all else must start
+without torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""The least time that a piece of work can take on a device of known rates. Arithmetic alone.
+
+A step reads each weight once and each token's KV once, and does two operations per weight and token; nothing
+overlaps reading of KV with products, which run after one another in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from eval.gpu_check.shapes import ModelShape
+
+_BYTES = 2
+"""Of a weight, and of a number of the KV: both are bf16."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device reached in this run."""
+
+    copy_bytes_s: float
+    """W: of a copy inside the device, bytes read plus bytes written."""
+    matmul_flop_s: float
+    """R: of a product of large matrices of the weights' type."""
+    host_to_device_bytes_s: float
+    """From pinned memory."""
+    device_to_host_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Least times of one model's work, in seconds."""
+
+    shape: ModelShape
+    rates: Rates
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.shape.kv_numbers_per_token * _BYTES
+
+    def decode_s(self, contexts: Sequence[int]) -> float:
+        """A step with one token for each sequence; ``contexts``: the tokens of its KV."""
+        weights = self.shape.body_weights + self.shape.head_weights
+        read_s = weights * _BYTES / self.rates.copy_bytes_s
+        computed_s = 2 * weights * len(contexts) / self.rates.matmul_flop_s
+        return max(read_s, computed_s) + sum(contexts) * self.kv_bytes_per_token / self.rates.copy_bytes_s
+
+    def prefill_flop(self, num_new: int, num_cached: int = 0) -> float:
+        """Of ``num_new`` tokens behind ``num_cached``; the head, of which one token needs the product, is
+        left out."""
+        seen = num_new * num_cached + num_new**2 / 2
+        attention = 4 * self.shape.num_heads * self.shape.head_dim * self.shape.num_layers
+        return 2 * self.shape.body_weights * num_new + attention * seen
+
+    def prefill_s(self, num_new: int, num_cached: int = 0) -> float:
+        return self.prefill_flop(num_new, num_cached) / self.rates.matmul_flop_s
+
+    def reload_s(self, num_tokens: int) -> float:
+        """Of a history's KV from the host."""
+        return num_tokens * self.kv_bytes_per_token / self.rates.host_to_device_bytes_s
+
+    def generation_s(self, lengths: Sequence[tuple[int, int]]) -> float:
+        """Of requests that start together: all prompts, then steps with one token for each that is not done.
+
+        ``lengths``: tokens in and out of each. The first of the tokens out comes of the prompt.
+        """
+        total_s = sum(self.prefill_s(num_in) for num_in, _ in lengths)
+        for step in range(1, max(num_out for _, num_out in lengths)):
+            contexts = [num_in + step for num_in, num_out in lengths if num_out > step]
+            total_s += self.decode_s(contexts)
+        return total_s

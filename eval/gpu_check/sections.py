@@ -1,0 +1,28 @@
+"""The sections of a run, in their order: what each shows, and how long it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One process."""
+
+    name: str
+    shows: str
+    limit_s: float
+    must_be_done: bool = False
+    """It is correctness that it shows: a run without it proved nothing."""
+
+
+SECTIONS = (
+    Section("rates", "copy and matmul rates of the device, which the floors are made of", 40),
+    Section("kernels", "every kernel against fp32 or fp64 references", 160, must_be_done=True),
+    Section("equality", "greedy tokens of whole models against transformers", 100, must_be_done=True),
+    Section("steps", "decode and prefill of Llama-3.1-8B, and how long the device waits for the host", 110),
+    Section("throughput", "256 requests to Qwen3-0.6B, and transformers' own continuous batching", 150),
+    Section("host-tier", "a history reloaded from host memory, and computed again", 70),
+)
+NAMES = tuple(section.name for section in SECTIONS)
+RATES = SECTIONS[0]
