@@ -8,8 +8,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     # takes its turns on the same cores, they keep out whom they wait for.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-# How many products of a weight and so many rows oneDNN, and what torch puts before it, keep compiled, up to
-# 0.7 MB each: those of some forty sizes of step. Their own default, 1024, fills as prompts of ever new lengths
-# come. Read with the first product.
+# How many products, of a weight and so many rows, oneDNN and what torch puts before it keep compiled, up to
+# 0.7 MB each: those of some forty sizes of step. Their own default, 1024, fills as prompts of ever new
+# lengths come. Read with the first product.
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "192")
