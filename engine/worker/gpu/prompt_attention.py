@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.gpu.prompt_paths.flash_attention_3 import FORWARD_ONLY, FULL, FlashAttention3
-from engine.worker.gpu.prompt_paths.flashinfer_ragged import WORKSPACE_BYTES, FlashInferRagged
+from engine.worker.gpu.prompt_paths.flashinfer_ragged import FlashInferRagged
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch
 from engine.worker.gpu.prompt_paths.path import AttentionKind, PromptPath, Prompts, groups_within
 from engine.worker.gpu.prompt_paths.probe import Probe, ProvenPath
@@ -127,12 +126,6 @@ def select_prompt_attention(
         return floor
     logger.info("Prompts: %s.", ", ".join(proven.path.name for proven in paths))
     return FastPromptAttention(paths, floor, scratch.max_tokens, min_query_tokens)
-
-
-def scratch_bytes(spec: KvCacheSpec, dtype: torch.dtype, max_model_len: int) -> int:
-    """What the paths keep beside the pool, at most."""
-    gathered = 2 * _gathered_tokens(max_model_len) * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    return gathered + WORKSPACE_BYTES
 
 
 def _gathered_tokens(max_model_len: int) -> int:

@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.gpu.prompt_attention import (
     FastPromptAttention,
     PromptAttention,
-    scratch_bytes,
     select_prompt_attention,
 )
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch, gather_pages
@@ -372,9 +370,3 @@ def test_gather_of_real_sizes_compiles_for_a_hopper_gpu_and_stays_in_registers()
     for build, resources in zip(builds, compile_all_for_sm90(builds), strict=True):
         assert resources.spill_bytes == 0, build
         assert resources.registers <= 128, build
-
-
-def test_scratch_of_an_8b_model_with_a_long_context_is_known() -> None:
-    """131,072 tokens of 8 heads of 128 numbers, K and V in bf16, and FlashInfer's workspace."""
-    spec = KvCacheSpec(32, 8, 128, torch.bfloat16, 16)
-    assert scratch_bytes(spec, torch.bfloat16, 131_072) == 2 * 131_072 * 8 * 128 * 2 + 128 * 2**20

@@ -15,7 +15,7 @@ from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 
 logger = logging.getLogger(__name__)
 
-WORKSPACE_BYTES = 128 * 2**20
+_WORKSPACE_BYTES = 128 * 2**20
 """As its documentation recommends."""
 
 
@@ -34,7 +34,7 @@ class FlashInferRagged:
 
     def __init__(self, wrapper_class: type[Any], device: torch.device) -> None:
         self._wrapper_class = wrapper_class
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._planned: dict[AttentionKind, _Planned] = {}
 
     @classmethod
