@@ -289,6 +289,7 @@ def _add_model_flags(group: _Group) -> None:
         "RANKS",
         short="-tp",
     )
+    group.add_switch("enforce_eager", "capture no CUDA graphs: less memory, slower steps")
     group.add_switch("trust_remote_code", "run code that comes with the model")
 
 

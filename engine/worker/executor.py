@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.executor import FinishedOutput, ModelInfo, PendingOutput
+from engine.executor import ModelInfo, PendingOutput
 from engine.outputs import SchedulerOutput
+from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
-from engine.worker.attention.selection import resolve_attention, select_attention, storage_dtype
+from engine.worker.attention.selection import resolve_attention, storage_dtype
 from engine.worker.disk_level import open_disk
 from engine.worker.gpu.device_host_pool import select_host_pool
-from engine.worker.host_pool import choose_num_host_blocks
-from engine.worker.input_batch import InputBatch
+from engine.worker.host_path import HostPath
+from engine.worker.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.kv_pool import choose_num_blocks
-from engine.worker.loader import load_model
+from engine.worker.loader import LoadedModel, load_model
 from engine.worker.memory import keep_freed
 from engine.worker.model_folder import choose_device
-from engine.worker.model_runner import ModelRunner
-from engine.worker.models.compiled_decoder import with_compiled_steps
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.parallel.rank_sampler import select_sampler
-from engine.worker.profile_run import measure_activations, measure_token_s
+from engine.worker.profile_run import measure_activations, measure_device_path, measure_token_s
+from engine.worker.step_runner import StepRunner
+
+
+class StepPath(Protocol):
+    """A way from plans to tokens, over one pool."""
+
+    @property
+    def attention(self) -> AttentionBackend: ...
+
+    def runner(self, host_pool: HostTransfers | None) -> StepRunner:
+        """Called once; ``host_pool``: the host tier, if there is one."""
 
 
 class UniProcExecutor:
@@ -41,14 +50,14 @@ class UniProcExecutor:
             dtype=storage_dtype(config.cache, loaded.dtype),
             block_size=config.cache.block_size,
         )
-        activation_bytes = measure_activations(loaded, spec, config) if loaded.device.type == "cuda" else 0
-        num_blocks = choose_num_blocks(
-            config, spec, loaded.max_model_len, loaded.device, activation_bytes, group
-        )
+        step_bytes = _measure_steps(loaded, backend, spec, config, group)
+        num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
-        attention = select_attention(pool, backend, config.cache.kv_cache_scale)
-        opened = open_disk(config.cache, pool, lambda: measure_token_s(loaded, pool, attention, spec, config))
+        path = _open_path(loaded, pool, backend, config, group)
+        opened = open_disk(
+            config.cache, pool, lambda: measure_token_s(loaded, pool, path.attention, spec, config)
+        )
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
@@ -58,20 +67,10 @@ class UniProcExecutor:
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
         )
-        batch = InputBatch(
-            config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
+        self._runner: StepRunner | None = path.runner(
+            select_host_pool(pool, num_host_blocks, disk, beside_steps=loaded.device.type == "cuda")
         )
-        self._runner: ModelRunner | None = ModelRunner(
-            with_compiled_steps(loaded.model, attention),
-            attention,
-            batch,
-            select_sampler(config.model.seed, group),
-            loaded.device,
-            select_host_pool(pool, num_host_blocks, disk, beside_steps=loaded.device.type == "cuda"),
-        )
-        plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
-        self._thread = ThreadPoolExecutor(1, "model-steps") if plans_ahead else None
-        """Runs the steps in order where the host is to plan meanwhile."""
+        self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         keep_freed()
 
     @property
@@ -80,21 +79,44 @@ class UniProcExecutor:
 
     @property
     def max_concurrent_batches(self) -> int:
-        return 1 if self._thread is None else 2
+        return 2 if self._plans_ahead else 1
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None, "submit after shutdown"
-        if self._thread is None:
-            return FinishedOutput(self._runner.execute_model(plan))
-        return self._thread.submit(self._runner.execute_model, plan)
+        return self._runner.launch(plan)
 
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
         """It fails in steps only."""
 
     def shutdown(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
         if self._runner is not None:
             self._runner.close()
         self._runner = None
         torch.cuda.empty_cache()
+
+
+def _measure_steps(
+    loaded: LoadedModel, backend: str, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
+) -> int:
+    """Bytes that steps take of an accelerator, beside weights and pool."""
+    if loaded.device.type != "cuda":
+        return 0
+    if backend != "triton":
+        return measure_activations(loaded, spec, config)
+    return measure_device_path(loaded, spec, config, group)
+
+
+def _open_path(
+    loaded: LoadedModel,
+    pool: torch.Tensor,
+    backend: str,
+    config: EngineConfig,
+    group: TensorParallelGroup,
+) -> StepPath:
+    if backend != "triton":
+        return HostPath(loaded, pool, backend, config, group)
+    from engine.worker.gpu.device_path import DevicePath  # Triton is not installed everywhere
+
+    path = DevicePath(loaded, pool, config, group)
+    path.capture()
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import numpy as np
@@ -12,9 +13,12 @@ from engine.worker.attention.backend import AttentionBackend, AttentionBatch, In
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.loader import LoadedModel
+from engine.worker.memory import available_bytes
+from engine.worker.parallel.group import TensorParallelGroup
 
 PROBE_TOKENS = 2048
 CPU_PROBE_TOKENS = 256
+_REHEARSAL_BLOCKS = 2
 
 
 @torch.inference_mode()
@@ -42,6 +46,26 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
     del pool, attention, logits
     torch.cuda.empty_cache()
     return peak + TorchPagedAttention.scratch_bytes(spec, loaded.max_model_len)
+
+
+def measure_device_path(
+    loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
+) -> int:
+    """Bytes that steps on the device take with all they keep, graphs too: those that are gone once steps of
+    all kinds have run over a pool of next to nothing. Their kernels are compiled by then."""
+    from engine.worker.gpu.device_path import DevicePath  # Triton is not installed everywhere
+
+    torch.cuda.empty_cache()
+    available = available_bytes(loaded.device)
+    path = DevicePath(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
+    path.rehearse()
+    path.capture()
+    torch.cuda.synchronize(loaded.device)
+    taken = available - available_bytes(loaded.device)
+    del path
+    gc.collect()
+    torch.cuda.empty_cache()
+    return taken
 
 
 @torch.inference_mode()

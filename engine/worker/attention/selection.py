@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,9 +15,6 @@ from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.gpu.ops import uses_triton
 from engine.worker.kernels.library import KernelUnavailable
-
-if TYPE_CHECKING:
-    from engine.worker.gpu.prompt_attention import PromptAttention
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +58,9 @@ def storage_dtype(cache: CacheConfig, dtype: torch.dtype) -> torch.dtype:
     return torch.float8_e4m3fn if cache.kv_cache_dtype == "fp8_e4m3" else dtype
 
 
-def select_attention(
-    pool: torch.Tensor,
-    resolved: str,
-    kv_scale: float = 1.0,
-    choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
-) -> AttentionBackend:
-    """The backend for a pool. ``resolved``: by ``resolve_attention``; the others: see TritonPagedAttention.
+def select_attention(pool: torch.Tensor, resolved: str) -> AttentionBackend:
+    """The backend of steps that the host waits for. ``resolved``: by ``resolve_attention``, and not triton.
     Never fails."""
-    if resolved == "triton":
-        from engine.worker.attention.triton_paged import TritonPagedAttention  # not installed everywhere
-
-        logger.info("Attention: Triton.")
-        return TritonPagedAttention(pool, kv_scale, choose_prompts)
     if resolved == "torch" or pool.device.type != "cpu":
         logger.info("Attention: torch.")
         return TorchPagedAttention(pool)
