@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ import torch.distributed as dist
 class ProcessGroup:
     """A TensorParallelGroup; made when all ranks have come."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, meeting_point: str) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, meeting_point: Path) -> None:
         """``meeting_point``: a path that no file has yet, the same for all ranks."""
         self.rank, self.size = rank, size
         self._device = device

@@ -20,15 +20,10 @@ class RankStart:
     config: EngineConfig
     rank: int
     folder: str
-    """Private folder in which the ranks find each other; the last one to leave need not be the one to remove
-    it."""
+    """Private folder in which the ranks find each other; whoever ends removes it."""
     channel_fileno: int
     parent_pid: int
     log_level: int
-
-    @property
-    def num_ranks(self) -> int:
-        return self.config.model.tensor_parallel_size
 
 
 @dataclass(frozen=True, slots=True)

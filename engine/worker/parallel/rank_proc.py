@@ -20,14 +20,11 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-import torch
-
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import Executor, PendingOutput
+from engine.garbage import settle
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from engine.worker.executor import UniProcExecutor
-from engine.worker.model_folder import choose_device
-from engine.worker.parallel.process_group import ProcessGroup
+from engine.torch_parts import leave_out_meta_kernels
 from engine.worker.parallel.rank_messages import RankReady, RankStart, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -89,25 +86,23 @@ def main() -> None:
     )
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
     inbox = Inbox(start, channel)
+    leave_out_meta_kernels()
     try:
-        executor = load(start)
+        executor = _load(start)
     except Exception as error:
         channel.send(_as_engine_error(error, start.rank))
         inbox.next_plan()  # the core ends all ranks; the others must not see this one go before
     else:
+        settle()
         channel.send(RankReady(executor.info, executor.max_concurrent_batches))
         _serve(executor, inbox, channel, start.rank)
     leave(start)
 
 
-def load(start: RankStart) -> Executor:
-    """This rank's part of the model, once all ranks are there."""
-    model, num_ranks = start.config.model, start.num_ranks
-    device = choose_device(model.device, start.rank, num_ranks)
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
-    meeting_point = os.path.join(start.folder, "meeting-point")
-    return UniProcExecutor(start.config, ProcessGroup(start.rank, num_ranks, device, meeting_point))
+def _load(start: RankStart) -> Executor:
+    from engine.worker.parallel.rank_model import load  # torch with it: the inbox listens by now
+
+    return load(start)
 
 
 def leave(start: RankStart) -> NoReturn:
