@@ -215,12 +215,12 @@ def rope_build(num_heads: int, num_kv_heads: int, *, norm: bool, pool: str = "bf
     )
 
 
-def norm_build(size: int, block: int, num_warps: int) -> KernelBuild:
-    pointers = dict.fromkeys(("x", "residual", "weight", "normed", "total"), "*bf16:16")
+def norm_build(size: int, block: int, num_warps: int, *, residual: bool = True) -> KernelBuild:
+    names = ("x", "weight", "normed", "total", *(("residual",) if residual else ()))
     return KernelBuild(
         _rms_norm,
-        pointers | {"x_stride": "i32:16", "eps": "fp32"},
-        {"SIZE": size, "BLOCK": block, "HAS_RESIDUAL": True},
+        dict.fromkeys(names, "*bf16:16") | {"x_stride": "i32:16", "eps": "fp32"},
+        ({} if residual else {"residual": None}) | {"SIZE": size, "BLOCK": block, "HAS_RESIDUAL": residual},
         num_warps=num_warps,
     )
 
@@ -231,6 +231,7 @@ def test_kernels_of_real_sizes_compile_for_a_hopper_gpu_and_stay_in_registers() 
         rope_build(32, 8, norm=False, pool="fp8e4nv"),
         rope_build(16, 8, norm=True),
         norm_build(4096, 4096, 8),
+        norm_build(4096, 4096, 8, residual=False),
         norm_build(1024, 1024, 2),
         norm_build(5120, 8192, 16),
         KernelBuild(
