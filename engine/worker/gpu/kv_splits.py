@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 
 MAX_SPLITS = 32
-MIN_PART = 128
-"""Tokens of KV that a part has at least."""
 SCRATCH_BYTES = 64 * 2**20
 INTERPRETED_PROCESSORS = 4
 """Stand for those of a GPU where kernels are interpreted."""
@@ -42,6 +40,8 @@ class Splits:
 
     number: int
     """A power of two; 1: nothing is split."""
+    min_part: int
+    """Tokens of KV that each part but the last has: a short sequence has fewer parts."""
     scratch: SplitScratch
 
     def target(self, output: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class KvSplitter:
     enough_programs: int
     """To keep the device busy."""
     worth_it: int
-    """Tokens of KV of a part that are worth its merging."""
+    """Tokens of KV of a part that are worth its merging, if programs are too few."""
     too_many: int
     """Tokens of KV that one program should not read alone, however many programs there are."""
 
@@ -65,21 +65,23 @@ class KvSplitter:
     def for_few_queries(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
         """Several programs wait for memory at a time on each processor; lengths differ, and the parts of a
         long sequence should not be read by few while the others have ended."""
-        return cls(scratch, 4 * num_processors, worth_it=MIN_PART, too_many=16384)
+        return cls(scratch, 4 * num_processors, worth_it=128, too_many=16384)
 
     @classmethod
     def for_prompts(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
         """One program fills a processor, and has many results: those of parts are written and read again."""
-        return cls(scratch, num_processors, worth_it=1024, too_many=2**62)
+        return cls(scratch, num_processors, worth_it=1024, too_many=2**20)
 
     def choose(self, *, num_programs: int, num_rows: int, longest: int) -> Splits:
         """num_programs: without splits; num_rows: heads of tokens, of which each part has a result; longest:
         tokens of KV that are read for a sequence, in a CUDA graph those that may ever be"""
+        enough = num_programs >= self.enough_programs
         wanted = max(_ratio(self.enough_programs, num_programs), _ratio(longest, self.too_many))
-        useful = _ratio(longest, self.worth_it)
+        # Where programs are enough, only what is far longer than the rest should pay for its merging.
+        min_part = self.too_many // 4 if enough else self.worth_it
         possible = max(1, len(self.scratch) // num_rows)
-        number = min(_power_above(wanted), _power_above(useful), MAX_SPLITS)
-        return Splits(min(number, 1 << possible.bit_length() - 1), self.scratch)
+        number = min(_power_above(wanted), _power_above(_ratio(longest, min_part)), MAX_SPLITS)
+        return Splits(min(number, 1 << possible.bit_length() - 1), min_part, self.scratch)
 
 
 def count_processors(device: torch.device) -> int:

@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.worker.gpu.kv_splits import MIN_PART, Splits
+from engine.worker.gpu.kv_splits import Splits
 from engine.worker.gpu.step_batch import StepBatch
 from engine.worker.gpu.tiling import Tiling, padded
 
@@ -37,6 +37,8 @@ _NO_WEIGHT = tl.constexpr(1.0e-30)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
 """Parts of larger tensors: where in memory they begin must not make a kernel another one."""
+_STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_blocks"]
+"""Nor must these, where they happen to be 1 or a multiple of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,13 @@ def _page_offsets(
 
 
 @triton.jit
+def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Sums, maximum and sum of weights of rows that have seen nothing yet."""
+    row_max = tl.full((ROWS,), _HIDDEN, tl.float32)
+    return tl.zeros((ROWS, PADDED_DIM), tl.float32), row_max, tl.zeros((ROWS,), tl.float32)
+
+
+@triton.jit
 def _attend_tiles(
     sums, row_max, row_sum, query, query_positions,
     keys, values, table, block_stride, first_tile, last_tile, end, factor,
@@ -164,9 +173,9 @@ def _first_seen_tile(first_query_position, WINDOW: tl.constexpr, TILE: tl.conste
 
 
 @triton.jit
-def _tiles_of_split(first, end, MIN_TILES: tl.constexpr):
+def _tiles_of_split(first, end, min_tiles):
     """This program's part of the tiles ``first`` to ``end``: its first, and the one after its last."""
-    size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), MIN_TILES)
+    size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), min_tiles)
     begin = first + tl.program_id(2) * size
     return begin, tl.minimum(begin + size, end)
 
@@ -189,35 +198,36 @@ def _store_rows(
         tl.store(log_sums + places, row_max + tl.log2(row_sum), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["uniform_len", "max_blocks"], do_not_specialize_on_alignment=_STEP_TENSORS)
+@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
 def _uniform_kernel(
     output, log_sums, query, keys, values, rows, seq_lens, block_tables,
-    uniform_len, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
+    uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr,
+    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, the query rows of one KV head, one part of the KV.
+    """The query rows of one KV head of one sequence, one part of the KV.
 
-    A sequence of no tokens, the place of a graph that nobody took, has no tiles: its result is zeros.
+    The KV heads of a sequence, which lie beside each other, are read by programs that run at the same time. A
+    sequence of no tokens, the place of a graph that nobody took, has no tiles: its result is zeros.
     """
-    seq, row_tiles = tl.program_id(0), tl.cdiv(uniform_len * GROUP, ROWS)
-    kv_head, row_tile = tl.program_id(1) // row_tiles, tl.program_id(1) % row_tiles
+    seq, row_tiles = tl.program_id(1), tl.num_programs(0) // NUM_KV_HEADS
+    kv_head, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
     row = row_tile * ROWS + tl.arange(0, ROWS)
     is_row = row < uniform_len * GROUP
     tokens, heads = seq * uniform_len + row // GROUP, kv_head * GROUP + row % GROUP
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     seq_len = tl.load(seq_lens + seq)
     context = seq_len - uniform_len
-    first, end = _tiles_of_split(_first_seen_tile(context, WINDOW, TILE), tl.cdiv(seq_len, TILE), MIN_TILES)
+    first, end = _tiles_of_split(_first_seen_tile(context, WINDOW, TILE), tl.cdiv(seq_len, TILE), min_tiles)
     if SPLIT and first >= end:
         _store_nothing(log_sums, output_rows, is_row)
         return
     loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
+    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
     sums, row_max, row_sum = _attend_tiles(
-        tl.zeros((ROWS, PADDED_DIM), tl.float32), tl.full((ROWS,), _HIDDEN, tl.float32),
-        tl.zeros((ROWS,), tl.float32), loaded, context + row // GROUP,
+        sums, row_max, row_sum, loaded, context + row // GROUP,
         keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, table, block_stride,
         first, end, seq_len, factor,
         True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
@@ -252,41 +262,40 @@ def _merge_kernel(
 
 
 @triton.jit
-def _sequence_of(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
-    """Which sequence a tile of queries belongs to, found by halving; the tiles of sequence i begin at
-    start_i // QUERIES + i, so that no two sequences share one."""
-    start = tl.load(query_starts)
+def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
+    """The number of the sequence that a tile of queries belongs to, the tile's first token, and the token
+    behind the sequence's last; counted from the first sequence and its first token.
+
+    The tiles of sequence i begin at start_i // QUERIES + i, so that no two sequences share one; some are
+    empty. The sequence is found by halving.
+    """
+    origin = tl.load(query_starts)
     low, high = 0, num_seqs
     while low < high:
         middle = (low + high) // 2
-        first_tile = (tl.load(query_starts + middle) - start) // QUERIES + middle
+        first_tile = (tl.load(query_starts + middle) - origin) // QUERIES + middle
         low, high = tl.where(first_tile <= tile, middle + 1, low), tl.where(first_tile <= tile, high, middle)
-    return low - 1
+    seq = low - 1
+    start, end = tl.load(query_starts + seq) - origin, tl.load(query_starts + seq + 1) - origin
+    return seq, start + (tile - start // QUERIES - seq) * QUERIES, end
 
 
-@triton.jit(
-    do_not_specialize=["first_seq", "num_seqs", "max_blocks"], do_not_specialize_on_alignment=_STEP_TENSORS
-)
+@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
 def _prompt_kernel(
     output, log_sums, query, keys, values, rows, query_starts, seq_lens, block_tables,
-    first_seq, num_seqs, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
+    first_seq, num_seqs, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr,
+    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one prompt's queries, the heads of one KV head, one part of the KV.
-
-    Tokens are counted from the first prompt's first. The last tiles, which see most, go first.
-    """
+    """A tile of one prompt's queries, the heads of one KV head, one part of the KV. The last tiles, which see
+    most, go first."""
     queries: tl.constexpr = ROWS // GROUP
     tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    query_starts += first_seq
-    number = _sequence_of(tile, query_starts, num_seqs, queries)
-    seq, origin = first_seq + number, tl.load(query_starts)
-    start, end = tl.load(query_starts + number) - origin, tl.load(query_starts + number + 1) - origin
-    first_token = start + (tile - start // queries - number) * queries
+    seq, first_token, end = _queries_of_tile(tile, query_starts + first_seq, num_seqs, queries)
     if first_token >= end:
         return
+    seq += first_seq
     row = tl.arange(0, ROWS)
     tokens, heads = first_token + row // GROUP, kv_head * GROUP + row % GROUP
     is_row = (row < queries * GROUP) & (tokens < end)
@@ -294,7 +303,7 @@ def _prompt_kernel(
     context = tl.load(seq_lens + seq) - end  # from the number of a token to its position
     first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
     first, stop = _tiles_of_split(
-        _first_seen_tile(first_position, WINDOW, TILE), tl.cdiv(last_seen, TILE), MIN_TILES
+        _first_seen_tile(first_position, WINDOW, TILE), tl.cdiv(last_seen, TILE), min_tiles
     )
     if SPLIT and first >= stop:
         _store_nothing(log_sums, output_rows, is_row)
@@ -307,9 +316,9 @@ def _prompt_kernel(
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
     sums, row_max, row_sum = _attend_tiles(
-        tl.zeros((ROWS, PADDED_DIM), tl.float32), tl.full((ROWS,), _HIDDEN, tl.float32),
-        tl.zeros((ROWS,), tl.float32), loaded, context + tokens,
+        sums, row_max, row_sum, loaded, context + tokens,
         keys, values, table, block_stride, first, clear, last_seen, factor,
         False, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
@@ -365,7 +374,7 @@ def attend_uniform(
     num_kv_heads = pages.keys.shape[2]
     num_rows = batch.uniform_len * (query.shape[1] // num_kv_heads)
     rows_each = min(padded(num_rows), tiling.num_rows)
-    _uniform_kernel[batch.num_uniform, num_kv_heads * -(-num_rows // rows_each), splits.number](
+    _uniform_kernel[num_kv_heads * -(-num_rows // rows_each), batch.num_uniform, splits.number](
         splits.target(output),
         splits.scratch.log_sums,
         query,
@@ -375,6 +384,7 @@ def attend_uniform(
         batch.seq_lens,
         batch.block_tables,
         batch.uniform_len,
+        -(-splits.min_part // tiling.tile_size),
         batch.block_tables.stride(0),
         query.stride(0),
         query.stride(1),
@@ -416,6 +426,7 @@ def attend_prompts(
         batch.block_tables,
         batch.num_uniform,
         len(batch.prompts),
+        -(-splits.min_part // tiling.tile_size),
         batch.block_tables.stride(0),
         query.stride(0),
         query.stride(1),
@@ -471,7 +482,6 @@ def _constants(
         "CAP": scoring.cap,
         "PADDED_DIM": padded(head_dim),
         "TILE": tiling.tile_size,
-        "MIN_TILES": -(-MIN_PART // tiling.tile_size),
         "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages,
         "enable_fp_fusion": True,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.worker.gpu.kv_splits import MAX_SPLITS, MIN_PART, KvSplitter, SplitScratch
+from engine.worker.gpu.kv_splits import MAX_SPLITS, KvSplitter, Splits, SplitScratch
 
 NUM_PROCESSORS = 132
 NUM_HEADS, NUM_KV_HEADS = 32, 8
@@ -19,28 +19,31 @@ def splitter(num_places: int = 130_000) -> KvSplitter:
     return KvSplitter.for_few_queries(scratch, NUM_PROCESSORS)
 
 
-def num_splits(num_seqs: int, longest: int) -> int:
+def splits_of(num_seqs: int, longest: int) -> Splits:
     """Of decodes."""
-    chosen = splitter().choose(
+    return splitter().choose(
         num_programs=num_seqs * NUM_KV_HEADS, num_rows=num_seqs * NUM_HEADS, longest=longest
     )
-    return chosen.number
 
 
 def test_one_sequence_keeps_every_processor_busy() -> None:
     """Alone, a sequence of some length is split among more programs than there are processors."""
-    assert num_splits(1, 4096) * NUM_KV_HEADS > NUM_PROCESSORS
+    splits = splits_of(1, 4096)
+    assert splits.number * NUM_KV_HEADS > NUM_PROCESSORS
+    assert splits.number * splits.min_part <= 4096
 
 
 def test_many_sequences_are_split_only_where_they_are_long() -> None:
     """Sequences that fill the device are left whole, unless one may be far longer than the others."""
-    assert num_splits(128, 4096) == 1
-    assert num_splits(128, 131_072) == 8
+    assert splits_of(128, 4096).number == 1
+    may_be_long = splits_of(128, 131_072)
+    assert may_be_long.number == 8
+    assert may_be_long.min_part == 4096
 
 
 def test_short_sequences_are_left_whole() -> None:
     """What is read in no time is not worth a merging."""
-    assert num_splits(1, MIN_PART) == 1
+    assert splits_of(1, 128).number == 1
 
 
 @given(

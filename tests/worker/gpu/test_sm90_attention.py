@@ -105,7 +105,7 @@ def pages_of(dtype: torch.dtype, page: int) -> Pages:
 
 
 def splits(number: int) -> Splits:
-    return Splits(number, SplitScratch.allocate(HEAD_DIM, torch.device("meta")))
+    return Splits(number, 128, SplitScratch.allocate(HEAD_DIM, torch.device("meta")))
 
 
 def step(num_uniform: int, uniform_len: int, prompts: tuple[PromptChunk, ...] = ()) -> StepBatch:

@@ -164,7 +164,7 @@ def attend(
     write_kv(pages, case.key, case.value, step.slots, 1.0)
     query = torch.cat((case.query, case.query.new_ones(num_empty * step.uniform_len, *case.query.shape[1:])))
     output = torch.full_like(query, float("nan"))
-    splits = Splits(num_splits, SplitScratch.allocate(query.shape[2], query.device))
+    splits = Splits(num_splits, 32, SplitScratch.allocate(query.shape[2], query.device))
     splits.scratch.log_sums.fill_(float("nan"))
     scoring = Scoring(query.shape[2] ** -0.5, window, soft_cap)
     n = step.num_uniform_tokens
