@@ -28,7 +28,11 @@ def choose_num_blocks(
     num_blocks = _requested_blocks(config.cache, spec)
     available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
-        budget = _default_bytes(config, spec, max_model_len, device, activation_bytes, available)
+        budget = (
+            _accelerator_bytes(config.cache, device, activation_bytes, available)
+            if device.type == "cuda"
+            else _host_bytes(spec, max_model_len, available, group.size)
+        )
         useful = config.scheduler.max_num_seqs * _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
         num_blocks = group.smallest(min(budget // spec.bytes_per_block, useful))
     elif (needed := num_blocks * spec.bytes_per_block) > available:
@@ -48,21 +52,20 @@ def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec) -> int | None:
     return None
 
 
-def _default_bytes(
-    config: EngineConfig,
-    spec: KvCacheSpec,
-    max_model_len: int,
-    device: torch.device,
-    activation_bytes: int,
-    available: int,
+def _accelerator_bytes(
+    cache: CacheConfig, device: torch.device, activation_bytes: int, available: int
 ) -> int:
-    """Accelerator: its share less what is in use. Host: a few GiB, or more if one sequence needs it."""
-    if device.type == "cuda":
-        _, total = torch.cuda.mem_get_info(device)
-        in_use = total - available
-        return max(0, int(total * config.cache.gpu_memory_utilization) - in_use - activation_bytes)
+    """Its share less what is in use."""
+    _, total = torch.cuda.mem_get_info(device)
+    in_use = total - available
+    return max(0, int(total * cache.gpu_memory_utilization) - in_use - activation_bytes)
+
+
+def _host_bytes(spec: KvCacheSpec, max_model_len: int, available: int, num_ranks: int) -> int:
+    """A rank's part of a few GiB, or more if one sequence needs it."""
     one_sequence = (_blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS) * spec.bytes_per_block
-    return min(max(CPU_DEFAULT_BYTES, one_sequence), int(available * CPU_SHARE_OF_FREE_MEMORY))
+    wanted = max(CPU_DEFAULT_BYTES // num_ranks, one_sequence)
+    return min(wanted, int(available * CPU_SHARE_OF_FREE_MEMORY))
 
 
 def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
