@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.outputs import NewRequestData, SchedulerOutput
+from engine.outputs import CachedRequestData, NewRequestData, SchedulerOutput
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
 from engine.worker.sampling_batch import SamplingBatch, SamplingTable
@@ -95,25 +95,14 @@ class RequestRows:
             self._release_row(self._known[req_id])
         for new in plan.scheduled_new_reqs:
             self._add(new, changes)
-        cached = plan.scheduled_cached_reqs
-        for req_id, block_ids, num_computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            known = self._known[req_id]
-            if req_id in cached.resumed_req_ids:
-                self._release_row(known)
-                self._take_row(known, cached.resumed_token_ids[req_id], changes)
-            assert known.row is not None
-            self._num_computed[known.row] = num_computed
-            if block_ids:
-                self._append_blocks(known.row, block_ids, changes)
+        self._update_cached(plan.scheduled_cached_reqs, changes)
         return changes
 
     def step_rows(self, plan: SchedulerOutput, uniform_len: int = 1) -> StepRows:
         """The arrays of a plan whose deltas are applied and that has tokens to compute; first come the
         sequences of ``uniform_len`` query tokens."""
         req_ids = list(plan.num_scheduled_tokens)
-        rows = np.array([self._known[req_id].row for req_id in req_ids], dtype=np.int64)
+        rows = np.array([self._row_of(req_id) for req_id in req_ids], dtype=np.int64)
         query_lens = np.fromiter(plan.num_scheduled_tokens.values(), dtype=np.int64, count=len(req_ids))
         seq_lens = self._num_computed[rows] + query_lens
         order = np.lexsort((seq_lens, query_lens != uniform_len))
@@ -147,6 +136,17 @@ class RequestRows:
         self._num_tokens[rows] += 1
         return places
 
+    def _update_cached(self, cached: CachedRequestData, changes: RowChanges) -> None:
+        for req_id in cached.resumed_req_ids:
+            known = self._known[req_id]
+            self._release_row(known)
+            self._take_row(known, cached.resumed_token_ids[req_id], changes)
+        rows = [self._row_of(req_id) for req_id in cached.req_ids]
+        self._num_computed[rows] = cached.num_computed_tokens
+        for row, block_ids in zip(rows, cached.new_block_ids, strict=True):
+            if block_ids:
+                self._append_blocks(row, block_ids, changes)
+
     def _add(self, new: NewRequestData, changes: RowChanges) -> None:
         assert new.req_id not in self._known, f"request {new.req_id} is already known"
         known = _Known(new.sampling_params, len(new.prompt_token_ids))
@@ -154,6 +154,11 @@ class RequestRows:
         row = self._take_row(known, new.prompt_token_ids, changes)
         self._num_computed[row] = new.num_computed_tokens
         self._append_blocks(row, new.block_ids, changes)
+
+    def _row_of(self, req_id: str) -> int:
+        row = self._known[req_id].row
+        assert row is not None, f"request {req_id} is preempted"
+        return row
 
     def _take_row(self, known: _Known, token_ids: list[int], changes: RowChanges) -> int:
         row = self._free_rows.pop()

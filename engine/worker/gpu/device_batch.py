@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -195,9 +194,12 @@ def _longest_uniform(step: StepRows) -> int:
 
 def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
     """The sequences behind the uniform ones."""
-    lengths = zip(starts.tolist(), step.query_lens.tolist(), step.seq_lens.tolist(), strict=False)
-    chunks = (PromptChunk(seq, *length) for seq, length in enumerate(lengths))
-    return tuple(islice(chunks, step.num_uniform, None))
+    first = step.num_uniform
+    if first == len(step.rows):
+        return ()
+    places = starts[first : len(step.rows)].tolist()
+    lengths = zip(places, step.query_lens[first:].tolist(), step.seq_lens[first:].tolist(), strict=True)
+    return tuple(PromptChunk(seq, *length) for seq, length in enumerate(lengths, first))
 
 
 def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> StepRows:

@@ -44,19 +44,19 @@ class StepLengths:
 
 
 def rehearsed_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepLengths]:
-    """Decodes from few to all and from short to long; prompts new and continued; both together."""
+    """Decodes from few to all and prompts, alone and together, from short to long; the largest prompts."""
     budget = limits.max_num_batched_tokens
-    num_decodes = min(limits.max_num_seqs, budget)
-    for context in _doublings(_SHORT_CONTEXT, max_model_len):
-        yield _equal(1, 1, context)
-        yield _equal(num_decodes, 1, context)
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
+    num_decodes = min(limits.max_num_seqs, budget)
+    num_beside = min(limits.max_num_seqs - 1, budget - short)
+    for context in _doublings(_SHORT_CONTEXT, max_model_len):
+        prompt = _equal(1, short, max(short, context))
+        yield _equal(num_decodes, 1, context)
+        for num_seqs in {0, min(1, num_beside), num_beside}:
+            yield _equal(num_seqs, 1, context) + prompt
     num_long = min(limits.max_num_seqs, budget // long)
-    for context in (0, max_model_len):
-        yield _equal(1, short, max(short, context))
-        yield _equal(num_long, long, max(long, context))
-    if budget > short and limits.max_num_seqs > 1:
-        yield _equal(1, 1, max_model_len) + _equal(1, short, max_model_len)
+    for seq_len in (long, max_model_len):
+        yield _equal(num_long, long, seq_len)
 
 
 @torch.inference_mode()

@@ -25,7 +25,10 @@ class Staging:
 
     def __init__(self, num_words: int, device: torch.device, streams: DeviceStreams) -> None:
         self._streams = streams
+        self._num_words = num_words
         self._on_host = [streams.host_buffer(num_words) for _ in range(2)]
+        self._arrays: list[npt.NDArray[Any]] = [buffer.numpy() for buffer in self._on_host]
+        """The same memory."""
         self._sent: list[Mark | None] = [None, None]
         self._on_device = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._turn = 0
@@ -44,14 +47,14 @@ class Staging:
         array = np.asarray(values, dtype)
         num_words = array.nbytes // _WORD_BYTES
         part = slice(self._used, self._used + num_words)
-        assert part.stop <= len(self._on_device), "the step is larger than the buffer"
+        assert part.stop <= self._num_words, "the step is larger than the buffer"
         self._used = part.stop + -part.stop % _ALIGNED_WORDS
-        _words(self._on_host[self._turn])[part].view(array.dtype)[:] = array
+        self._arrays[self._turn][part].view(array.dtype)[:] = array
         return self._on_device[part].view(_TORCH_TYPES[array.dtype])
 
     def send(self) -> None:
         """Copy all that was put."""
-        used = slice(0, min(self._used, len(self._on_device)))
+        used = slice(0, min(self._used, self._num_words))
         self._streams.send(self._on_host[self._turn][used], self._on_device[used])
         self._sent[self._turn] = self._streams.mark()
 
@@ -69,7 +72,3 @@ def words_of(*num_values_and_bytes: tuple[int, int]) -> int:
         -(-num_values * num_bytes // _WORD_BYTES) + _ALIGNED_WORDS
         for num_values, num_bytes in num_values_and_bytes
     )
-
-
-def _words(buffer: torch.Tensor) -> npt.NDArray[Any]:
-    return buffer.numpy()
