@@ -18,6 +18,9 @@ from engine.worker.kernels.library import KernelUnavailable
 
 logger = logging.getLogger(__name__)
 
+FIRST_WITH_FP8 = (8, 9)
+"""Compute capability of the first GPUs that convert numbers of 8 bits (PTX ISA, cvt)."""
+
 
 def resolve_attention(config: EngineConfig, device: torch.device) -> str:
     """What ``attention_backend`` means on this device: ``triton``, ``torch`` or, on a CPU, still ``auto``.
@@ -31,11 +34,8 @@ def resolve_attention(config: EngineConfig, device: torch.device) -> str:
         wanted = "triton" if _has_triton() else "torch"
         if wanted == "torch":
             logger.warning("Attention: torch, as triton is not installed (the extra gpu has it).")
-    if config.cache.kv_cache_dtype != "auto" and wanted != "triton":
-        raise ConfigError(
-            f"kv_cache_dtype: {config.cache.kv_cache_dtype} needs attention_backend triton, "
-            f"but here that is {wanted}."
-        )
+    if config.cache.kv_cache_dtype != "auto":
+        _check_storage(config.cache.kv_cache_dtype, wanted, device)
     return wanted
 
 
@@ -46,6 +46,18 @@ def _check_triton(device: torch.device) -> None:
         raise ConfigError(
             f"attention_backend: triton on {device.type} runs in Triton's interpreter only, to check what a "
             "GPU computes, and slowly: set TRITON_INTERPRET=1 in the environment."
+        )
+
+
+def _check_storage(kv_cache_dtype: str, resolved: str, device: torch.device) -> None:
+    if resolved != "triton":
+        raise ConfigError(
+            f"kv_cache_dtype: {kv_cache_dtype} needs attention_backend triton, but here that is {resolved}."
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
+        raise ConfigError(
+            f"kv_cache_dtype: {kv_cache_dtype} needs a GPU of compute capability "
+            f"{'.'.join(map(str, FIRST_WITH_FP8))} or later."
         )
 
 
