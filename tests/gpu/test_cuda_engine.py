@@ -44,6 +44,20 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
         assert outputs[request_id] == reference.greedy(prompt, 20 + index), request_id
 
 
+def test_graphs_change_no_token(tmp_path: Path) -> None:
+    """With graphs and without, requests that join one after the other get the same tokens."""
+    folder = make_model_folder(tmp_path / "qwen3", "qwen3")
+    prompts = {f"r{i}": random_tokens(6 + 7 * i, seed=i) for i in range(5)}
+    outputs = []
+    for enforce_eager in (False, True):
+        engine = SmallEngine(folder, device="cuda", enforce_eager=enforce_eager)
+        for request_id, prompt in prompts.items():
+            engine.add(request_id, prompt)
+            engine.step()
+        outputs.append(engine.run())
+    assert outputs[0] == outputs[1]
+
+
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_attention_error_is_that_of_its_type(dtype: torch.dtype, window: int | None) -> None:

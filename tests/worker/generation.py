@@ -62,6 +62,7 @@ class SmallEngine:
         device: str = "cpu",
         dtype: str = "auto",
         model_impl: str = "auto",
+        enforce_eager: bool = False,
         tensor_parallel_size: int = 1,
     ) -> None:
         self._clock = ManualClock()
@@ -74,6 +75,7 @@ class SmallEngine:
                     dtype=dtype,
                     max_model_len=max_model_len,
                     model_impl=model_impl,
+                    enforce_eager=enforce_eager,
                     tensor_parallel_size=tensor_parallel_size,
                 ),
                 cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),

@@ -1,0 +1,49 @@
+"""The whole engine with steps on the device, through the LLM's door, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.llm import LLM
+from engine.request_output import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.structured_output.params import StructuredOutputsParams
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, random_tokens
+
+REQUESTS = [
+    SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=1),
+    SamplingParams(temperature=0.9, seed=5, max_tokens=2, ignore_eos=True, top_k=30, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=1.0, seed=7, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])),
+]
+PROMPTS = [random_tokens(7 + i, seed=i) for i in range(len(REQUESTS))]
+
+
+def outputs(folder: Path, ahead: bool) -> list[RequestOutput]:
+    with LLM(
+        str(folder),
+        multiprocess=False,
+        device="cpu",
+        attention_backend="triton",
+        async_scheduling=ahead,
+        max_model_len=64,
+        max_num_seqs=2,  # the last one joins while others run
+        max_num_batched_tokens=8,
+        num_gpu_blocks_override=24,
+    ) as llm:
+        return llm.generate(PROMPTS, REQUESTS, use_tqdm=False)
+
+
+def test_every_feature_through_the_door(model_folders: ModelFolders) -> None:
+    """Greedy tokens are those of transformers and the likeliest ones; a grammar is obeyed though its masks
+    come late; seeded draws are the same with a step under way as without."""
+    folder = model_folders("qwen3")
+    plain, ahead = outputs(folder, ahead=False), outputs(folder, ahead=True)
+    greedy, _, choice = (output.outputs[0] for output in ahead)
+    assert greedy.token_ids == Reference(folder).greedy(PROMPTS[0], 2)
+    assert greedy.logprobs is not None
+    assert [entry.chosen.rank for entry in greedy.logprobs] == [1, 1]
+    assert choice.text in ("yes", "no")
+    assert [output.outputs[0].token_ids for output in ahead] == [
+        output.outputs[0].token_ids for output in plain
+    ]
