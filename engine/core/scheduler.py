@@ -254,13 +254,13 @@ class Scheduler:
         """Let running requests catch up, oldest admission first; preempt where blocks run out."""
         index = 0
         running = self.running
+        most_tokens = self._prefill_limit(self.max_model_len)
         while index < len(running) and step.budget > 0:
             request = running[index]
             num_tokens = request.num_tokens + request.num_output_placeholders
+            num_computed = request.num_computed_tokens
             num_new = min(
-                self._prefill_limit(num_tokens - request.num_computed_tokens),
-                step.budget,
-                self.max_model_len - request.num_computed_tokens,
+                num_tokens - num_computed, most_tokens, step.budget, self.max_model_len - num_computed
             )
             if num_new <= 0:
                 index += 1
@@ -600,10 +600,9 @@ class Scheduler:
         """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
         if not self.kv.num_pins:
             return False
-        # What is being loaded will run, or leave its blocks; steps under way give back what they use: wait
-        # for them first.
-        waits = self.loads.num_requests or self.loads.num_in_flight or self.kv.has_fences
-        last_resort = self._runs_alone(request) and not waits
+        # What is being loaded will run, or leave its blocks: wait for it first.
+        is_loading = self.loads.num_requests or self.loads.num_in_flight
+        last_resort = self._runs_alone(request) and not is_loading
         return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
 
     def _runs_alone(self, request: Request) -> bool:

@@ -257,6 +257,23 @@ def test_blocks_of_an_aborted_request_are_not_handed_on_under_a_running_step() -
     assert len(room.received["next"]) == 2
 
 
+def test_nobody_loses_blocks_for_what_a_running_step_gives_back() -> None:
+    """Who is short of a block sits out one plan; nothing is preempted, no pin is broken."""
+    room = EngineRoom(async_scheduling=True, num_blocks=9)
+    room.add("stays", [1] * 15, max_tokens=8)
+    room.add("gone", [2] * 15, max_tokens=8)
+    room.plan_next()
+    room.step()
+    room.scheduler.finish_requests(["gone"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    plan = room.plan_next()
+    assert (plan.num_scheduled_tokens, plan.preempted_req_ids) == ({}, set())
+    room.take_output()
+    assert room.plan_next().num_scheduled_tokens == {"stays": 1}
+    room.run()
+    assert len(room.received["stays"]) == 8
+    assert room.scheduler.make_stats().num_preemptions == 0
+
+
 # ---- grammars, stores, errors ----
 
 
