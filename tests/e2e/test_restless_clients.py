@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
@@ -69,13 +70,14 @@ class RestlessClient:
                     break
 
 
-def test_nothing_stays_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("planning", ["--no-async-scheduling", "--async-scheduling"])
+def test_nothing_stays_behind(planning: str, tmp_path: Path) -> None:
     """Pools on device and host much too small for all of them, and a disk behind: every answered request is
     fine, every block comes back, and the trace of it all replays without a difference."""
     model = make_model_folder(tmp_path / "model", max_position_embeddings=1024)
     trace = tmp_path / "trace.jsonl"
     arguments = [
-        *(str(model), "--host", "127.0.0.1", "--port", "0"),
+        *(str(model), "--host", "127.0.0.1", "--port", "0", planning),
         *("--num-gpu-blocks-override", "120", "--kv-offloading-size", "0.002", "--trace", str(trace)),
         *("--kv-offloading-disk-size", "0.01", "--kv-offloading-disk-path", str(tmp_path)),
         *("--kv-offloading-disk-min-tokens", "16"),
