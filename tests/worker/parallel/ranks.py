@@ -14,11 +14,15 @@ from tests.worker.generation import SmallEngine
 
 @contextmanager
 def two_ranks(
-    folder: Path, *, num_blocks: int = 64, max_num_batched_tokens: int = 256
+    folder: Path, *, num_blocks: int = 64, max_num_batched_tokens: int = 256, device: str = "cpu"
 ) -> Iterator[SmallEngine]:
     """An engine whose model is two processes."""
     engine = SmallEngine(
-        folder, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens, tensor_parallel_size=2
+        folder,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=max_num_batched_tokens,
+        device=device,
+        tensor_parallel_size=2,
     )
     try:
         yield engine
