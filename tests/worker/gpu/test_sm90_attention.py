@@ -23,7 +23,7 @@ POOLS = ((BF16, 16), (BF16, 64), (FP8, 16))
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
     """Of each kernel, none of which runs."""
-    names = ("_uniform_kernel", "_prompt_kernel", "_merge_kernel", "_write_kernel")
+    names = ("uniform_kernel", "prompt_kernel", "merge_kernel", "write_kernel")
     recorders = {name: LaunchRecorder(getattr(triton_attention, name)) for name in names}
     for name, recorder in recorders.items():
         monkeypatch.setattr(triton_attention, name, recorder)
@@ -34,7 +34,7 @@ def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
     """Nothing is spilled, and so many programs fit on a processor that many wait for memory at a time."""
     for dtype, page in POOLS:
         launch_uniform(dtype, page, uniform_len=4)
-    recorder = launches["_uniform_kernel"]
+    recorder = launches["uniform_kernel"]
     for (dtype, page), used in zip(POOLS, compile_all_for_sm90(recorder.builds), strict=True):
         print(f"uniform {dtype}, page {page}: {used}")
         assert used.spill_bytes == 0
@@ -47,7 +47,7 @@ def test_prompts(launches: dict[str, LaunchRecorder]) -> None:
     for dtype, page in POOLS:
         launch_prompts(dtype, page)
     for (dtype, page), used in zip(
-        POOLS, compile_all_for_sm90(launches["_prompt_kernel"].builds), strict=True
+        POOLS, compile_all_for_sm90(launches["prompt_kernel"].builds), strict=True
     ):
         print(f"prompts {dtype}, page {page}: {used}")
         assert used.spill_bytes == 0
@@ -59,7 +59,7 @@ def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
     launch_uniform(BF16, page=16, uniform_len=1)
     key = torch.empty((64, NUM_KV_HEADS, HEAD_DIM), dtype=BF16, device="meta")
     write_kv(pages_of(FP8, 16), key, key, torch.empty(64, dtype=torch.int64, device="meta"), 1.0)
-    builds = [build for name in ("_merge_kernel", "_write_kernel") for build in launches[name].builds]
+    builds = [build for name in ("merge_kernel", "write_kernel") for build in launches[name].builds]
     assert len(builds) == 2
     for used in compile_all_for_sm90(builds):
         print(used)

@@ -1,0 +1,306 @@
+"""Triton's kernels of attention over pages of KV. Launched by ``triton_attention``, which says what for.
+
+rows: heads of tokens. tiles: of KV, counted in a sequence. PAGE: tokens of a block of the pool; ROWS, TILE,
+PADDED_DIM: sizes of tiles, powers of two. Strides are in numbers.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (arguments of kernels have Triton's types)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_HIDDEN = tl.constexpr(-1.0e30)
+"""Score of what is not seen. Finite, so that the difference of two is a number: where rows have seen nothing
+yet, what they have summed up vanishes with the first score that is real."""
+_NO_WEIGHT = tl.constexpr(1.0e-30)
+"""Instead of a sum of no weights."""
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+_STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
+"""Parts of larger tensors: where in memory they begin must not make a kernel another one."""
+_STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_blocks"]
+"""Nor must these, where they happen to be 1 or a multiple of 16."""
+
+
+@triton.jit
+def _tanh(x):
+    """By a power of two, which the hardware has: 1 - 2 / (e^2x + 1), right at both infinities."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
+
+
+@triton.jit
+def _dot(left, right, sums):
+    """left @ right + sums, in fp32. The interpreter, which knows no bf16, would multiply its bits."""
+    if _INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@triton.jit
+def _page_offsets(
+    table, positions, first_position, end, block_stride,
+    PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Where the tokens of a tile lie in the pool [TILE]; a pool has more numbers than 32 bits can count."""
+    if PAGE % TILE == 0:
+        block = tl.load(table + first_position // PAGE)
+    else:
+        block = tl.load(table + positions // PAGE, mask=positions < end, other=0)
+    return block.to(tl.int64) * block_stride + positions % PAGE * TOKEN_STRIDE
+
+
+@triton.jit
+def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Sums, maximum and sum of weights of rows that have seen nothing yet."""
+    row_max = tl.full((ROWS,), _HIDDEN, tl.float32)
+    return tl.zeros((ROWS, PADDED_DIM), tl.float32), row_max, tl.zeros((ROWS,), tl.float32)
+
+
+@triton.jit
+def _attend_tiles(
+    sums, row_max, row_sum, query, query_positions,
+    keys, values, table, block_stride, first_tile, last_tile, end, factor,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles of KV from ``first_tile`` on into the running softmax of the rows, and return it.
+
+    query [rows, PADDED_DIM]; query_positions [rows]; keys, values: of one KV head; end: of the sequence.
+    MASKED: some row may not see some token of these tiles.
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    for tile in range(first_tile, last_tile):
+        positions = tile * TILE + tl.arange(0, TILE)
+        offsets = _page_offsets(table, positions, tile * TILE, end, block_stride, PAGE, TOKEN_STRIDE, TILE)
+        places = offsets[:, None] + dims[None, :]
+        inside = (dims < HEAD_DIM)[None, :]
+        if MASKED:
+            inside &= (positions < end)[:, None]
+        key = tl.load(keys + places, mask=inside, other=0.0).to(query.dtype)
+        scores = _dot(query, tl.trans(key), tl.zeros((query.shape[0], TILE), tl.float32)) * factor
+        if CAP > 0:
+            scores = CAP * _tanh(scores)
+        if MASKED:
+            distance = query_positions[:, None] - positions[None, :]
+            seen = distance >= 0
+            if WINDOW > 0:
+                seen &= distance < WINDOW
+            scores = tl.where(seen, scores, _HIDDEN)
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(weights, 1)
+        value = tl.load(values + places, mask=inside, other=0.0).to(query.dtype)
+        sums = _dot(weights.to(query.dtype), value, sums * shrink[:, None])
+        row_max = new_max
+    return sums, row_max, row_sum
+
+
+@triton.jit
+def _load_query(
+    query, tokens, heads, is_row, token_stride, head_stride,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """[rows, PADDED_DIM], zeros where there is no row. tokens, heads, is_row [rows]"""
+    dims = tl.arange(0, PADDED_DIM)
+    places = tokens.to(tl.int64) * token_stride + heads * head_stride
+    inside = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    return tl.load(query + places[:, None] + dims[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _first_seen_tile(first_query_position, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """The first tile with a token that some query from this position on sees."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(first_query_position - WINDOW + 1, 0) // TILE
+    return first
+
+
+@triton.jit
+def _tiles_of_split(first, end, min_tiles):
+    """This program's part of the tiles ``first`` to ``end``: its first, and the one after its last."""
+    size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), min_tiles)
+    begin = first + tl.program_id(2) * size
+    return begin, tl.minimum(begin + size, end)
+
+
+@triton.jit
+def _store_rows(
+    output, log_sums, rows, is_row, sums, row_max, row_sum, kv_scale,
+    SPLIT: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """Weighted sums become means; of a part, the weight of all it has seen stands beside them, in base 2.
+
+    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: which of them
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    means = sums * (kv_scale / tl.maximum(row_sum, _NO_WEIGHT))[:, None]
+    places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    inside = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(output + places[:, None] * HEAD_DIM + dims[None, :], means, mask=inside)
+    if SPLIT:
+        tl.store(log_sums + places, row_max + tl.log2(row_sum), mask=is_row)
+
+
+@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+def uniform_kernel(
+    output, log_sums, query, keys, values, rows, seq_lens, block_tables,
+    uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The query rows of one KV head of one sequence, one part of the KV.
+
+    The KV heads of a sequence, which lie beside each other, are read by programs that run at the same time. A
+    sequence of no tokens, the place of a graph that nobody took, has no tiles: its result is zeros.
+    """
+    seq, row_tiles = tl.program_id(1), tl.num_programs(0) // NUM_KV_HEADS
+    kv_head, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    is_row = row < uniform_len * GROUP
+    tokens, heads = seq * uniform_len + row // GROUP, kv_head * GROUP + row % GROUP
+    output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
+    seq_len = tl.load(seq_lens + seq)
+    context = seq_len - uniform_len
+    first, end = _tiles_of_split(_first_seen_tile(context, WINDOW, TILE), tl.cdiv(seq_len, TILE), min_tiles)
+    if SPLIT and first >= end:
+        _store_nothing(log_sums, output_rows, is_row)
+        return
+    loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
+    table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
+    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
+    sums, row_max, row_sum = _attend_tiles(
+        sums, row_max, row_sum, loaded, context + row // GROUP,
+        keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, table, block_stride,
+        first, end, seq_len, factor,
+        True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+    )  # fmt: skip
+    _store_rows(
+        output, log_sums, output_rows, is_row, sums, row_max, row_sum, kv_scale, SPLIT, HEAD_DIM, PADDED_DIM
+    )
+
+
+@triton.jit
+def _store_nothing(log_sums, rows, is_row):
+    """Of a part without tiles: no weight, by which the merging knows that there are no means."""
+    places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(log_sums + places, tl.full(rows.shape, _HIDDEN, tl.float32), mask=is_row)
+
+
+@triton.jit
+def merge_kernel(
+    output, partial, log_sums,
+    NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """One row: the mean of its parts' means, each by its weight. See _store_rows for the shapes."""
+    row = tl.program_id(0).to(tl.int64)
+    places, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, PADDED_DIM)
+    logs = tl.load(log_sums + places)
+    used = logs > 0.5 * _HIDDEN
+    weights = tl.where(used, tl.exp2(logs - tl.max(logs, 0)), 0.0)
+    inside = used[:, None] & (dims < HEAD_DIM)[None, :]
+    means = tl.load(partial + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    merged = tl.sum(means * weights[:, None], 0) / tl.maximum(tl.sum(weights, 0), _NO_WEIGHT)
+    tl.store(output + row * HEAD_DIM + dims, merged, mask=dims < HEAD_DIM)
+
+
+@triton.jit
+def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
+    """The number of the sequence that a tile of queries belongs to, the tile's first token, and the token
+    behind the sequence's last; counted from the first sequence and its first token.
+
+    The tiles of sequence i begin at start_i // QUERIES + i, so that no two sequences share one; some are
+    empty. The sequence is found by halving.
+    """
+    origin = tl.load(query_starts)
+    low, high = 0, num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first_tile = (tl.load(query_starts + middle) - origin) // QUERIES + middle
+        low, high = tl.where(first_tile <= tile, middle + 1, low), tl.where(first_tile <= tile, high, middle)
+    seq = low - 1
+    start, end = tl.load(query_starts + seq) - origin, tl.load(query_starts + seq + 1) - origin
+    return seq, start + (tile - start // QUERIES - seq) * QUERIES, end
+
+
+@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+def prompt_kernel(
+    output, log_sums, query, keys, values, rows, query_starts, seq_lens, block_tables,
+    first_seq, num_seqs, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of one prompt's queries, the heads of one KV head, one part of the KV. The last tiles, which see
+    most, go first."""
+    queries: tl.constexpr = ROWS // GROUP
+    tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    seq, first_token, end = _queries_of_tile(tile, query_starts + first_seq, num_seqs, queries)
+    if first_token >= end:
+        return
+    seq += first_seq
+    row = tl.arange(0, ROWS)
+    tokens, heads = first_token + row // GROUP, kv_head * GROUP + row % GROUP
+    is_row = (row < queries * GROUP) & (tokens < end)
+    output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
+    context = tl.load(seq_lens + seq) - end  # from the number of a token to its position
+    first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
+    first, stop = _tiles_of_split(
+        _first_seen_tile(first_position, WINDOW, TILE), tl.cdiv(last_seen, TILE), min_tiles
+    )
+    if SPLIT and first >= stop:
+        _store_nothing(log_sums, output_rows, is_row)
+        return
+    # Before this tile every row sees every token, and no mask is made.
+    clear = first
+    if WINDOW == 0:
+        clear = tl.minimum(tl.maximum((first_position + 1) // TILE, first), stop)
+    loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
+    table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
+    keys += kv_head * HEAD_DIM
+    values += kv_head * HEAD_DIM
+    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
+    sums, row_max, row_sum = _attend_tiles(
+        sums, row_max, row_sum, loaded, context + tokens,
+        keys, values, table, block_stride, first, clear, last_seen, factor,
+        False, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+    )  # fmt: skip
+    sums, row_max, row_sum = _attend_tiles(
+        sums, row_max, row_sum, loaded, context + tokens,
+        keys, values, table, block_stride, clear, stop, last_seen, factor,
+        True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+    )  # fmt: skip
+    _store_rows(
+        output, log_sums, output_rows, is_row, sums, row_max, row_sum, kv_scale, SPLIT, HEAD_DIM, PADDED_DIM
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=_STEP_TENSORS)
+def write_kernel(
+    keys, values, key, value, slots, block_stride,
+    key_token_stride, key_head_stride, value_token_stride, value_head_stride, kv_scale, limit,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Key and value of one token, all heads, into its slot; numbers beyond the limit become the limit."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    numbers = tl.arange(0, PADDED_SIZE)
+    heads, dims = numbers // HEAD_DIM, numbers % HEAD_DIM
+    inside = numbers < NUM_KV_HEADS * HEAD_DIM
+    places = slot // PAGE * block_stride + slot % PAGE * (NUM_KV_HEADS * HEAD_DIM) + numbers
+    new_key = tl.load(key + token * key_token_stride + heads * key_head_stride + dims, mask=inside)
+    new_value = tl.load(value + token * value_token_stride + heads * value_head_stride + dims, mask=inside)
+    tl.store(keys + places, _within(new_key, kv_scale, limit), mask=inside)
+    tl.store(values + places, _within(new_value, kv_scale, limit), mask=inside)
+
+
+@triton.jit
+def _within(numbers, kv_scale, limit):
+    return tl.clamp(numbers.to(tl.float32) / kv_scale, -limit, limit)
