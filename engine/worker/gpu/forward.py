@@ -39,6 +39,7 @@ class Forward:
         self._sizes = sizes
         self._streams = streams
         self.graphs: dict[int, StepGraph] = {}
+        """By number of sequences."""
         num_tokens = sizes.largest * sizes.uniform_len
         self._all_tokens = torch.arange(num_tokens, device=batch.token_ids.device)
         self._logits = torch.empty(0)
@@ -51,9 +52,9 @@ class Forward:
         if graph is None:
             return self.run(step.arrays, step.sample_tokens)
         graph.replay()
-        num_samples = len(step.sample_tokens)
+        num_samples = len(step.sample_seqs)
         if num_samples == len(step.req_ids) and self._sizes.uniform_len == 1:
-            return self._logits[:num_samples]
+            return self._logits[:num_samples]  # the usual step: they need not be picked out
         return self._logits[step.sample_tokens]
 
     def run(self, arrays: TokenArrays, sample_tokens: torch.Tensor) -> torch.Tensor:

@@ -122,8 +122,7 @@ class CudaStreams:
         return target.copy_(source, non_blocking=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
         return event
 
     def new_graph(self) -> StepGraph:
