@@ -70,6 +70,10 @@ class _Submitted:
     plan: SchedulerOutput
     pending: PendingOutput
 
+    @property
+    def has_tokens(self) -> bool:
+        return self.plan.total_num_scheduled_tokens > 0
+
     def output(self) -> ModelRunnerOutput:
         """Wait for it."""
         output = self.pending.result()
@@ -286,28 +290,32 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs | None:
         """Plan as far ahead as the executor goes, then account for the oldest step; None if there was nothing
         to run and nothing to tell."""
-        while len(self._submitted) < self._max_submitted and self._submit_next():
-            pass
+        while self._may_plan_next():
+            self._submit_next()
         submitted = self._submitted[0]
         result = submitted.output()
         with self._changed:
             self._submitted.popleft()
             return self._account(submitted.plan, result)
 
-    def _submit_next(self) -> bool:
-        """Plan a step and have it run; False if nothing is left to be planned before an output comes."""
+    def _may_plan_next(self) -> bool:
+        """Not behind a plan of no tokens: its output is there at once."""
+        submitted = self._submitted
+        if not submitted:
+            return True
+        is_full = len(submitted) >= self._max_submitted
+        return not is_full and submitted[-1].has_tokens and self._has_plans_to_make()
+
+    def _submit_next(self) -> None:
         with self._changed:
-            if self._submitted and not self._has_plans_to_make():
-                return False
             plan = self.scheduler.schedule(self._clock.now())
-            has_tokens = plan.total_num_scheduled_tokens > 0
-            self._stalled = not has_tokens and not self._submitted and self._has_plans_to_make()
+            is_empty = not plan.total_num_scheduled_tokens
+            self._stalled = is_empty and not self._submitted and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
                 plan.masks = self._masks.promise()
             if not self._submitted:
                 self._fill_masks(plan)
         self._submitted.append(_Submitted(plan, self._submit(plan)))
-        return has_tokens
 
     def _fill_masks(self, plan: SchedulerOutput) -> None:
         """All tokens sampled before this plan's are known now."""

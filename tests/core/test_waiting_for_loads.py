@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from engine.clock import MonotonicClock
 from engine.engine_core import LOAD_POLL_S, EngineCore
 from engine.executor import Executor
@@ -17,7 +19,7 @@ PROMPT = [7] * 320
 """20 blocks."""
 
 
-def core_after_eviction(executor: FakeExecutorFactory) -> EngineCore:
+def core_after_eviction(executor: FakeExecutorFactory, *, async_scheduling: bool = False) -> EngineCore:
     """A core in which PROMPT has run and left the device's pool, but not the host."""
     made: list[Executor] = []
 
@@ -26,6 +28,7 @@ def core_after_eviction(executor: FakeExecutorFactory) -> EngineCore:
         return made[0]
 
     options = {"num_gpu_blocks_override": 33, "num_host_blocks_override": 100, "max_model_len": 512}
+    options["async_scheduling"] = async_scheduling
     core = EngineCore(engine_config("fake", **options), make, fcfs, MonotonicClock())
     for number, prompt in enumerate((PROMPT, [9] * 500)):
         run(core, f"before-{number}", prompt)
@@ -49,9 +52,10 @@ def run(core: EngineCore, request_id: str, prompt: list[int] = PROMPT) -> Engine
     raise AssertionError("the core stopped")
 
 
-def test_while_only_a_load_is_pending_the_core_polls() -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_while_only_a_load_is_pending_the_core_polls(async_scheduling: bool) -> None:
     """60 steps for a load are 60 polls with a pause before each: not 60 steps at once, nor 60 stalls."""
-    core = core_after_eviction(FakeExecutorFactory(load_steps=60))
+    core = core_after_eviction(FakeExecutorFactory(load_steps=60), async_scheduling=async_scheduling)
     started_s = time.monotonic()
     output = run(core, "again")
     assert output.num_cached_tokens == 304
