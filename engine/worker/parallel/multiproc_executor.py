@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -20,9 +20,26 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from engine.worker.parallel.rank_messages import RankReady, StepPlan
+from engine.worker.parallel.rank_messages import RankOrder, RankReady, StepPlan
 from engine.worker.parallel.rank_process import RankProcess
 from engine.worker.parallel.report_merger import ReportMerger
+
+_LEAVE = pickle.dumps(RankOrder.LEAVE)
+_TELL_OUTPUT = pickle.dumps(RankOrder.TELL_OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A PendingOutput. The ranks are asked for it when it is wanted: so all of them do what a step takes,
+    waiting for it too, in the same order."""
+
+    ranks: list[RankProcess]
+    output: Future[ModelRunnerOutput] = field(default_factory=Future)
+
+    def result(self) -> ModelRunnerOutput:
+        for rank in self.ranks:
+            rank.send(_TELL_OUTPUT)
+        return self.output.result()
 
 
 class MultiprocExecutor:
@@ -34,7 +51,7 @@ class MultiprocExecutor:
         self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
         self._changing = threading.Lock()
         """Held while the pending steps, or whether there can be any, change."""
-        self._pending: deque[Future[ModelRunnerOutput]] = deque()
+        self._pending: deque[_Step] = deque()
         self._failure: EngineError | None = None
         self._told: Callable[[EngineError], None] | None = None
         self._stopped = False
@@ -66,16 +83,16 @@ class MultiprocExecutor:
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         message = pickle.dumps(StepPlan(replace(plan, masks=None), plan.masks is not None))
-        output: Future[ModelRunnerOutput] = Future()
+        step = _Step(self._ranks)
         with self._changing:
             if self._failure is not None:
                 raise self._failure
-            self._pending.append(output)
+            self._pending.append(step)
         for rank in self._ranks:
             rank.send(message)
         if plan.masks is not None:
             plan.masks.add_done_callback(self._send_masks)
-        return output
+        return step
 
     def shutdown(self) -> None:
         with self._changing:
@@ -127,7 +144,7 @@ class MultiprocExecutor:
         with self._changing:
             step = self._pending.popleft() if self._pending else None
         if step is not None:
-            step.set_result(merged)
+            step.output.set_result(merged)
 
     def _fail(self, failure: EngineError) -> None:
         with self._changing:
@@ -137,13 +154,13 @@ class MultiprocExecutor:
             steps, told = list(self._pending), self._told
             self._pending.clear()
         for step in steps:
-            step.set_exception(failure)
+            step.output.set_exception(failure)
         if told is not None:
             told(failure)
 
     def _stop_ranks(self) -> None:
         for rank in self._ranks:
-            rank.send(pickle.dumps(None))
+            rank.send(_LEAVE)
         for rank in self._ranks:
             rank.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

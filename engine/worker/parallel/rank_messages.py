@@ -1,12 +1,13 @@
 """What the engine core and the ranks of a model say to each other: pickled, over one channel for each rank.
 
-A rank answers its start with RankReady and each StepPlan with a ModelRunnerOutput; an EngineError in place of
-either is its last word. The end of the channel ends the rank, and so does a message of None.
+A rank answers its start with RankReady, and each TELL_OUTPUT with the ModelRunnerOutput of its oldest
+StepPlan; an EngineError in place of either is its last word. The end of the channel is LEAVE.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from engine.config import EngineConfig
 from engine.executor import ModelInfo
@@ -42,3 +43,10 @@ class StepPlan:
     """Without its masks, which may not be there yet."""
     has_masks: bool
     """They follow, as TokenMasks, for the first rank only."""
+
+
+class RankOrder(Enum):
+    """What a rank is asked for between plans."""
+
+    TELL_OUTPUT = auto()
+    LEAVE = auto()

@@ -1,4 +1,5 @@
 """A rank of a model as a process: it takes plans from the engine core, runs its part of each, and answers.
+Whatever the core asks for is done in that order, on one thread.
 
 Started by ``RankProcess``. It does not outlive the engine core, whatever it is doing.
 """
@@ -25,7 +26,7 @@ from engine.executor import Executor, PendingOutput
 from engine.garbage import settle
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.torch_parts import leave_out_meta_kernels
-from engine.worker.parallel.rank_messages import RankReady, RankStart, StepPlan
+from engine.worker.parallel.rank_messages import RankOrder, RankReady, RankStart, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -36,38 +37,41 @@ STOP_GRACE_S = 1.0
 
 
 class Inbox:
-    """Reads what the core sends, on a thread of its own, so that the core never waits for a step to end."""
+    """Reads what the core sends on a thread of its own: masks are for a step that runs already, and the core
+    never waits for one to end before it can send the next."""
 
     def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
         self._start = start
         self._channel = channel
-        self._plans: SimpleQueue[SchedulerOutput | None] = SimpleQueue()
+        self._orders: SimpleQueue[SchedulerOutput | RankOrder] = SimpleQueue()
         self._awaited_masks: deque[Future[TokenMasks]] = deque()
         threading.Thread(target=self._run, name="inbox", daemon=True).start()
 
-    def next_plan(self) -> SchedulerOutput | None:
-        """None when there will be no more."""
-        return self._plans.get()
+    def next_order(self) -> SchedulerOutput | RankOrder:
+        """A step to run, or something else to do; waits for it."""
+        return self._orders.get()
 
     def _run(self) -> None:
-        while (message := self._receive()) is not None:
+        while (message := self._receive()) is not RankOrder.LEAVE:
             if isinstance(message, TokenMasks):
                 self._awaited_masks.popleft().set_result(message)
+            elif isinstance(message, StepPlan):
+                self._orders.put(self._with_masks(message))
             else:
-                self._plans.put(self._with_masks(message))
-        self._plans.put(None)
+                self._orders.put(message)
+        self._orders.put(RankOrder.LEAVE)
         # Main ends the process meanwhile, unless it is in a step, or waits for a rank that has gone.
         time.sleep(STOP_GRACE_S)
         leave(self._start)
 
-    def _receive(self) -> StepPlan | TokenMasks | None:
+    def _receive(self) -> StepPlan | TokenMasks | RankOrder:
         with suppress(EOFError, OSError):
             while not self._channel.poll(PARENT_POLL_S):
                 if os.getppid() != self._start.parent_pid:
-                    return None
-            message: StepPlan | TokenMasks | None = self._channel.recv()
+                    return RankOrder.LEAVE
+            message: StepPlan | TokenMasks | RankOrder = self._channel.recv()
             return message
-        return None
+        return RankOrder.LEAVE
 
     def _with_masks(self, step: StepPlan) -> SchedulerOutput:
         if step.has_masks and self._start.rank == 0:
@@ -91,7 +95,7 @@ def main() -> None:
         executor = _load(start)
     except Exception as error:
         channel.send(_as_engine_error(error, start.rank))
-        inbox.next_plan()  # the core ends all ranks; the others must not see this one go before
+        inbox.next_order()  # the core ends all ranks; the others must not see this one go before
     else:
         settle()
         channel.send(RankReady(executor.info, executor.max_concurrent_batches))
@@ -114,10 +118,13 @@ def leave(start: RankStart) -> NoReturn:
 
 
 def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
-    outputs: SimpleQueue[PendingOutput] = SimpleQueue()
-    threading.Thread(target=_answer, args=(outputs, channel, rank), name="answers", daemon=True).start()
-    while (plan := inbox.next_plan()) is not None:
-        outputs.put(_submitted(executor, plan))
+    under_way: deque[PendingOutput] = deque()
+    with suppress(OSError):  # the core has gone
+        while (order := inbox.next_order()) is not RankOrder.LEAVE:
+            if isinstance(order, SchedulerOutput):
+                under_way.append(_submitted(executor, order))
+            else:
+                channel.send(_answer(under_way.popleft(), rank))
     executor.shutdown()
 
 
@@ -130,15 +137,11 @@ def _submitted(executor: Executor, plan: SchedulerOutput) -> PendingOutput:
         return failed
 
 
-def _answer(outputs: SimpleQueue[PendingOutput], channel: Connection[Any, Any], rank: int) -> None:
-    """Send each step's result when it is there; the next step may be running by then."""
-    with suppress(OSError):  # the core has gone
-        while True:
-            try:
-                answer: ModelRunnerOutput | EngineError = outputs.get().result()
-            except Exception as error:
-                answer = _as_engine_error(error, rank)
-            channel.send(answer)
+def _answer(step: PendingOutput, rank: int) -> ModelRunnerOutput | EngineError:
+    try:
+        return step.result()
+    except Exception as error:
+        return _as_engine_error(error, rank)
 
 
 def _as_engine_error(error: Exception, rank: int) -> EngineError:
