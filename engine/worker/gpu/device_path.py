@@ -60,9 +60,9 @@ class DevicePath:
     def capture(self) -> None:
         """Record the graphs there are to be."""
         self._forward.capture()
-        logger.info("Steps: on the device, %d of their sizes as graphs.", len(self._forward.graphs))
 
     def runner(self, host_pool: HostTransfers | None) -> DeviceModelRunner:
+        logger.info("Steps: on the device, %d of their sizes as graphs.", len(self._forward.graphs))
         return DeviceModelRunner(self._forward, self._batch, self._sampler, self._streams, host_pool)
 
 

@@ -16,14 +16,18 @@ from engine.policy import FcfsPolicy
 from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.triton_paged import TritonPagedAttention
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_runner import DeviceModelRunner, StepInFlight
 from engine.worker.gpu.device_sampler import DeviceSampler
-from engine.worker.gpu.forward import Forward
+from engine.worker.gpu.forward import DeviceAttention, Forward
 from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.ops import select_ops
 from engine.worker.gpu.sampling_ops import TorchSamplingOps
 from engine.worker.gpu.streams import DeviceStreams, HostStreams
 from engine.worker.loader import LoadedModel, load_model
+from engine.worker.models.base import CausalModel
+from engine.worker.models.fused_decoder import with_fused_steps
 from tests.worker.gpu.step_attention import TorchStepAttention
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -47,12 +51,14 @@ class DeviceEngine:
         max_num_batched_tokens: int = 256,
         long_prefill_token_threshold: int = 0,
         streams: DeviceStreams | None = None,
+        kernels: bool = False,
         pool_filled_with: float = 0.0,
     ) -> None:
+        """``kernels``: those of Triton, in its interpreter, instead of plain torch."""
         loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=max_model_len))
-        spec = _spec(loaded, block_size)
+        spec = spec_of(loaded, block_size)
         self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
-        self.attention = TorchStepAttention(self.pool)
+        model, attention = _plain(loaded, self.pool) if not kernels else _fused(loaded, self.pool)
         streams = streams or HostStreams()
         self.sampler = sampler = DeviceSampler(0, loaded.vocab_size, TorchSamplingOps(), streams)
         limits = SchedulerConfig(
@@ -62,7 +68,7 @@ class DeviceEngine:
             async_scheduling=steps_in_flight > 1,
         )
         self.batch = DeviceBatch(limits, max_model_len, block_size, graph_sizes, sampler, DEVICE, streams)
-        self.forward = Forward(loaded.model, self.attention, self.batch, graph_sizes, streams)
+        self.forward = Forward(model, attention, self.batch, graph_sizes, streams)
         self.forward.capture()
         self.runner = DeviceModelRunner(self.forward, self.batch, sampler, streams)
         self.scheduler = Scheduler(
@@ -132,6 +138,15 @@ class DeviceEngine:
         return sum(request.num_cached_tokens or 0 for request in self.requests.values())
 
 
-def _spec(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
+def spec_of(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
     model = loaded.model
     return KvCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
+
+
+def _plain(loaded: LoadedModel, pool: torch.Tensor) -> tuple[CausalModel, DeviceAttention]:
+    return loaded.model, TorchStepAttention(pool)
+
+
+def _fused(loaded: LoadedModel, pool: torch.Tensor) -> tuple[CausalModel, DeviceAttention]:
+    attention = TritonPagedAttention(pool)
+    return with_fused_steps(loaded.model, attention, select_ops(DEVICE), loaded.max_model_len), attention

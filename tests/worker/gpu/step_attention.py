@@ -16,14 +16,12 @@ class TorchStepAttention:
         self._pool = pool
         self._block_size = pool.shape[3]
         self._step: StepBatch | None = None
-        self.num_begun = 0
 
     def begin_step(self, batch: AttentionBatch) -> None:
         raise NotImplementedError("steps of these tests lie on the device")
 
     def begin_device_step(self, batch: StepBatch) -> None:
         self._step = batch
-        self.num_begun += 1
 
     def attend(
         self,

@@ -161,6 +161,22 @@ def test_places_that_nobody_took_touch_nothing(model_folders: ModelFolders) -> N
     assert (pools[1][0] == 0.25).all(), "the null block"
 
 
+def test_padded_graphs_of_the_kernels_themselves(model_folders: ModelFolders) -> None:
+    """As above with the kernels that a graph will hold: free places are skipped, tokens are transformers'."""
+    folder = model_folders("qwen3")
+    engine = DeviceEngine(
+        folder, graph_sizes=GraphSizes((4,)), kernels=True, max_model_len=32, pool_filled_with=0.25
+    )
+    replayed = count_replays(engine)
+    prompts = {f"r{i}": random_tokens(5 + 4 * i, seed=i) for i in range(3)}
+    outputs = engine.run_all(prompts, lambda _: greedy(3))
+    reference = Reference(folder)
+    for request_id, prompt in prompts.items():
+        assert outputs[request_id] == reference.greedy(prompt, 3)
+    assert set(replayed) == {4}
+    assert (engine.pool[0] == 0.25).all(), "the null block"
+
+
 def test_steps_of_a_captured_size_are_not_run_call_by_call(model_folders: ModelFolders) -> None:
     """Decodes replay the smallest graph that holds them; prompts, and more sequences than the largest holds,
     run as they are."""

@@ -97,7 +97,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=st.lists(ROWS, min_size=1, max_size=4), forbids=st.booleans())
 def test_features_choose_what_the_host_chooses(rows: list[Row], forbids: bool) -> None:
     """Penalties, biases, bans, minimum lengths, grammars, replay and log-probabilities, alone and mixed."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.worker.gpu.device_path import DevicePath
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.rehearsal import rehearse, rehearsed_steps
+from engine.worker.loader import load_model
+from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
-from tests.worker.gpu.device_engine import GREEDY, DeviceEngine
+from tests.worker.gpu.device_engine import GREEDY, DeviceEngine, spec_of
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 700])
@@ -45,3 +48,16 @@ def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folder
     outputs = engine.run_all({"r": prompt}, lambda _: GREEDY)
     assert outputs["r"] == Reference(folder).greedy(prompt, 24)
     assert torch.isfinite(engine.pool).all()
+
+
+def test_the_kernels_are_rehearsed(model_folders: ModelFolders) -> None:
+    """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are."""
+    loaded = load_model(ModelConfig(model=str(model_folders("qwen3")), device="cpu", max_model_len=20))
+    config = EngineConfig(
+        model=ModelConfig(model=""),
+        cache=CacheConfig(block_size=4),
+        scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=20),
+    )
+    pool = spec_of(loaded, block_size=4).allocate(2, loaded.device)
+    DevicePath(loaded, pool, config, ALONE).rehearse()
+    assert not pool.any()
