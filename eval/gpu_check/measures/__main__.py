@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
 import time
 import traceback
@@ -31,6 +32,8 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, required=True)
     parser.add_argument("--rates", default="")
     given = parser.parse_args()
+    logging.basicConfig(format="  %(name)s: %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)  # it says which kernels it found
     bench = Bench(
         device=select_device(given.device),
         sizes=TOY if given.device == "cpu" else FULL,

@@ -8,11 +8,11 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import transformers
 from torch.profiler import ProfilerActivity, profile
 
 from eval.gpu_check.record import Machine
@@ -33,8 +33,8 @@ class Device(Protocol):
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """[num_bytes] uint8 of host memory that the device copies from by itself."""
 
-    def free_bytes(self) -> int:
-        """What can still be allocated, after what nobody uses was given back."""
+    def give_back(self) -> None:
+        """Memory that nobody uses is there for others."""
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
         """When the device worked while ``action`` ran."""
@@ -56,11 +56,9 @@ class CudaDevice:
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def free_bytes(self) -> int:
+    def give_back(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self.where)
-        return free
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
         return _profiled(action, ProfilerActivity.CUDA, DEVICE_WORK, self.synchronize)
@@ -82,8 +80,8 @@ class HostDevice:
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def free_bytes(self) -> int:
-        return 2**28
+    def give_back(self) -> None:
+        gc.collect()
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
         return _profiled(action, ProfilerActivity.CPU, HOST_WORK, self.synchronize)
@@ -103,18 +101,16 @@ def describe(device: Device, toy_sizes: bool) -> Machine:
         toy_sizes=toy_sizes,
         python=platform.python_version(),
         torch=str(torch.__version__),
-        triton=_triton_version(),
-        transformers=transformers.__version__,
+        triton=_version_of("triton"),
+        transformers=_version_of("transformers"),
     )
 
 
-def _triton_version() -> str:
+def _version_of(library: str) -> str:
     try:
-        import triton
-    except ImportError:
-        return "not there"
-    version: str = triton.__version__
-    return version
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def seconds_of(device: Device, action: Callable[[], object]) -> float:

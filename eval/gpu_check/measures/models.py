@@ -34,11 +34,10 @@ def own_dtype(bench: Bench) -> str:
 
 def engine_options(bench: Bench, shape: ModelShape, dtype: str | None = None, **more: Any) -> dict[str, Any]:
     """Of the engine with this model, random weights, and the GPU's path."""
-    on_host = bench.device.where.type == "cpu"
     return {
         "model": str(model_folder(bench, shape)),
         "device": bench.device.where.type,
-        "attention_backend": "triton" if on_host else "auto",
+        "attention_backend": "triton",
         "dtype": dtype or own_dtype(bench),
         "load_format": "dummy",
         "block_size": bench.sizes.block_size,

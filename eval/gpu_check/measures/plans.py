@@ -17,14 +17,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
 
 @dataclass(slots=True)
 class Planner:
-    """Hands out the blocks of a pool in a ring: if there are too few, sequences share some."""
+    """Hands out the blocks of a pool, whose sequences all end before it begins anew."""
 
     num_blocks: int
     """Of the pool, null block included."""
     block_size: int
     vocab_size: int
     _ids: itertools.count[int] = field(default_factory=itertools.count)
-    _next_block: int = 0
+    _num_taken: int = 0
 
     def begin(self, lengths: Sequence[tuple[int, int]], room: int = 0) -> SchedulerOutput:
         """Sequences of (new, cached) tokens, all their new tokens in this step, with ``room`` for more."""
@@ -32,9 +32,13 @@ class Planner:
         scheduled = {request.req_id: new for request, (new, _) in zip(requests, lengths, strict=True)}
         return _plan(scheduled, new=requests)
 
-    def shares_blocks(self, lengths: Sequence[tuple[int, int]], room: int = 0) -> bool:
-        """Whether such sequences are more than the pool holds."""
-        return sum(self._blocks_for(new + cached + room) for new, cached in lengths) > self.num_blocks - 1
+    def rewind(self) -> None:
+        """From the pool's first block on again."""
+        self._num_taken = 0
+
+    def longest(self, num_seqs: int) -> int:
+        """Tokens of each of so many sequences that the pool holds at once."""
+        return (self.num_blocks - 1) // num_seqs * self.block_size
 
     def _request(self, new: int, cached: int, room: int) -> NewRequestData:
         number = next(self._ids)
@@ -46,9 +50,9 @@ class Planner:
         return -(-num_tokens // self.block_size)
 
     def _take_block(self) -> int:
-        block = 1 + self._next_block
-        self._next_block = (self._next_block + 1) % (self.num_blocks - 1)
-        return block
+        self._num_taken += 1
+        assert self._num_taken < self.num_blocks, "the pool is too small"
+        return self._num_taken
 
 
 @dataclass(slots=True)

@@ -44,17 +44,16 @@ def _time_steps(bench: Bench) -> None:
         shape,
         max_model_len=max(sum(sizes.turn), sizes.prefill) + sizes.block_size,
         max_num_seqs=max(sizes.decode_batches),
-        max_num_batched_tokens=max(sizes.prefill, *sizes.turn[:1]),
+        max_num_batched_tokens=sizes.prefill,
         enable_prefix_caching=False,
     )
-    bench.device.free_bytes()
     executor = UniProcExecutor(engine_config(**options))
     planner = Planner(executor.info.num_gpu_blocks, sizes.block_size, shape.vocab_size)
     try:
+        _fill_pool(bench, executor, planner)
         for batch in sizes.decode_batches:
-            name = f"{shape.name} decode, B={batch} at {sizes.decode_context:,}"
-            with bench.case(name):
-                _time_decode(bench, executor, planner, batch, name)
+            with bench.case(f"decode, B={batch}"):
+                _time_decode(bench, executor, planner, batch)
         new, cached = sizes.turn
         for name, lengths, goal in (
             (f"{shape.name} prefill of {sizes.prefill:,}", (sizes.prefill, 0), goals.PREFILL_8K),
@@ -66,24 +65,36 @@ def _time_steps(bench: Bench) -> None:
         executor.shutdown()
 
 
-def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int, name: str) -> None:
-    """Seconds per step while contexts grow around the one that is named."""
+def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
+    """With the KV of prompts, as far as anything will read it: zeros are attended faster."""
     sizes = bench.sizes
+    num_tokens = min(
+        max(sizes.decode_context * max(sizes.decode_batches), sum(sizes.turn)), planner.longest(num_seqs=1)
+    )
+    planner.rewind()
+    for _ in range(num_tokens // sizes.prefill):
+        begun = planner.begin([(sizes.prefill, 0)])
+        run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
+
+
+def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
+    """Seconds per step while contexts grow around the one that is named."""
+    sizes, shape = bench.sizes, bench.sizes.large
     num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
-    lengths = [(1, sizes.decode_context - num_steps // 2)] * batch
-    shared = planner.shares_blocks(lengths, num_steps)
-    begun = planner.begin(lengths, num_steps)
+    planner.rewind()
+    context = min(sizes.decode_context, planner.longest(batch) - num_steps)
+    begun = planner.begin([(1, context - num_steps // 2)] * batch, room=num_steps)
     decoding = Decoding.of(begun)
     run_plans(executor, [begun, *_steps(decoding, sizes.num_warm_up_steps)])
     seconds = bench.repeats(lambda: run_plans(executor, _steps(decoding, sizes.steps_per_repeat)))
     run_plans(executor, [decoding.end()])
     bench.figure(
-        name,
+        f"{shape.name} decode, B={batch} at {context:,}",
         "ms",
         [1e3 * each / sizes.steps_per_repeat for each in seconds],
-        floor=1e3 * bench.floors(sizes.large).decode_s([sizes.decode_context] * batch),
+        floor=1e3 * bench.floors(shape).decode_s([context] * batch),
         goal=goals.DECODE.get(batch),
-        note="the pool is smaller than the sequences: some read the same blocks" if shared else "",
+        note="" if context == sizes.decode_context else f"the pool holds no {sizes.decode_context:,}",
     )
 
 
@@ -98,6 +109,7 @@ def _time_prefill(
     """From the plan to the first token."""
 
     def once() -> None:
+        planner.rewind()
         begun = planner.begin([lengths])
         run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
 
@@ -119,7 +131,7 @@ def _watch_device(bench: Bench) -> None:
         max_num_seqs=sizes.idle_sequences,
         max_num_batched_tokens=sizes.step_tokens,
     )
-    bench.device.free_bytes()
+    bench.device.give_back()
     with LLM(**options, multiprocess=False) as llm:
         _begin_requests(bench, llm, max_tokens)
         _run_steps(llm, num_warm_up)

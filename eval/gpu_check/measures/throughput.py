@@ -104,7 +104,7 @@ def _generate(llm: LLM, work: Work, temperature: float) -> float:
 
 
 def _time_theirs(bench: Bench, part: Work, ours_s: Sequence[float]) -> None:
-    bench.device.free_bytes()
+    bench.device.give_back()
     model = reference_model(bench, bench.sizes.small, own_dtype(bench))
     # On a host it would take all memory for its cache.
     config = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64) if bench.sizes.toy else None
