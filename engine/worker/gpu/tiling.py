@@ -31,9 +31,11 @@ def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 def prompt_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For prompts: what counts is that the matrix units are busy. On Hopper four warps multiply 64 rows."""
-    tile_size = 16384 // (padded(head_dim) * max(2, dtype.itemsize))
-    return Tiling(num_rows=128, tile_size=max(16, min(64, tile_size)), num_warps=8, num_stages=3)
+    """For prompts: what counts is that the matrix units are busy, for which rows are as many as registers hold
+    the sums of. Shared memory is that of the smallest GPUs, 99 KiB."""
+    size = padded(head_dim)
+    tile_size = max(16, min(64, 16384 // (size * max(2, dtype.itemsize))))
+    return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
 
 
 def padded(size: int) -> int:

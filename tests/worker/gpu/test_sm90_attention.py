@@ -12,12 +12,12 @@ from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
 from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
 from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, LaunchRecorder, compile_all_for_sm90
 
-NUM_LAYERS, NUM_KV_HEADS, GROUP, HEAD_DIM = 32, 8, 4, 128
+NUM_LAYERS, NUM_KV_HEADS, GROUP = 32, 8, 4
 REGISTERS = 65536
 """Of a processor (CUDA C++ Programming Guide, table of compute capabilities)."""
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-POOLS = ((BF16, 16), (BF16, 64), (FP8, 16))
-"""Type and page."""
+POOLS = ((BF16, 16, 128), (BF16, 64, 128), (FP8, 16, 128), (BF16, 16, 256))
+"""Type, page and head_dim."""
 
 
 @pytest.fixture
@@ -32,11 +32,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
 
 def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
     """Nothing is spilled, and so many programs fit on a processor that many wait for memory at a time."""
-    for dtype, page in POOLS:
-        launch_uniform(dtype, page, uniform_len=4)
-    recorder = launches["uniform_kernel"]
-    for (dtype, page), used in zip(POOLS, compile_all_for_sm90(recorder.builds), strict=True):
-        print(f"uniform {dtype}, page {page}: {used}")
+    for pool in POOLS:
+        launch_uniform(*pool, uniform_len=4)
+    for pool, used in zip(POOLS, compile_all_for_sm90(launches["uniform_kernel"].builds), strict=True):
+        print("uniform", *pool, used)
         assert used.spill_bytes == 0
         assert used.registers * 4 * 32 * 4 <= REGISTERS
         assert used.shared_bytes * 4 <= MAX_SHARED_BYTES
@@ -44,21 +43,19 @@ def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
 
 def test_prompts(launches: dict[str, LaunchRecorder]) -> None:
     """Nothing is spilled, and shared memory holds the tiles."""
-    for dtype, page in POOLS:
-        launch_prompts(dtype, page)
-    for (dtype, page), used in zip(
-        POOLS, compile_all_for_sm90(launches["prompt_kernel"].builds), strict=True
-    ):
-        print(f"prompts {dtype}, page {page}: {used}")
+    for pool in POOLS:
+        launch_prompts(*pool)
+    for pool, used in zip(POOLS, compile_all_for_sm90(launches["prompt_kernel"].builds), strict=True):
+        print("prompts", *pool, used)
         assert used.spill_bytes == 0
         assert used.shared_bytes <= MAX_SHARED_BYTES
 
 
 def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
     """Nothing is spilled by the small kernels either."""
-    launch_uniform(BF16, page=16, uniform_len=1)
-    key = torch.empty((64, NUM_KV_HEADS, HEAD_DIM), dtype=BF16, device="meta")
-    write_kv(pages_of(FP8, 16), key, key, torch.empty(64, dtype=torch.int64, device="meta"), 1.0)
+    launch_uniform(BF16, 16, 128, uniform_len=1)
+    key = torch.empty((64, NUM_KV_HEADS, 128), dtype=BF16, device="meta")
+    write_kv(pages_of(FP8, 16, 128), key, key, torch.empty(64, dtype=torch.int64, device="meta"), 1.0)
     builds = [build for name in ("merge_kernel", "write_kernel") for build in launches[name].builds]
     assert len(builds) == 2
     for used in compile_all_for_sm90(builds):
@@ -66,46 +63,41 @@ def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
         assert used.spill_bytes == 0
 
 
-def launch_uniform(dtype: torch.dtype, page: int, uniform_len: int) -> None:
-    query = queries(64 * uniform_len)
+def launch_uniform(dtype: torch.dtype, page: int, head_dim: int, uniform_len: int) -> None:
+    query = queries(64 * uniform_len, head_dim)
     attend_uniform(
         torch.empty_like(query),
         query,
-        pages_of(dtype, page),
+        pages_of(dtype, page, head_dim),
         step(64, uniform_len),
-        Scoring(HEAD_DIM**-0.5),
-        uniform_tiling(HEAD_DIM, dtype),
-        splits(8),
+        Scoring(head_dim**-0.5),
+        uniform_tiling(head_dim, dtype),
+        Splits(8, 128, SplitScratch.allocate(head_dim, torch.device("meta"))),
     )
 
 
-def launch_prompts(dtype: torch.dtype, page: int) -> None:
-    query = queries(2048)
-    prompts = (PromptChunk(0, 0, 2048, 34_816),)
+def launch_prompts(dtype: torch.dtype, page: int, head_dim: int) -> None:
+    query = queries(2048, head_dim)
     attend_prompts(
         torch.empty_like(query),
         query,
-        pages_of(dtype, page),
-        step(0, 1, prompts),
-        Scoring(HEAD_DIM**-0.5),
-        prompt_tiling(HEAD_DIM, dtype),
-        splits(1),
+        pages_of(dtype, page, head_dim),
+        step(0, 1, (PromptChunk(0, 0, 2048, 34_816),)),
+        Scoring(head_dim**-0.5),
+        prompt_tiling(head_dim, dtype),
+        Splits(1, 1024, SplitScratch.allocate(head_dim, torch.device("meta"))),
     )
 
 
-def queries(num_tokens: int) -> torch.Tensor:
+def queries(num_tokens: int, head_dim: int) -> torch.Tensor:
     """As a product of a fused weight leaves them."""
-    fused = torch.empty((num_tokens, (GROUP + 2) * NUM_KV_HEADS, HEAD_DIM), dtype=BF16, device="meta")
+    fused = torch.empty((num_tokens, (GROUP + 2) * NUM_KV_HEADS, head_dim), dtype=BF16, device="meta")
     return fused[:, : GROUP * NUM_KV_HEADS]
 
 
-def pages_of(dtype: torch.dtype, page: int) -> Pages:
-    pool = torch.empty((128, NUM_LAYERS, 2, page, NUM_KV_HEADS, HEAD_DIM), dtype=dtype, device="meta")
+def pages_of(dtype: torch.dtype, page: int, head_dim: int) -> Pages:
+    pool = torch.empty((128, NUM_LAYERS, 2, page, NUM_KV_HEADS, head_dim), dtype=dtype, device="meta")
     return Pages(pool[:, 0, 0], pool[:, 0, 1])
-
-
-def splits(number: int) -> Splits:
-    return Splits(number, 128, SplitScratch.allocate(HEAD_DIM, torch.device("meta")))
 
 
 def step(num_uniform: int, uniform_len: int, prompts: tuple[PromptChunk, ...] = ()) -> StepBatch:
