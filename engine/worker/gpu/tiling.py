@@ -31,8 +31,8 @@ def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 def prompt_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For prompts: what counts is that the matrix units are busy, for which rows are as many as registers hold
-    the sums of. Shared memory is that of the smallest GPUs, 99 KiB."""
+    """For prompts: what counts is that the matrix units are busy. As many rows as registers hold the sums of;
+    no more shared memory than all GPUs since Ampere have, 99 KiB."""
     size = padded(head_dim)
     tile_size = max(16, min(64, 16384 // (size * max(2, dtype.itemsize))))
     return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
