@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from eval.sim.cost_model import StepWork
-from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot, TraceEvent
+from tracing.events import (
+    PrefixCacheEvent,
+    StepDecision,
+    StepOutput,
+    StepSnapshot,
+    TraceEvent,
+    TraceHeader,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +24,7 @@ class StepSample:
     begin_s: float
     """On the engine's clock, which all processes of a machine share."""
     seconds: float | None
-    """Until the next step began; None where the engine may have been idle in between."""
+    """Until the next step began, or could; None where the engine may have been idle in between."""
     work: StepWork
     request_ids: list[str]
 
@@ -45,6 +53,33 @@ class _Engine:
 
 def step_samples(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
     """The steps of a trace that computed something, in order."""
+    events = iter(events)
+    first = next(events, None)
+    if first is None:
+        return
+    overlap = isinstance(first, TraceHeader) and first.async_scheduling
+    yield from (_overlapping if overlap else _one_by_one)(chain([first], events))
+
+
+def _overlapping(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
+    """A step begins when it is decided or, if that is later, when the result of the one before is there; it
+    takes until its own is."""
+    engine = _Engine()
+    under_way: dict[int, tuple[StepDecision, StepWork]] = {}
+    free_at_s = 0.0
+    for event in events:
+        if isinstance(event, PrefixCacheEvent):
+            engine.num_computed[event.req_id] = event.hit_tokens
+        elif isinstance(event, StepDecision):
+            under_way[event.step] = event, engine.work_of(event)
+        elif isinstance(event, StepOutput) and event.step in under_way:
+            decision, work = under_way.pop(event.step)
+            begin_s, free_at_s = max(decision.now, free_at_s), event.now
+            if decision.tokens:
+                yield StepSample(begin_s, event.now - begin_s, work, list(decision.tokens))
+
+
+def _one_by_one(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
     engine = _Engine()
     decision: StepDecision | None = None
     for event in events:

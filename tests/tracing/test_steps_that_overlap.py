@@ -1,0 +1,73 @@
+"""Readers of a trace whose results come after the next decision: times and counts are of the right step."""
+
+from __future__ import annotations
+
+from engine.watch.digest import Digest
+from engine.watch.feed import Watched
+from eval.sim.step_samples import step_samples
+from tests.core.engine_room import EngineRoom
+from tracing.analysis.jobs import GapLife, PinLife, TurnLife
+from tracing.analysis.lives import LifeReader
+from tracing.analysis.pool import StepLife
+from tracing.events import StepDecision, TraceEvent
+from tracing.tracer import Tracer
+
+
+class Recording:
+    """A crowded room, its trace, and what a reader makes of it."""
+
+    def __init__(self, *, async_scheduling: bool) -> None:
+        self.events: list[TraceEvent] = []
+        self.turns: dict[str, TurnLife] = {}
+        tracer = Tracer(self)
+        self.room = EngineRoom(
+            async_scheduling=async_scheduling, tracer=tracer, num_blocks=13, max_num_batched_tokens=8
+        )
+        self.emit(self.room.scheduler.begin_trace(0.0, 0.0, from_start=True))
+        self.requests = [
+            self.room.add(f"r{number}", [number] * (5 + 3 * number), max_tokens=6, stops_after=number + 1)
+            for number in range(5)
+        ]
+        self.room.run()
+        reader = LifeReader(self)
+        for event in self.events:
+            reader.take(event)
+        reader.close()
+
+    def emit(self, event: TraceEvent) -> None:
+        self.events.append(event)
+
+    def turn(self, turn: TurnLife) -> None:
+        self.turns[turn.req_id] = turn
+
+    def gap(self, gap: GapLife) -> None: ...
+
+    def pin(self, pin: PinLife) -> None: ...
+
+    def step(self, step: StepLife) -> None: ...
+
+    def finished(self, job_id: str, now: float) -> None: ...
+
+
+def test_a_turns_first_token_came_when_it_came() -> None:
+    """Not with the result of the step before."""
+    recording = Recording(async_scheduling=True)
+    told = {req_id: turn.first_token_s for req_id, turn in recording.turns.items()}
+    assert told == {request.request_id: request.first_token_time for request in recording.requests}
+
+
+def test_tokens_that_were_dropped_are_not_counted() -> None:
+    """Each request has stopped with one more under way."""
+    recording = Recording(async_scheduling=True)
+    digest = Digest()
+    digest.take([event for event in recording.events if isinstance(event, Watched)])
+    assert digest.totals.generated_tokens == sum(map(len, recording.room.received.values()))
+
+
+def test_a_steps_time_is_its_own() -> None:
+    """A step of the room takes 10 ms, however far ahead it was decided."""
+    events = Recording(async_scheduling=True).events
+    samples = list(step_samples(events))
+    num_decided = sum(isinstance(event, StepDecision) and bool(event.tokens) for event in events)
+    assert len(samples) == num_decided
+    assert {round(sample.seconds or 0.0, 6) for sample in samples} == {0.01}
