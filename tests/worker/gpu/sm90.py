@@ -29,6 +29,8 @@ _POINTERS = {
 }
 Constant = int | float | bool | str | None
 
+_SHOWN = ("HEAD_DIM", "PAGE", "BLOCK")
+"""Constants that tell builds of one kernel apart."""
 MAX_SHARED_BYTES = 227 * 1024
 """Of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
 
@@ -119,7 +121,20 @@ def compile_all_for_sm90(builds: Sequence[KernelBuild]) -> list[KernelResources]
         text=True,
         check=True,
     )
-    return [KernelResources(**resources) for resources in json.loads(done.stdout)]
+    found = [KernelResources(**resources) for resources in json.loads(done.stdout)]
+    for build, resources in zip(builds, found, strict=True):
+        print(_line(build, resources))  # seen with pytest -s
+    return found
+
+
+def _line(build: KernelBuild, found: KernelResources) -> str:
+    """Which kernel for which types and sizes, and what it takes."""
+    types = sorted({type_.strip("*").partition(":")[0] for type_ in build.signature.values() if "*" in type_})
+    sizes = [f"{name} {build.constexprs[name]}" for name in _SHOWN if name in build.constexprs]
+    return (
+        f"{build.kernel.fn.__name__:<16} {found.registers:>3} registers, {found.spill_bytes} bytes spilled, "
+        f"{found.shared_bytes:>6} bytes shared, {build.num_warps} warps; {', '.join(types + sizes)}"
+    )
 
 
 def _as_json(build: KernelBuild) -> dict[str, object]:
