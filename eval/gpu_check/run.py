@@ -60,7 +60,10 @@ class Run:
     def _in_process(self, section: Section, rates: Rates | None, limit_s: float) -> SectionRecord:
         out = self.folder / f"{section.name}.json"
         process = subprocess.Popen(
-            self._command(section, rates, limit_s, out), stdout=sys.stderr, start_new_session=True
+            self._command(section, rates, limit_s, out),
+            stdout=sys.stderr,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},  # all models are made here
+            start_new_session=True,
         )
         try:
             code = process.wait(limit_s)

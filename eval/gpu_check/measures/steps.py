@@ -1,5 +1,4 @@
-"""Section ``steps``: decode and prefill of the large model, step by step, and how long the device waits for
-the host between them."""
+"""Section ``steps``: decode and prefill of the large model, step by step through the executor."""
 
 from __future__ import annotations
 
@@ -7,37 +6,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from engine.executor import Executor, PendingOutput
-from engine.llm import LLM, engine_config
+from engine.llm import engine_config
 from engine.outputs import SchedulerOutput
-from engine.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from eval.gpu_check import goals
 from eval.gpu_check.goals import Goal
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.models import engine_options
 from eval.gpu_check.measures.plans import Decoding, Planner, ending
-from eval.gpu_check.timeline import idle_of
 
 
 def run(bench: Bench) -> None:
-    with bench.case("the steps of an executor"):
-        _time_steps(bench)
-    with bench.case("the device between steps"):
-        _watch_device(bench)
-
-
-def run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
-    """As the engine does: as many in flight as the executor takes."""
-    in_flight: deque[PendingOutput] = deque()
-    for plan in plans:
-        in_flight.append(executor.submit(plan))
-        if len(in_flight) == executor.max_concurrent_batches:
-            in_flight.popleft().result()
-    for pending in in_flight:
-        pending.result()
-
-
-def _time_steps(bench: Bench) -> None:
     sizes, shape = bench.sizes, bench.sizes.large
     options = engine_options(
         bench,
@@ -65,6 +44,17 @@ def _time_steps(bench: Bench) -> None:
         executor.shutdown()
 
 
+def _run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
+    """As the engine does: as many in flight as the executor takes."""
+    in_flight: deque[PendingOutput] = deque()
+    for plan in plans:
+        in_flight.append(executor.submit(plan))
+        if len(in_flight) == executor.max_concurrent_batches:
+            in_flight.popleft().result()
+    for pending in in_flight:
+        pending.result()
+
+
 def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
     """With the KV of prompts, as far as anything will read it: zeros are attended faster."""
     sizes = bench.sizes
@@ -74,7 +64,7 @@ def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
     planner.rewind()
     for _ in range(num_tokens // sizes.prefill):
         begun = planner.begin([(sizes.prefill, 0)])
-        run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
+        _run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
 
 
 def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
@@ -85,9 +75,9 @@ def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int)
     context = min(sizes.decode_context, planner.longest(batch) - num_steps)
     begun = planner.begin([(1, context - num_steps // 2)] * batch, room=num_steps)
     decoding = Decoding.of(begun)
-    run_plans(executor, [begun, *_steps(decoding, sizes.num_warm_up_steps)])
-    seconds = bench.repeats(lambda: run_plans(executor, _steps(decoding, sizes.steps_per_repeat)))
-    run_plans(executor, [decoding.end()])
+    _run_plans(executor, [begun, *_steps(decoding, sizes.num_warm_up_steps)])
+    seconds = bench.repeats(lambda: _run_plans(executor, _steps(decoding, sizes.steps_per_repeat)))
+    _run_plans(executor, [decoding.end()])
     bench.figure(
         f"{shape.name} decode, B={batch} at {context:,}",
         "ms",
@@ -107,63 +97,12 @@ def _time_prefill(
     bench: Bench, executor: Executor, planner: Planner, lengths: tuple[int, int], name: str, goal: Goal
 ) -> None:
     """From the plan to the first token."""
-
-    def once() -> None:
+    plans = []
+    for _ in range(bench.sizes.num_repeats + 1):
         planner.rewind()
-        begun = planner.begin([lengths])
-        run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
-
-    seconds = bench.repeats(once)
+        plans.append(planner.begin([lengths]))
+    left = iter(plans)
+    seconds = bench.repeats(lambda: _run_plans(executor, [next(left)]))
+    _run_plans(executor, [ending(req_id for plan in plans for req_id in plan.num_scheduled_tokens)])
     floor = bench.floors(bench.sizes.large).prefill_s(*lengths)
     bench.figure(name, "ms", [1e3 * each for each in seconds], floor=1e3 * floor, goal=goal)
-
-
-def _watch_device(bench: Bench) -> None:
-    """The whole engine, scheduler and all, with requests that only decode."""
-    sizes, shape = bench.sizes, bench.sizes.large
-    num_prompt_steps = -(-sizes.idle_sequences * sizes.idle_prompt // sizes.step_tokens)
-    num_warm_up = num_prompt_steps + sizes.num_warm_up_steps
-    max_tokens = num_warm_up + 4 * sizes.idle_steps
-    options = engine_options(
-        bench,
-        shape,
-        max_model_len=sizes.idle_prompt + max_tokens,
-        max_num_seqs=sizes.idle_sequences,
-        max_num_batched_tokens=sizes.step_tokens,
-    )
-    bench.device.give_back()
-    with LLM(**options, multiprocess=False) as llm:
-        _begin_requests(bench, llm, max_tokens)
-        _run_steps(llm, num_warm_up)
-        spans = bench.device.spans(lambda: _run_steps(llm, sizes.idle_steps))
-        seconds = bench.repeats(lambda: _run_steps(llm, sizes.idle_steps), num_repeats=1)
-        llm.engine.abort_all()
-    idle = idle_of(spans)
-    name = f"{shape.name}, {sizes.idle_sequences} sequences: "
-    bench.figure(
-        f"{name}device idle between decode steps",
-        "%",
-        [100 * idle.waiting],
-        goal=goals.IDLE,
-        note=f"from a profiler's trace: gaps of more than 10 us; {idle.total:.1%} with those between kernels",
-    )
-    context = sizes.idle_prompt + num_warm_up + 2 * sizes.idle_steps
-    bench.figure(
-        f"{name}decode step of the engine at about {context:,}",
-        "ms",
-        [1e3 * each / sizes.idle_steps for each in seconds],
-        floor=1e3 * bench.floors(shape).decode_s([context] * sizes.idle_sequences),
-    )
-
-
-def _begin_requests(bench: Bench, llm: LLM, max_tokens: int) -> None:
-    sizes = bench.sizes
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-    for number in range(sizes.idle_sequences):
-        prompt = [(number * 31 + 7 * place) % sizes.large.vocab_size for place in range(sizes.idle_prompt)]
-        llm.engine.add_request(f"watched-{number}", prompt, params)
-
-
-def _run_steps(llm: LLM, count: int) -> None:
-    for _ in range(count):
-        llm.engine.step()
