@@ -15,6 +15,12 @@ def row_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((difference / expected.norm(dim=-1).clamp(min=1e-12)).max())
 
 
+def picked(pages: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
+    """pages[index] in fp32, by way of bytes where torch cannot index numbers of 8 bits."""
+    whole = pages.view(torch.uint8) if pages.dtype.itemsize == 1 else pages
+    return whole[index].view(pages.dtype).float()
+
+
 def share_of_bytes_that_differ(found: torch.Tensor, expected: torch.Tensor) -> float:
     own, other = (each.contiguous().view(torch.uint8) for each in (found, expected))
     return float((own != other).float().mean())

@@ -6,7 +6,7 @@ import torch
 
 from engine.worker.gpu.ops import FusedOps, select_ops
 from eval.gpu_check.measures.bench import Bench
-from eval.gpu_check.measures.closeness import LIMITS, row_error
+from eval.gpu_check.measures.closeness import LIMITS, picked, row_error
 from eval.gpu_check.shapes import ModelShape
 
 _EPS = 1e-6
@@ -93,7 +93,7 @@ def _check_rope(
     written = slots >= 0
     places = slots[written]
     for name, pages, expected in (("keys", keys, _rotated(k, table, positions)), ("values", values, v)):
-        found = pages[places // block_size, places % block_size].double() * scale
+        found = picked(pages, places // block_size, places % block_size) * scale
         bench.check(f"KV write: {name}, {kind}", row_error(found, expected[written]), limit)
     num_touched = int(pool[:, 1].float().abs().amax(dim=(-1, -2)).count_nonzero())
     expected_touched = 2 * int(written.sum())

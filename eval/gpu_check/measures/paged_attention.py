@@ -11,7 +11,7 @@ from engine.worker.attention.triton_paged import TritonPagedAttention
 from engine.worker.gpu.prompt_attention import PromptAttention, select_prompt_attention
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from eval.gpu_check.measures.bench import Bench
-from eval.gpu_check.measures.closeness import LIMITS, row_error, share_of_bytes_that_differ
+from eval.gpu_check.measures.closeness import LIMITS, picked, row_error, share_of_bytes_that_differ
 from eval.gpu_check.shapes import ModelShape
 from eval.gpu_check.sizes import Sizes
 
@@ -200,7 +200,7 @@ def _check_write(
     block_size = step.pool.shape[3]
     blocks, offsets = step.batch.slots // block_size, step.batch.slots % block_size
     errors = [
-        row_error(step.pool[:, _LAYER, which][blocks, offsets].double() * variant.kv_scale, expected)
+        row_error(picked(step.pool[:, _LAYER, which], blocks, offsets) * variant.kv_scale, expected)
         for which, expected in enumerate((step.key, step.value))
     ]
     limit = bench.sizes.slack * LIMITS[variant.stored] if variant.kv_scale != 1.0 else 0.0
@@ -221,7 +221,7 @@ def _gathered(step: Step, seq: int, seq_len: int, which: int, variant: Variant) 
     """Keys (0) or values (1) of a sequence as the pool holds them: [seq_len, num_kv_heads, head_dim]"""
     block_size = step.pool.shape[3]
     blocks = step.batch.block_tables[seq, : -(-seq_len // block_size)].long()
-    return step.pool[:, _LAYER, which][blocks].flatten(0, 1)[:seq_len].float() * variant.kv_scale
+    return picked(step.pool[:, _LAYER, which], blocks).flatten(0, 1)[:seq_len] * variant.kv_scale
 
 
 def _errors_by_head(
