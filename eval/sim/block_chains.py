@@ -57,7 +57,7 @@ class JobChain:
         """Hashes of all full blocks of prompt and output of this turn; asked for in order, once each."""
         job, size = self._job, self._names.block_size
         turn = job.turns[index]
-        num_blocks = (turn.input_tokens + turn.output_tokens) // size
+        num_blocks = (turn.input_tokens + turn.sampled_tokens) // size
         chain = self._recorded(turn)[:num_blocks]
         if not chain and self._names.share_prefixes and job.shared_prefix is not None:
             num_shared = min(job.shared_prefix_tokens, turn.input_tokens) // size

@@ -57,4 +57,4 @@ class Foresight:
         context = turn.input_tokens + turn.output_tokens // 2
         decode = StepWork(num_decodes=1, decode_context_tokens=context)
         new_s = self._cost.prefill_s(turn.new_input_tokens, turn.prefix_tokens)
-        return new_s + (turn.output_tokens - 1) * self._cost.step_s(decode)
+        return new_s + (turn.sampled_tokens - 1) * self._cost.step_s(decode)

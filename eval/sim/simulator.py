@@ -182,7 +182,7 @@ class Simulator:
         request = SimRequest(
             request_id(agent.job, index),
             num_prompt_tokens=turn.input_tokens,
-            num_output_tokens=turn.output_tokens,
+            num_output_tokens=turn.sampled_tokens,
             chain=agent.chain.turn(index),
             block_size=self._config.block_size,
             arrival_time=queued_s,

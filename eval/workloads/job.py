@@ -58,6 +58,11 @@ class Turn:
     output_text: str | None = None
 
     @property
+    def sampled_tokens(self) -> int:
+        """What an engine makes of ``output_tokens``: it ends no turn before its first token."""
+        return max(1, self.output_tokens)
+
+    @property
     def tool(self) -> str | None:
         """The first call's tool."""
         return self.calls[0].tool if self.calls else None

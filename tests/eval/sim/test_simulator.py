@@ -68,6 +68,12 @@ def _run(
     return Simulator(config, policy, jobs).run(arrivals_s or [0.0] * len(roots), concurrency)
 
 
+def test_a_turn_recorded_without_output_ends_with_its_first_token() -> None:
+    """That token fills the last block of the prompt."""
+    run = _run([_job("job", _turn(39, 0, 0, gap_s=1.0), _turn(43, 39, 2))])
+    assert [turn.output_tokens for turn in run.turns] == [1, 2]
+
+
 def test_a_job_alone_takes_what_its_steps_and_gaps_take() -> None:
     """40 prompt tokens take two steps of at most 32, the last of which samples; then each step a token."""
     run = _run([TWO_TURNS], [3.0])
