@@ -46,7 +46,6 @@ from engine.messages import (
     UtilityRequest,
 )
 from engine.policy import PolicyFactory
-from engine.torch_parts import leave_out_meta_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -303,7 +302,6 @@ def main() -> None:
     logging.basicConfig(
         level=start.log_level, format=f"%(levelname)s %(name)s (core {os.getpid()}): %(message)s"
     )
-    leave_out_meta_kernels()
     watch = ParentWatch(start)
     _leave(start, _run(start, watch))
 

@@ -11,7 +11,6 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.outputs import SchedulerOutput
-from engine.torch_parts import take_in_meta_kernels
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import resolve_attention, storage_dtype
@@ -43,8 +42,6 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         backend = resolve_attention(config, choose_device(config.model.device))
-        if backend == "triton":
-            take_in_meta_kernels()  # torch's own attention over pages, which is tried, imports its compiler
         loaded = load_model(config.model, group)
         spec = KvCacheSpec(
             num_layers=loaded.model.num_layers,

@@ -13,7 +13,6 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.torch_parts import take_in_meta_kernels
 from engine.worker.checkpoint import Checkpoint
 from engine.worker.load_plan import LoadPlan, check_memory
 from engine.worker.memory import give_back_freed
@@ -150,7 +149,6 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
 
 def _fill_with_noise(parts: Iterable[TensorPart], plan: LoadPlan) -> None:
     """Random weights that keep the scale of what passes through them; each rank has others."""
-    take_in_meta_kernels()  # without them torch makes no generator
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
     for part in parts:
         if part.view.dim() == 1:

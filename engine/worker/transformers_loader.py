@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelLoadError
-from engine.torch_parts import take_in_meta_kernels
 from engine.worker.checkpoint import Checkpoint
 from engine.worker.load_plan import LoadPlan, check_memory
 from engine.worker.model_folder import read_by_transformers
@@ -21,7 +20,6 @@ from engine.worker.models.transformers_model import TransformersModel
 
 
 def load_transformers(plan: LoadPlan) -> CausalModel:
-    take_in_meta_kernels()
     config = read_by_transformers(plan.folder, plan.options.trust_remote_code)
     plan = replace(plan, config=config)  # a native one is enough to decide by, but not to build from
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)

@@ -6,11 +6,11 @@ Tokens of all sequences are flattened into one axis; which belongs to whom only 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm, silu
-from transformers import PreTrainedConfig
 
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
@@ -22,6 +22,9 @@ from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
 from engine.worker.tensor_part import TensorPart
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 

@@ -25,7 +25,6 @@ from engine.errors import EngineDeadError, EngineError
 from engine.executor import Executor, PendingOutput
 from engine.garbage import settle
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from engine.torch_parts import leave_out_meta_kernels
 from engine.worker.parallel.rank_messages import RankOrder, RankReady, RankStart, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,6 @@ def main() -> None:
     )
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
     inbox = Inbox(start, channel)
-    leave_out_meta_kernels()
     try:
         executor = _load(start)
     except Exception as error:
