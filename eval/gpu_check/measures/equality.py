@@ -14,7 +14,8 @@ import torch
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 from eval.gpu_check.measures.bench import Bench
-from eval.gpu_check.measures.models import engine_options, own_dtype, reference_model
+from eval.gpu_check.measures.models import engine_options, own_dtype
+from eval.gpu_check.measures.reference import reference_model
 from eval.gpu_check.shapes import ModelShape
 
 EXACT_GAP = 1e-3

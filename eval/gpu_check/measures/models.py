@@ -1,18 +1,10 @@
-"""The models of a run: folders without weights, the engine's options for them, and transformers' model with
-the weights that the engine makes up."""
+"""The models of a run: folders without weights, and the engine's options for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from engine.config import ModelConfig
-from engine.worker.loader import load_model
-from engine.worker.models.decoder import Decoder
-from engine.worker.tiny_models import make_model_folder
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.shapes import ModelShape
 
@@ -21,6 +13,8 @@ def model_folder(bench: Bench, shape: ModelShape) -> Path:
     """Its config and a tokenizer, made when they are first needed."""
     folder = bench.models / shape.name
     if not folder.exists():
+        from engine.worker.tiny_models import make_model_folder  # its libraries take seconds to import
+
         half_made = folder.with_name(f"{folder.name}.part")
         make_model_folder(half_made, **shape.folder_options, dtype=own_dtype(bench), weights=False)
         half_made.rename(folder)
@@ -43,21 +37,3 @@ def engine_options(bench: Bench, shape: ModelShape, dtype: str | None = None, **
         "block_size": bench.sizes.block_size,
         **more,
     }
-
-
-def reference_model(bench: Bench, shape: ModelShape, dtype: str) -> Any:
-    """transformers' model over the same random weights: the loader makes them up from the same seed."""
-    folder, device = model_folder(bench, shape), bench.device.where
-    options = ModelConfig(model=str(folder), device=device.type, dtype=dtype, load_format="dummy")
-    ours = load_model(options).model
-    assert isinstance(ours, Decoder)
-    with device:
-        theirs: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.from_pretrained(folder), dtype=getattr(torch, dtype)
-        )
-    tensors = {name: part.view for name, part in ours.checkpoint_parts().items()}
-    missing, unknown = theirs.load_state_dict(tensors, strict=False, assign=True)
-    assert not unknown, f"transformers knows no tensors {unknown}"
-    assert set(missing) <= {"lm_head.weight"}, f"the loader makes up no tensors {missing}"
-    theirs.tie_weights()
-    return theirs.eval()

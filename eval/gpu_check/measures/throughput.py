@@ -16,8 +16,9 @@ from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 from eval.gpu_check import goals
 from eval.gpu_check.measures.bench import Bench, first_lines
-from eval.gpu_check.measures.models import engine_options, own_dtype, reference_model
+from eval.gpu_check.measures.models import engine_options, own_dtype
 from eval.gpu_check.measures.peer import generate_by_transformers
+from eval.gpu_check.measures.reference import reference_model
 
 _SEED = 0
 _TEMPERATURE = 0.6
