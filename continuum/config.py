@@ -42,7 +42,7 @@ class ContinuumConfig(Tuning):
     """Largest share of the pool that pins may hold together."""
     pin_tenant_share: float = 1.0
     """Largest share of the pin budget that one tenant may hold, also while no other wants any."""
-    max_wait_s: float = 600.0
+    max_wait_s: float = 1800.0
     """Any request that has waited so long may break any pin, and nobody who came later starts before it."""
     infer_jobs: bool = True
     """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
