@@ -483,7 +483,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Append what was sampled, end what is done; the outputs are for the front end. What was sampled of
         a request that has ended meanwhile is dropped."""
-        requests = self.steps.end(plan)
+        requests = self.steps.end(plan, now)
         traced = self._inputs.begin_output(result, requests) if self._tracer.on else None
         self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
         self.loads.end(result.finished_loads, loaded=True)

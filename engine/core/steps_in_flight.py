@@ -27,6 +27,14 @@ class _Step:
     sampled: dict[str, Request] = field(default_factory=dict)
     """Those of them that it samples a token of."""
 
+    def start(self, now: float) -> None:
+        """The step before is back, and this one runs: whoever is new in it has waited until now, which is no
+        part of what its tokens cost."""
+        for new in self.plan.scheduled_new_reqs:
+            request = self.requests.get(new.req_id)
+            if request is not None:
+                request.first_scheduled_time = now
+
 
 class StepsInFlight:
     """In the order in which they were planned. Without ``overlap`` a step's output comes before the next is
@@ -61,7 +69,7 @@ class StepsInFlight:
         """Prompt and output."""
         return min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
 
-    def end(self, plan: SchedulerOutput) -> Mapping[str, Request]:
+    def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
         """The output of the oldest step, which has this plan, came back. Returns those who may take tokens
         from it, by id: who has ended gets none, nor does one that came under its id."""
         if not self.overlap:
@@ -72,6 +80,8 @@ class StepsInFlight:
         for request in step.sampled.values():
             if request.num_output_placeholders:
                 request.num_output_placeholders -= 1
+        if self._steps:
+            self._steps[0].start(now)
         return step.requests
 
     def samples(self, plan: SchedulerOutput, request: Request) -> bool:

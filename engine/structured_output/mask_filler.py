@@ -19,6 +19,7 @@ class MaskFiller:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._promised: set[Future[TokenMasks]] = set()
+        self._closed = False
 
     def promise(self) -> Future[TokenMasks]:
         """Masks that ``fill`` will make, unless ``close`` comes first."""
@@ -30,7 +31,10 @@ class MaskFiller:
     def fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
         """Start with the masks of these grammars, by request id. None of them may be followed any further
         before the masks are there."""
-        self._thread.submit(self._fill, masks, grammars)
+        if self._closed:  # a step that was under way then may still come back
+            masks.cancel()
+        else:
+            self._thread.submit(self._fill, masks, grammars)
 
     def _fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
         if not masks.set_running_or_notify_cancel():
@@ -48,7 +52,9 @@ class MaskFiller:
         return TokenMasks(list(grammars), self._compiler.backend().forbidden(followed))
 
     def close(self) -> None:
-        """Who still waits for masks learns that none will come (CancelledError)."""
+        """Who still waits for masks learns that none will come (CancelledError), also of steps that come
+        back later. Not called beside ``promise`` or ``fill``."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         for masks in list(self._promised):
             masks.cancel()

@@ -257,6 +257,38 @@ def test_blocks_of_an_aborted_request_are_not_handed_on_under_a_running_step() -
     assert len(room.received["next"]) == 2
 
 
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_blocks_that_were_not_fenced_would_be_found_out(num_host_blocks: int) -> None:
+    """By the memory that this file and the state machine run their plans on: whether the newcomer computes
+    its tokens or loads them."""
+    room = EngineRoom(
+        async_scheduling=True, num_blocks=9, max_num_batched_tokens=64, num_host_blocks=num_host_blocks
+    )
+    room.add("warm", [2] * 28, max_tokens=2)
+    room.run()
+    room.add("gone", [1] * 28, max_tokens=4)
+    room.plan_next()
+    room.scheduler.kv.fence = lambda step_id, request: None  # type: ignore[method-assign]
+    room.scheduler.finish_requests(["gone"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.add("next", [2] * 28, max_tokens=2)
+    what = "a load" if num_host_blocks else "a step"
+    with pytest.raises(AssertionError, match=f"{what} would write what"):
+        room.plan_next()
+
+
+def test_what_a_prefill_takes_is_without_the_wait_for_the_step_before() -> None:
+    """From it the policy learns what a prefill costs."""
+    room = EngineRoom(async_scheduling=True)
+    room.add("first", [1] * 5)
+    room.plan_next()
+    second = room.add("second", [2] * 5)
+    room.plan_next()
+    room.take_output(seconds=3.0)
+    room.take_output(seconds=1.0)
+    assert second.first_scheduled_time == second.arrival_time + 3.0
+    assert second.first_token_time == second.first_scheduled_time + 1.0
+
+
 def test_nobody_loses_blocks_for_what_a_running_step_gives_back() -> None:
     """Who is short of a block sits out one plan; nothing is preempted, no pin is broken."""
     room = EngineRoom(async_scheduling=True, num_blocks=9)

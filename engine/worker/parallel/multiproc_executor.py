@@ -103,7 +103,10 @@ class MultiprocExecutor:
         self._listener.join()
 
     def _send_masks(self, masks: Future[TokenMasks]) -> None:
-        """On the thread that has made them."""
+        """On the thread that has made them, or has given them up as the core closes: then nobody waits for
+        the step, and its ranks are about to end."""
+        if masks.cancelled():
+            return
         error = masks.exception()
         if error is None:
             self._ranks[0].send(pickle.dumps(masks.result()))
