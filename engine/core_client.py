@@ -104,7 +104,8 @@ class InprocClient:
 
     def call_utility(self, method: str, *args: object) -> Any:
         while self.core.winds_down:  # in a process of its own the core would have come to that by itself
-            self.core.step()
+            told = self.core.step()
+            self._early += told.outputs if told is not None else []
         return msgspec.to_builtins(self.core.call_utility(method, list(args)))
 
     def close(self) -> None:

@@ -13,6 +13,9 @@ from engine.llm import engine_config
 from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
 from engine.policy import fcfs
 from engine.sampling_params import SamplingParams
+from engine.structured_output.backend import TokenTable
+from engine.structured_output.compiler import GrammarCompiler
+from engine.structured_output.mask_filler import MaskFiller
 from engine.structured_output.params import StructuredOutputsParams
 from engine.testing import FakeExecutorFactory
 
@@ -75,6 +78,21 @@ def test_a_request_can_be_aborted_while_its_grammar_is_compiled(core: EngineCore
     assert output.finish_reason is FinishReason.ABORT
     add(core, "next", LARGE)
     assert run(core, 1).keys() == {"next"}
+
+
+def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
+    """Who waits for some learns that there will be none, whether they were promised before the end or not."""
+
+    def no_tokens() -> TokenTable:
+        raise AssertionError("no grammar is compiled")
+
+    filler = MaskFiller(GrammarCompiler(no_tokens))
+    before = filler.promise()
+    filler.close()
+    after = filler.promise()
+    for masks in (before, after):
+        filler.fill(masks, {})
+        assert masks.cancelled()
 
 
 def test_a_core_can_stop_while_it_compiles(model_folder: Path) -> None:

@@ -134,6 +134,22 @@ def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) 
     assert outputs[4].outputs[0].text in ("red", "blue")
 
 
+def test_masks_that_are_given_up_end_nothing(
+    model_folders: ModelFolders, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a core does that stops with a step under way: ranks end, and nobody complains."""
+    with two_ranks(model_folders("qwen3")) as engine:
+        failures: list[EngineError] = []
+        engine.executor.on_failure(failures.append)
+        engine.add("a", random_tokens(5, seed=1))
+        plan = engine.scheduler.schedule(0.0)
+        plan.masks = Future()
+        engine.executor.submit(plan)
+        plan.masks.cancel()
+    assert not failures
+    assert not caplog.records
+
+
 def test_a_load_has_ended_when_it_has_at_every_rank() -> None:
     """In whatever order the ranks report; one that fails anywhere has failed."""
     merger = ReportMerger(2)
