@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from engine.worker.gpu.prompt_attention import (
     PromptAttention,
     select_prompt_attention,
 )
+from engine.worker.gpu.prompt_paths import flashinfer_ragged
+from engine.worker.gpu.prompt_paths.flashinfer_ragged import FlashInferRagged
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch, gather_pages
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 from engine.worker.gpu.prompt_paths.probe import ProvenPath
 from engine.worker.gpu.prompt_paths.two_parts import TwoParts, merge
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
+from engine.worker.gpu.streams import HostStreams, Mark
 from engine.worker.gpu.triton_gather import _gather_pages, gather_pages_fused
 from tests.worker.attention_reference import (
     BLOCK_SIZE,
@@ -213,6 +217,21 @@ def test_library_that_is_wrong_is_left_alone_and_that_is_said(
     assert "FlashAttention-3 is wrong" in caplog.text
 
 
+def test_library_that_is_wrong_is_seen_over_small_numbers_of_8_bits(
+    case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such a pool holds is a hundredth of what is compared."""
+
+    def full(*arguments: object, **named: torch.Tensor) -> torch.Tensor:
+        return stand_ins.flash_attn_varlen_func(**(named | {"causal": False}))  # type: ignore[arg-type]
+
+    pool = case.pool.to(torch.float8_e4m3fn)
+    for function, is_right in ((stand_ins.flash_attn_varlen_func, True), (full, False)):
+        install(monkeypatch, flash_modules("flash_attn_interface", "flash_attn_config", function))
+        chosen = select_prompt_attention(pool, torch.float32, 128, 0.01, FLOOR)
+        assert (chosen is not FLOOR) == is_right
+
+
 def test_library_that_is_called_in_another_way_is_left_alone(
     case: AttentionCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +268,38 @@ def test_flashinfer_plans_once_for_the_layers_of_a_step(
     assert stand_ins.BatchPrefillWithRaggedKVCacheWrapper.num_plans == before + 2
     run(attention, case)
     assert stand_ins.BatchPrefillWithRaggedKVCacheWrapper.num_plans == before + 3
+
+
+class PlanOnItsWay(HostStreams):
+    """A queue in which a plan's copy is made when somebody waits for it."""
+
+    is_copied = True
+
+    def mark(self) -> Mark:
+        self.is_copied = False
+        return self
+
+    def synchronize(self) -> None:
+        self.is_copied = True
+
+
+def test_flashinfer_plans_anew_once_the_plan_before_has_left_the_host(
+    case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = PlanOnItsWay()
+
+    class Wrapper(stand_ins.BatchPrefillWithRaggedKVCacheWrapper):
+        def plan(self, *arguments: Any, **named: Any) -> None:
+            assert queue.is_copied
+            super().plan(*arguments, **named)
+
+    monkeypatch.setattr(flashinfer_ragged, "streams_of", lambda device: queue)
+    path = GatheredPrompts(
+        FlashInferRagged(Wrapper, case.pool.device), GatherScratch(case.pool, torch.float32, 66)
+    )
+    attention = FastPromptAttention([ProvenPath(path, True, True)], FLOOR, 66, min_query_tokens=1)
+    for _ in range(2):
+        torch.testing.assert_close(run(attention, case).double(), expected(case), rtol=0, atol=2e-6)
 
 
 class RecordedKernel(TwoParts):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
+from engine.worker.gpu.streams import Mark, streams_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ class _Planned:
 
     wrapper: Any
     prompts: Prompts | None = None
+    sent: Mark | None = None
+    """Behind the copy of its plan to the device, out of host memory that its next plan takes anew."""
 
 
 class FlashInferRagged:
@@ -35,6 +38,7 @@ class FlashInferRagged:
     def __init__(self, wrapper_class: type[Any], device: torch.device) -> None:
         self._wrapper_class = wrapper_class
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._streams = streams_of(device)
         self._planned: dict[AttentionKind, _Planned] = {}
 
     @classmethod
@@ -61,8 +65,10 @@ class FlashInferRagged:
         if planned is None:
             planned = self._planned[kind] = _Planned(self._wrapper_class(self._workspace, "NHD"))
         if planned.prompts is not prompts:
+            if planned.sent is not None:
+                planned.sent.synchronize()
             _plan(planned.wrapper, query, key, prompts, kind)
-            planned.prompts = prompts
+            planned.prompts, planned.sent = prompts, self._streams.mark()
         output: torch.Tensor = planned.wrapper.run(query, key, value)
         return output
 

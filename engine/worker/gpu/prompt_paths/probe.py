@@ -50,7 +50,8 @@ class Probe:
 
     @classmethod
     def like(cls, pool: torch.Tensor, dtype: torch.dtype, kv_scale: float) -> Probe:
-        """For queries of ``dtype`` over a pool of this type and these sizes."""
+        """For queries of ``dtype`` over a pool of this type and these sizes. The noise is of the size of 1
+        once it is scaled, or no error would be seen."""
         generator = torch.Generator().manual_seed(0)
         block_size, num_kv_heads, head_dim = pool.shape[3:]
         blocks_each = -(-max(seq_len for _, seq_len in _LENGTHS) // block_size)
@@ -59,9 +60,11 @@ class Probe:
         num_tokens = sum(query_len for query_len, _ in _LENGTHS)
         query = torch.randn((num_tokens, _GROUP * num_kv_heads, head_dim), generator=generator)
         tables = 1 + torch.randperm(num_blocks - 1, generator=generator).view(len(_LENGTHS), -1)
+        kv_scale = kv_scale if pool.dtype != dtype else 1.0
+        largest = torch.finfo(pool.dtype).max
         return cls(
-            noise.to(pool.device, dtype).to(pool.dtype),
-            kv_scale if pool.dtype != dtype else 1.0,
+            (noise / kv_scale).clamp(-largest, largest).to(pool.device, dtype).to(pool.dtype),
+            kv_scale,
             query.to(pool.device, dtype),
             _prompts(tables.int().to(pool.device)),
         )
@@ -95,10 +98,10 @@ class Probe:
         return True
 
     def _expected(self, kind: AttentionKind) -> torch.Tensor:
-        """By the definition, in fp32."""
-        outputs, token = [], 0
+        """By the definition, in fp32. Widened at first: torch does not index 8 bits everywhere."""
+        pool, outputs, token = self.pool.float() * self.kv_scale, [], 0
         for chunk, table in zip(self.prompts.chunks, self.prompts.block_tables.long(), strict=True):
-            pages = self.pool[table, 1].float() * self.kv_scale
+            pages = pool[table, 1]
             key, value = (pages[:, which].flatten(0, 1)[: chunk.seq_len] for which in (0, 1))
             query = self.query[token : token + chunk.query_len].float()
             outputs.append(attention_by_definition(query, key, value, kind))
