@@ -110,6 +110,19 @@ def test_alone_as_in_company(
         torch.set_num_threads(before)
 
 
+def test_a_prefix_that_sequences_share_changes_no_bit(kernels: Kernels) -> None:
+    """Its parts are attended for one sequence after another, so that it is read once."""
+    case = make_case(
+        num_kv_heads=2, dtype=torch.bfloat16, head_dim=128, lengths=((1, 300), (1, 513), (1, 700))
+    )
+    case.batch.block_tables[:, :32] = case.batch.block_tables[2, :32]
+    together = paged_output(case, None, backend_with(kernels))
+    torch.testing.assert_close(together, paged_output(case, None), atol=2e-2, rtol=2e-2)
+    for row in range(3):
+        alone = paged_output(only(case, row, slice(row, row + 1)), None, backend_with(kernels))
+        assert torch.equal(alone, together[row : row + 1])
+
+
 def backend_with(kernels: Kernels) -> type[AttentionBackend]:
     """A backend that needs only the pool."""
 

@@ -207,6 +207,13 @@ Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t windo
         for (std::int32_t i = 0; i < num_parts; ++i)
             parts.push_back({static_cast<std::int32_t>(seq), first_part + i, 0, 0, whole ? -1 : plan.num_partials++});
     }
+    // Parts that begin on one page are the same tokens, of a prefix that sequences share. One after another they come
+    // from memory once.
+    const auto page_of = [&](const Item& part) {
+        return decodes.block_tables[part.seq * decodes.max_blocks + part.part * PART / pool.block_size];
+    };
+    std::stable_sort(parts.begin(), parts.end(),
+                     [&](const Item& left, const Item& right) { return page_of(left) < page_of(right); });
     // Heads are independent of each other: how they are dealt out changes no result.
     const auto num_kv_heads = static_cast<std::int32_t>(pool.num_kv_heads);
     std::int32_t shares = 1;
