@@ -58,8 +58,8 @@ def measure_device_path(
     torch.cuda.empty_cache()
     available = available_bytes(loaded.device)
     path = DevicePath(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
-    path.rehearse()
     path.capture()
+    path.rehearse()  # last: whoever captures gives back what the allocator keeps, which are the steps' peaks
     torch.cuda.synchronize(loaded.device)
     taken = available - available_bytes(loaded.device)
     del path
