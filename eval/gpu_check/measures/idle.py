@@ -7,7 +7,7 @@ from engine.sampling_params import SamplingParams
 from eval.gpu_check import goals
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.models import engine_options
-from eval.gpu_check.timeline import idle_of
+from eval.gpu_check.timeline import Span, idle_of
 
 
 def run(bench: Bench) -> None:
@@ -15,7 +15,7 @@ def run(bench: Bench) -> None:
     sizes, shape = bench.sizes, bench.sizes.large
     num_prompt_steps = -(-sizes.idle_sequences * sizes.idle_prompt // sizes.step_tokens)
     num_warm_up = num_prompt_steps + sizes.num_warm_up_steps
-    max_tokens = num_warm_up + 4 * sizes.idle_steps
+    max_tokens = num_warm_up + sizes.num_warm_up_steps + 4 * sizes.idle_steps
     options = engine_options(
         bench,
         shape,
@@ -26,24 +26,32 @@ def run(bench: Bench) -> None:
     with LLM(**options, multiprocess=False) as llm:
         _begin_requests(bench, llm, max_tokens)
         _run_steps(llm, num_warm_up)
+        bench.device.spans(lambda: _run_steps(llm, sizes.num_warm_up_steps))  # a first trace begins slowly
         spans = bench.device.spans(lambda: _run_steps(llm, sizes.idle_steps))
         seconds = bench.repeats(lambda: _run_steps(llm, sizes.idle_steps), num_repeats=1)
         llm.engine.abort_all()
-    idle = idle_of(spans)
     name = f"{shape.name}, {sizes.idle_sequences} sequences: "
-    bench.figure(
-        f"{name}device idle between decode steps",
-        "%",
-        [100 * idle.waiting],
-        goal=goals.IDLE,
-        note=f"from a profiler's trace: gaps of more than 10 us; {idle.total:.1%} with those between kernels",
-    )
+    _report_idle(bench, spans, f"{name}device idle between decode steps")
     context = sizes.idle_prompt + num_warm_up + 2 * sizes.idle_steps
     bench.figure(
         f"{name}decode step of the engine at about {context:,}",
         "ms",
         [1e3 * each / sizes.idle_steps for each in seconds],
         floor=1e3 * bench.floors(shape).decode_s([context] * sizes.idle_sequences),
+    )
+
+
+def _report_idle(bench: Bench, spans: list[Span], name: str) -> None:
+    if not spans:
+        bench.skip(name, "the profiler saw nothing of the device")
+        return
+    idle = idle_of(spans)
+    bench.figure(
+        name,
+        "%",
+        [100 * idle.waiting],
+        goal=goals.IDLE,
+        note=f"from a profiler's trace: gaps of more than 10 us; {idle.total:.1%} with those between kernels",
     )
 
 

@@ -51,6 +51,7 @@ def generate_by_transformers(
             elif not manager.is_running():
                 raise RuntimeError("transformers' continuous batching gave up.")
             elif time.monotonic() > ends_at_s:
+                manager.stop(timeout=_STOP_S, hard_stop=True)  # or it ends all that it has begun
                 raise TimeoutError(f"{len(counts)} of {len(prompts)} requests were done when time was over.")
         seconds = time.perf_counter() - began_s
     return PeerAnswer(seconds, [counts[str(number)] for number in range(len(prompts))])
