@@ -59,10 +59,12 @@ class InputTrace:
         self._block_size = block_size
         self._named: set[BlockHash] = set()
         """Hashes of blocks whose names, and those of all blocks before them, are in the trace."""
+        self._step_before = steps.number
 
     def begin(self) -> None:
         """A trace begins: nothing is in it yet."""
         self._named.clear()
+        self._step_before = self._steps.number
 
     # ---- requests ----
 
@@ -143,7 +145,8 @@ class InputTrace:
     ) -> None:
         """After it was applied; ``outputs`` are of the requests that had not ended before, in their order."""
         event = StepOutput(
-            step=self._steps.number if plan.trace_step is None else plan.trace_step,
+            # A plan without a number was made before the trace began; others may have been made since.
+            step=self._step_before if plan.trace_step is None else plan.trace_step,
             now=now,
             finished_loads=list(result.finished_loads),
             failed_loads=list(result.failed_loads),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.watch.digest import Digest
 from engine.watch.feed import Watched
 from eval.sim.step_samples import step_samples
@@ -9,8 +11,16 @@ from tests.core.engine_room import EngineRoom
 from tracing.analysis.jobs import GapLife, PinLife, TurnLife
 from tracing.analysis.lives import LifeReader
 from tracing.analysis.pool import StepLife
-from tracing.events import StepDecision, TraceEvent
+from tracing.events import StepDecision, StepOutput, TraceEvent
 from tracing.tracer import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    seen: list[TraceEvent]
+
+    def emit(self, event: TraceEvent) -> None:
+        self.seen.append(event)
 
 
 class Recording:
@@ -71,3 +81,20 @@ def test_a_steps_time_is_its_own() -> None:
     num_decided = sum(isinstance(event, StepDecision) and bool(event.tokens) for event in events)
     assert len(samples) == num_decided
     assert {round(sample.seconds or 0.0, 6) for sample in samples} == {0.01}
+
+
+def test_a_result_of_a_step_before_the_trace_is_none_of_its_steps() -> None:
+    """A trace is switched on while a step is under way, and the next is decided before that is back."""
+    seen: list[TraceEvent] = []
+    tracer = Tracer()
+    room = EngineRoom(async_scheduling=True, tracer=tracer)
+    room.add("a", [1] * 5, max_tokens=9)
+    room.plan_next()
+    tracer.add(Sink(seen))
+    room.scheduler.begin_trace(0.0, room.clock.now(), from_start=False)
+    room.plan_next()
+    room.take_output()
+    room.take_output()
+    decided = [event.step for event in seen if isinstance(event, StepDecision)]
+    told = [event.step for event in seen if isinstance(event, StepOutput)]
+    assert (decided, told) == ([0], [-1, 0])
