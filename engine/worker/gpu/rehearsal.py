@@ -29,7 +29,8 @@ DEAREST = SamplingParams(
     bad_words_token_ids=[[0, 0]],
 )
 """All that takes memory or kernels of its own."""
-USUAL = SamplingParams(top_k=20, top_p=0.95)
+LISTED, SEARCHED = SamplingParams(top_k=20, top_p=0.95), SamplingParams(top_p=0.95)
+"""What is usual: of logits as the model leaves them the best are listed, or their limit is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ def rehearsed_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[Ste
 def rehearse(
     forward: Forward, batch: DeviceBatch, sampler: DeviceSampler, limits: SchedulerConfig, max_model_len: int
 ) -> None:
-    """Run all of them; sample as many requests as there can be, in the usual way and in the dearest."""
+    """Run all of them; sample as many requests as there can be, in the usual ways and in the dearest."""
     num_samples = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     none = torch.empty(0, dtype=torch.int64, device=batch.token_ids.device)
     for lengths in rehearsed_steps(limits, max_model_len):
         forward.run(batch.send_idle(lengths.query_lens, lengths.seq_lens), none)
     ones = [1] * num_samples
     tokens = torch.arange(num_samples, device=batch.token_ids.device)
-    for params in (USUAL, DEAREST):
+    for params in (LISTED, SEARCHED, DEAREST):
         logits = forward.run(batch.send_idle(ones, ones), tokens)
         _sample(logits, params, batch, sampler, max_model_len)
 

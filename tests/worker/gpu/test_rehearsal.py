@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.worker.gpu import device_sampler
 from engine.worker.gpu.device_path import DevicePath
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.rehearsal import rehearse, rehearsed_steps
+from engine.worker.gpu.triton_sampling import TritonSamplingOps
 from engine.worker.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
@@ -50,9 +52,19 @@ def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folder
     assert torch.isfinite(engine.pool).all()
 
 
-def test_the_kernels_are_rehearsed(model_folders: ModelFolders) -> None:
-    """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are."""
-    loaded = load_model(ModelConfig(model=str(model_folders("qwen3")), device="cpu", max_model_len=20))
+def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are. Limits
+    are searched for among logits of both types that there are: a kernel for each."""
+    floors, searched = TritonSamplingOps.floors, set()
+
+    def recorded(ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        searched.add(logits.dtype)
+        return floors(ops, logits, *rest)
+
+    monkeypatch.setattr(TritonSamplingOps, "floors", recorded)
+    monkeypatch.setattr(device_sampler, "MAX_LISTED", 100)  # a real vocabulary is larger than what is listed
+    options = ModelConfig(model=str(model_folders("qwen3")), device="cpu", dtype="float16", max_model_len=20)
+    loaded = load_model(options)
     config = EngineConfig(
         model=ModelConfig(model=""),
         cache=CacheConfig(block_size=4),
@@ -61,3 +73,4 @@ def test_the_kernels_are_rehearsed(model_folders: ModelFolders) -> None:
     pool = spec_of(loaded, block_size=4).allocate(2, loaded.device)
     DevicePath(loaded, pool, config, ALONE).rehearse()
     assert not pool.any()
+    assert searched == {torch.float16, torch.float32}
