@@ -22,7 +22,7 @@ from engine.worker.gpu.prompt_paths.flashinfer_ragged import FlashInferRagged
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch, gather_pages
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 from engine.worker.gpu.prompt_paths.probe import ProvenPath
-from engine.worker.gpu.prompt_paths.two_parts import TwoParts, merge
+from engine.worker.gpu.prompt_paths.two_parts import TwoParts, cudnn_attention, merge
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.streams import HostStreams, Mark
 from engine.worker.gpu.triton_gather import _gather_pages, gather_pages_fused
@@ -350,6 +350,12 @@ def test_two_parts_merged_are_the_whole(num_kv_heads: int, cached_step: int) -> 
     kernel = TwoParts(flash_on_cpu, cached_step, query_step=4)
     output = kernel.attend(case.query, key, value, Prompts.of(batch, batch.prompts), FULL)
     torch.testing.assert_close(output.double(), reference_output(case, None), rtol=0, atol=2e-6)
+
+
+def test_cudnn_is_not_given_what_it_would_misread() -> None:
+    query = torch.zeros(1, 1, 4, 64)
+    with pytest.raises(ValueError, match=r"torch\.float32"):
+        cudnn_attention(query, query, query, True, 1.0)
 
 
 def test_two_parts_ask_for_few_sizes() -> None:

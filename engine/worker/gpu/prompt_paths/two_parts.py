@@ -24,7 +24,9 @@ log-sum-exp of the scores [1, heads, query tokens]"""
 def cudnn_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The DenseAttention of cuDNN."""
+    """The DenseAttention of cuDNN. ValueError for other numbers than those of 16 bits."""
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"cuDNN would take numbers of {query.dtype} for those of float16")
     output, log_sum, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, 0.0, causal, False, scale=scale
     )
