@@ -19,13 +19,14 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
-from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.worker.parallel.rank_messages import RankOrder, RankReady, StepPlan
 from engine.worker.parallel.rank_process import RankProcess
 from engine.worker.parallel.report_merger import ReportMerger
 
 _LEAVE = pickle.dumps(RankOrder.LEAVE)
 _TELL_OUTPUT = pickle.dumps(RankOrder.TELL_OUTPUT)
+_MASKS_ARE_MADE = pickle.dumps(NO_MASKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,10 @@ class MultiprocExecutor:
             return
         error = masks.exception()
         if error is None:
-            self._ranks[0].send(pickle.dumps(masks.result()))
+            first, *others = self._ranks
+            first.send(pickle.dumps(masks.result()))
+            for rank in others:
+                rank.send(_MASKS_ARE_MADE)
         else:
             self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
 

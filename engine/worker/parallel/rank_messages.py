@@ -42,7 +42,8 @@ class StepPlan:
     plan: SchedulerOutput
     """Without its masks, which may not be there yet."""
     has_masks: bool
-    """They follow, as TokenMasks, for the first rank only."""
+    """They follow, as TokenMasks; those for the first rank hold something. The others wait for theirs, too: a
+    device that waits for the first rank's tokens may hold up its host, which the masks may wait for."""
 
 
 class RankOrder(Enum):

@@ -73,7 +73,7 @@ class Inbox:
         return RankOrder.LEAVE
 
     def _with_masks(self, step: StepPlan) -> SchedulerOutput:
-        if step.has_masks and self._start.rank == 0:
+        if step.has_masks:
             step.plan.masks = Future()
             self._awaited_masks.append(step.plan.masks)
         return step.plan
