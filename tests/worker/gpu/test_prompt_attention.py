@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -22,7 +23,7 @@ from engine.worker.gpu.prompt_paths.flashinfer_ragged import FlashInferRagged
 from engine.worker.gpu.prompt_paths.gathered import GatheredPrompts, GatherScratch, gather_pages
 from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 from engine.worker.gpu.prompt_paths.probe import ProvenPath
-from engine.worker.gpu.prompt_paths.two_parts import TwoParts, cudnn_attention, merge
+from engine.worker.gpu.prompt_paths.two_parts import TwoParts, cudnn_attention, merge, padding, portions
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.streams import HostStreams, Mark
 from engine.worker.gpu.triton_gather import _gather_pages, gather_pages_fused
@@ -380,8 +381,25 @@ def test_two_parts_ask_for_few_sizes() -> None:
 def test_merge_takes_nothing_from_a_part_that_weighs_nothing() -> None:
     first, second = torch.randn(2, 3, 4, 8)
     light, heavy = torch.full((3, 4), -200.0), torch.full((3, 4), 30.0)
-    torch.testing.assert_close(merge((first, light), (second, heavy)), second)
-    torch.testing.assert_close(merge((first, heavy), (second, heavy)), (first + second) / 2)
+    torch.testing.assert_close(merge((first, light), (second, heavy)), (second, heavy))
+    both = (first + second) / 2, heavy + math.log(2)
+    torch.testing.assert_close(merge((first, heavy), (second, heavy)), both)
+
+
+def test_sizes_that_kernels_plan_for_are_few_however_long_prompts_are() -> None:
+    """All of what is cached, none twice; no more than a quarter of the queries are padding."""
+    cached, rows = set(), set()
+    for num_tokens in range(0, 131_072, 1024):
+        parts = list(portions(num_tokens, 1024))
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert sum(part.stop - part.start for part in parts) == num_tokens
+        cached |= {part.stop - part.start for part in parts}
+    for num_rows in range(512, 32_769):
+        more = padding(num_rows, 256)
+        assert more < max(256, num_rows / 4)
+        rows.add(num_rows + more)
+    assert len(cached) == 7
+    assert len(rows) <= 25
 
 
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.float8_e4m3fn])

@@ -7,7 +7,7 @@ softmax", 2018, section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.functional import pad
@@ -36,9 +36,10 @@ def cudnn_attention(
 class TwoParts:
     """A DenseKernel.
 
-    The kernel is asked for few different sizes, as it may plan for each: the cached part is a multiple of
-    ``cached_step`` tokens, the queries are padded to a multiple of ``query_step``. Cached tokens that remain
-    stand before the new ones in the square, with queries whose output nobody reads.
+    The kernel is asked for few different sizes, as it may plan for each, and a plan can take as long as a
+    step: the cached part is taken in portions of ``cached_step`` tokens times a power of two, rows of queries
+    are padded to a multiple of ``query_step`` of which each octave has four. Cached tokens that remain stand
+    before the new ones in the square, with queries whose output nobody reads.
     """
 
     name = "cuDNN in two parts"
@@ -76,10 +77,10 @@ class TwoParts:
         """query [num_queries, num_heads, head_dim]; key, value [seq_len, num_kv_heads, head_dim]"""
         context = len(key) - len(query)
         cached = context - context % self._cached_step
-        square = self._attend_square(query, key[cached:], value[cached:], scale)
-        if not cached:
-            return square[0].to(query.dtype)
-        return merge(square, self._attend_cached(query, key[:cached], value[:cached], scale)).to(query.dtype)
+        result = self._attend_square(query, key[cached:], value[cached:], scale)
+        for part in portions(cached, self._cached_step):
+            result = merge(result, self._attend_cached(query, key[part], value[part], scale))
+        return result[0].to(query.dtype)
 
     def _attend_square(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -103,7 +104,7 @@ class TwoParts:
         num_kv_heads = key.shape[1]
         grouped = query.view(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2)
         rows = grouped.reshape(-1, num_kv_heads, head_dim)
-        padded = _heads_first(rows, 0, -len(rows) % self._query_step)
+        padded = _heads_first(rows, 0, padding(len(rows), self._query_step))
         output, log_sum = self._attention(
             padded, _heads_first(key, 0, 0), _heads_first(value, 0, 0), False, scale
         )
@@ -115,11 +116,26 @@ class TwoParts:
 
 def merge(
     first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over two sets of keys from that over each: outputs [tokens, heads, head_dim] and the
-    log-sum-exp of their scores [tokens, heads] -> output in fp32"""
-    weight = torch.sigmoid(first[1].float() - second[1].float())[..., None]
-    return torch.lerp(second[0].float(), first[0].float(), weight)
+    log-sum-exp of their scores [tokens, heads] -> the same of both, in fp32"""
+    log_sums = first[1].float(), second[1].float()
+    weight = torch.sigmoid(log_sums[0] - log_sums[1])[..., None]
+    return torch.lerp(second[0].float(), first[0].float(), weight), torch.logaddexp(*log_sums)
+
+
+def portions(num_tokens: int, step: int) -> Iterator[slice]:
+    """All of the tokens, a multiple of ``step``, in as few slices of step times a power of two as may be."""
+    start = 0
+    while start < num_tokens:
+        size = step << ((num_tokens - start) // step).bit_length() - 1
+        yield slice(start, start + size)
+        start += size
+
+
+def padding(num_rows: int, step: int) -> int:
+    """Rows wanting to a multiple of ``step``, and of a quarter of the largest power of two in them."""
+    return -num_rows % max(step, (1 << num_rows.bit_length() - 1) // 4)
 
 
 def _heads_first(rows: torch.Tensor, before: int, behind: int) -> torch.Tensor:
