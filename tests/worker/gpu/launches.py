@@ -1,0 +1,104 @@
+"""Which kernels are compiled while requests are served: none is run, but each launch is bound as on a
+GPU, where types and divisors of arguments decide what a kernel is compiled for.
+
+In a process of its own, as kernels of the tests' own belong to the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from engine.llm import LLM, engine_config
+from engine.sampling_params import SamplingParams
+from engine.worker.gpu.device_path import DevicePath
+from engine.worker.gpu.triton_sampling import TritonSamplingOps
+from engine.worker.loader import load_model
+from engine.worker.parallel.group import ALONE
+from tests.worker.gpu.device_engine import spec_of
+
+KERNELS = ("triton_attention", "triton_gather", "triton_ops", "triton_sampling")
+MAX_GRID = 65535
+"""Of all dimensions but the first (CUDA C++ Programming Guide, table of compute capabilities)."""
+LENGTHS = ((40, 1, 600), (1, 5, 5), (2, 16, 16), (3, 1500, 1900))
+"""How many requests come together, of how many tokens at least and at most."""
+PARAMS = ({"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1, "presence_penalty": 0.5})
+
+
+@cache
+def _binder(kernel: Any) -> Callable[..., tuple[dict[str, Any], list[Any], dict[str, Any]]]:
+    backend = CUDABackend(GPUTarget("cuda", 90, 32))
+    bind: Callable[..., tuple[dict[str, Any], list[Any], dict[str, Any]]] = create_function_from_signature(
+        kernel.signature, kernel.params, backend
+    )
+    return bind
+
+
+def record_launches() -> set[str]:
+    """What kernels are compiled for from now on, as it grows."""
+    kinds: set[str] = set()
+    draw = TritonSamplingOps.draw
+
+    def launch(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> None:
+        _, types, options = _binder(kernel)(*args, **named)
+        assert all(type(size) is int for size in grid), "the launcher takes no others"
+        assert max(grid[1:], default=1) <= MAX_GRID
+        kinds.add(f"{kernel.fn.__name__} {types} {options}")
+
+    def drawn(ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        draw(ops, logits, *rest)
+        return torch.zeros(len(logits), dtype=torch.int64)  # nothing was drawn
+
+    JITFunction.run = launch
+    TritonSamplingOps.draw = drawn  # type: ignore[assignment,method-assign]
+    return kinds
+
+
+def rehearse(options: dict[str, Any]) -> None:
+    """As at a GPU's start, over a pool of two blocks."""
+    config = engine_config(**options)
+    loaded = load_model(config.model)
+    pool = spec_of(loaded, config.cache.block_size).allocate(2, loaded.device)
+    DevicePath(loaded, pool, config, ALONE).rehearse()
+
+
+def serve(options: dict[str, Any]) -> None:
+    numbers = random.Random(0)
+    with LLM(**options, num_gpu_blocks_override=3000, multiprocess=False) as llm:
+        for count, shortest, longest in LENGTHS:
+            for params in PARAMS:
+                prompts = list(_prompts(numbers, count, shortest, longest))
+                llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True, **params), use_tqdm=False)
+
+
+def _prompts(numbers: random.Random, count: int, shortest: int, longest: int) -> Iterator[list[int]]:
+    for _ in range(count):
+        yield numbers.choices(range(1000), k=numbers.randint(shortest, longest))
+
+
+def main(folder: str) -> None:
+    for module in KERNELS:
+        import_module(f"engine.worker.gpu.{module}")
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels are chosen; they are interpreted no more
+    options = {"model": folder, "device": "cpu", "attention_backend": "triton", "load_format": "dummy"}
+    limits = {"max_model_len": 2000, "max_num_seqs": 37, "max_num_batched_tokens": 512}
+    kinds = record_launches()
+    rehearse(options | limits)
+    rehearsed = set(kinds)
+    serve(options | limits)
+    json.dump([len(rehearsed), sorted(kinds - rehearsed)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,39 @@
+"""A request does not wait for a compiler: what is served was rehearsed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.worker.tiny_models import make_model_folder
+
+
+def test_serving_launches_no_kernel_that_was_not_rehearsed(tmp_path: Path) -> None:
+    """Whatever numbers of requests and tokens come, and whatever they ask for."""
+    folder = make_model_folder(
+        tmp_path / "model",
+        family="qwen3",
+        hidden_size=64,
+        num_layers=2,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=2047,
+        max_position_embeddings=4096,
+        dtype="bfloat16",
+        weights=False,
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.gpu.launches", str(folder)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        check=True,
+    )
+    num_rehearsed, later = json.loads(done.stdout.splitlines()[-1])
+    assert num_rehearsed > 10
+    assert not later
