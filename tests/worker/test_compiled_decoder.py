@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -201,7 +202,7 @@ def assert_as_right_as_torch(models: Models, plans: list[list[int]], seed: int) 
 
 
 def quadratic_mean(numbers: list[float]) -> float:
-    return fmean(number**2 for number in numbers) ** 0.5
+    return sqrt(fmean(number**2 for number in numbers))
 
 
 @settings(max_examples=8, deadline=None)
