@@ -9,16 +9,16 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.worker.gpu import sampling_ops
+from engine.worker.gpu import torch_sampling
 
 BLOCK = 4096
 """Tokens that a program looks at together."""
 DRAW_WARPS, FLOORS_WARPS = 8, 16
-_GOLDEN_RATIO = tl.constexpr(sampling_ops.GOLDEN_RATIO)
-_FIRST_FACTOR = tl.constexpr(sampling_ops.FIRST_FACTOR)
-_SECOND_FACTOR = tl.constexpr(sampling_ops.SECOND_FACTOR)
-_SERIES_LIMIT = tl.constexpr(sampling_ops.SERIES_LIMIT)
-_LARGEST_BELOW_ONE = tl.constexpr(sampling_ops.LARGEST_BELOW_ONE)
+_GOLDEN_RATIO = tl.constexpr(torch_sampling.GOLDEN_RATIO)
+_FIRST_FACTOR = tl.constexpr(torch_sampling.FIRST_FACTOR)
+_SECOND_FACTOR = tl.constexpr(torch_sampling.SECOND_FACTOR)
+_SERIES_LIMIT = tl.constexpr(torch_sampling.SERIES_LIMIT)
+_LARGEST_BELOW_ONE = tl.constexpr(torch_sampling.LARGEST_BELOW_ONE)
 
 
 class TritonSamplingOps:
@@ -96,7 +96,7 @@ def _random_bits(first, second, tokens):
 
 @triton.jit
 def _exponential(bits):
-    """See sampling_ops.exponential."""
+    """See torch_sampling.exponential."""
     u = tl.minimum(bits.to(tl.float32) * 2.0**-32 + 2.0**-33, _LARGEST_BELOW_ONE)
     series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
     return tl.where(u < _SERIES_LIMIT, series, -tl.log(1.0 - u))

@@ -23,8 +23,8 @@ from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.forward import DeviceAttention, Forward
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.ops import select_ops
-from engine.worker.gpu.sampling_ops import TorchSamplingOps
 from engine.worker.gpu.streams import DeviceStreams, HostStreams
+from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.loader import LoadedModel, load_model
 from engine.worker.models.base import CausalModel
 from engine.worker.models.fused_decoder import with_fused_steps

@@ -19,8 +19,8 @@ from engine.sampling_params import SamplingParams
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.graph_sizes import GraphSizes
-from engine.worker.gpu.sampling_ops import TorchSamplingOps
 from engine.worker.gpu.streams import HostStreams
+from engine.worker.gpu.torch_sampling import TorchSamplingOps
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 48

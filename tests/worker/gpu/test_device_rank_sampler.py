@@ -8,8 +8,8 @@ import torch
 
 from engine.worker.gpu.device_rank_sampler import DeviceRankSampler, select_device_sampler
 from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
-from engine.worker.gpu.sampling_ops import TorchSamplingOps
 from engine.worker.gpu.streams import HostStreams
+from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from tests.worker.sampling import VOCAB_SIZE, random_logits
 

@@ -19,9 +19,10 @@ from transformers import (
 from engine.sampling_params import SamplingParams
 from engine.worker.gpu import triton_sampling
 from engine.worker.gpu.device_sampler import MAX_LISTED, DeviceSampler, Sampled
-from engine.worker.gpu.sampling_ops import SamplingOps, TorchSamplingOps, exponential, random_bits
+from engine.worker.gpu.sampling_ops import SamplingOps
 from engine.worker.gpu.staging import Staging
 from engine.worker.gpu.streams import HostStreams
+from engine.worker.gpu.torch_sampling import TorchSamplingOps, exponential, random_bits
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
 from engine.worker.sampler import ForbiddenTokens, Sampler
 from engine.worker.sampling_batch import SamplingTable
