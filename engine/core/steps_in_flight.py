@@ -96,6 +96,8 @@ class StepsInFlight:
     def let_go(self, request: Request) -> None:
         """The request is about to lose its blocks. What is known of it is what its confirmed tokens have:
         blocks full of them can be found, and none is handed on before the steps that use it are back."""
+        if not self.overlap:
+            return
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
         self._kv.cache_computed(request)
         for step in reversed(self._steps):

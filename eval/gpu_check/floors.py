@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from eval.gpu_check.shapes import ModelShape
+from eval.sim.models import ModelShape
 
 _BYTES = 2
 """Of a weight, and of a number of the KV: both are bf16."""
@@ -38,11 +38,11 @@ class Floors:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.shape.kv_numbers_per_token * _BYTES
+        return self.shape.kv_bytes_per_token(_BYTES)
 
     def decode_s(self, contexts: Sequence[int]) -> float:
         """A step with one token for each sequence; ``contexts``: the tokens of its KV."""
-        weights = self.shape.body_weights + self.shape.head_weights
+        weights = self.shape.shared_params + self.shape.head_params
         read_s = weights * _BYTES / self.rates.copy_bytes_s
         computed_s = 2 * weights * len(contexts) / self.rates.matmul_flop_s
         return max(read_s, computed_s) + sum(contexts) * self.kv_bytes_per_token / self.rates.copy_bytes_s
@@ -51,8 +51,7 @@ class Floors:
         """Of ``num_new`` tokens behind ``num_cached``; the head, of which one token needs the product, is
         left out."""
         seen = num_new * num_cached + num_new**2 / 2
-        attention = 4 * self.shape.num_heads * self.shape.head_dim * self.shape.num_layers
-        return 2 * self.shape.body_weights * num_new + attention * seen
+        return 2 * self.shape.shared_params * num_new + self.shape.attention_flop_per_pair * seen
 
     def prefill_s(self, num_new: int, num_cached: int = 0) -> float:
         return self.prefill_flop(num_new, num_cached) / self.rates.matmul_flop_s

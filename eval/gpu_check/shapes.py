@@ -1,41 +1,20 @@
-"""The models whose steps are timed, by the numbers that say what a step must read and compute."""
+"""The models whose steps are timed: the simulator's arithmetic of sizes, and how a folder of each is made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from eval.sim.models import ModelShape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """A decoder's sizes, and how ``make_model_folder`` is told of them."""
+class TimedModel(ModelShape):
+    """A decoder's sizes, and what ``make_model_folder`` is told beside them."""
 
-    name: str
     family: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
     tied: bool
     max_model_len: int
-
-    @property
-    def body_weights(self) -> int:
-        """Of all layers' matrices; norms are left out."""
-        query_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * query_size + 2 * kv_size)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
-
-    @property
-    def head_weights(self) -> int:
-        return self.hidden_size * self.vocab_size
-
-    @property
-    def kv_numbers_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def folder_options(self) -> dict[str, Any]:
@@ -53,7 +32,7 @@ class ModelShape:
         }
 
 
-LLAMA_8B = ModelShape(
+LLAMA_8B = TimedModel(
     name="Llama-3.1-8B",
     family="llama",
     hidden_size=4096,
@@ -66,7 +45,7 @@ LLAMA_8B = ModelShape(
     tied=False,
     max_model_len=131_072,
 )
-QWEN_06B = ModelShape(
+QWEN_06B = TimedModel(
     name="Qwen3-0.6B",
     family="qwen3",
     hidden_size=1024,
@@ -79,7 +58,7 @@ QWEN_06B = ModelShape(
     tied=True,
     max_model_len=40_960,
 )
-TOY_LLAMA = ModelShape(
+TOY_LLAMA = TimedModel(
     name="toy Llama",
     family="llama",
     hidden_size=64,
@@ -92,7 +71,7 @@ TOY_LLAMA = ModelShape(
     tied=False,
     max_model_len=1024,
 )
-TOY_QWEN = ModelShape(
+TOY_QWEN = TimedModel(
     name="toy Qwen3",
     family="qwen3",
     hidden_size=64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.gpu_check.shapes import LLAMA_8B, QWEN_06B, TOY_LLAMA, TOY_QWEN, ModelShape
+from eval.gpu_check.shapes import LLAMA_8B, QWEN_06B, TOY_LLAMA, TOY_QWEN, TimedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +14,8 @@ class Sizes:
     toy: bool
     slack: float
     """Times the limits of errors: where a GPU rounds to fewer bits, Triton's interpreter cuts off."""
-    large: ModelShape
-    small: ModelShape
+    large: TimedModel
+    small: TimedModel
     block_size: int = 16
 
     copy_bytes: int

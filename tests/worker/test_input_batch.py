@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
 
-from engine.config import SchedulerConfig
-from engine.core.scheduler import Scheduler
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import FcfsPolicy
-from engine.request import Request, RequestStatus
-from engine.sampling_params import SamplingParams
 from engine.worker.input_batch import InputBatch, StepInputs
-
-BLOCK_SIZE = 4
-MAX_MODEL_LEN = 48
-MAX_NUM_SEQS = 4
-
-Action = tuple[str, int]
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 40)),
-        st.tuples(st.just("abort"), st.integers(0, 9)),
-        st.tuples(st.just("step"), st.integers(1, 6)),
-    ),
-    max_size=40,
+from tests.worker.shadow import (
+    ACTIONS,
+    BLOCK_SIZE,
+    LIMITS,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Action,
+    SchedulerShadow,
 )
 
 
-class Shadow:
-    """A real scheduler and an input batch fed with its plans; sampled tokens are made up."""
+class Shadow(SchedulerShadow):
+    """An input batch fed with the plans; sampled tokens are made up."""
 
     def __init__(self) -> None:
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=12),
-            block_size=BLOCK_SIZE,
-            num_blocks=17,
-            max_model_len=MAX_MODEL_LEN,
-            policy=FcfsPolicy(),
-        )
-        self.batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, vocab_size=1000)
-        self.num_added = 0
-        self.num_preemptions = 0
-
-    def add(self, length: int) -> None:
-        prompt = [7 * (i // BLOCK_SIZE) + i + length % 3 for i in range(length)]
-        params = SamplingParams(max_tokens=9)
-        hasher = self.scheduler.request_block_hasher
-        self.scheduler.add_request(
-            Request(f"r{self.num_added}", prompt, params, 0.0, block_hasher=hasher), 0.0
-        )
-        self.num_added += 1
-
-    def abort(self, choice: int) -> None:
-        alive = list(self.scheduler.requests)
-        if alive:
-            victim = alive[choice % len(alive)]
-            self.scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED, 0.0)
+        super().__init__(LIMITS)
+        self.batch = InputBatch(LIMITS.max_num_seqs, MAX_MODEL_LEN, BLOCK_SIZE, VOCAB_SIZE)
 
     def step(self) -> None:
         plan = self.scheduler.schedule(0.0)
@@ -102,27 +68,11 @@ class Shadow:
 def test_rows_follow_the_scheduler(actions: list[Action]) -> None:
     """Through adds, aborts, chunks, hits and preemptions each step's arrays are right; no row leaks."""
     shadow = Shadow()
-    for kind, value in actions:
-        if kind == "add":
-            shadow.add(value)
-        elif kind == "abort":
-            shadow.abort(value)
-        else:
-            for _ in range(value):
-                shadow.step()
-    for _ in range(2000):
-        if not shadow.scheduler.has_unfinished_requests():
-            break
-        shadow.step()
-    shadow.step()
+    shadow.play(actions)
     assert len(shadow.batch) == 0
 
 
 def test_preemption_is_part_of_it() -> None:
-    """The pool of this test is small enough that requests lose their rows and get them back."""
+    """The pool is small enough that requests lose their rows and get them back."""
     shadow = Shadow()
-    for length in (14, 15, 16):
-        shadow.add(length)
-    while shadow.scheduler.has_unfinished_requests():
-        shadow.step()
-    assert shadow.num_preemptions > 0
+    shadow.crowd()

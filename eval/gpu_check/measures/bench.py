@@ -13,7 +13,7 @@ from eval.gpu_check.floors import Floors, Rates
 from eval.gpu_check.goals import Goal
 from eval.gpu_check.measures.device import Device, seconds_of
 from eval.gpu_check.record import Check, Figure, SectionRecord, write_section
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 from eval.gpu_check.sizes import Sizes
 from eval.say import say
 
@@ -77,7 +77,7 @@ class Bench:
         action()
         return [seconds_of(self.device, action) for _ in range(num_repeats or self.sizes.num_repeats)]
 
-    def floors(self, shape: ModelShape) -> Floors:
+    def floors(self, shape: TimedModel) -> Floors:
         return Floors(shape, self.rates)
 
     def save(self) -> None:

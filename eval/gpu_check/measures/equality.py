@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.models import engine_options, own_dtype
 from eval.gpu_check.measures.reference import reference_model
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 
 EXACT_GAP = 1e-3
 """Of logits in fp32, whose spread over a vocabulary is about 1: a nearer tie is none that fp32 decides."""
@@ -82,7 +82,7 @@ def _check_near(bench: Bench, model: Any, answers: list[Answer], name: str) -> N
     bench.check(name, gaps.largest, max(NEAR_TIE_GAP, TIMES_THEIRS * own_gap), note)
 
 
-def _generate(bench: Bench, shape: ModelShape, dtype: str) -> tuple[list[Answer], int]:
+def _generate(bench: Bench, shape: TimedModel, dtype: str) -> tuple[list[Answer], int]:
     """Prompts of all lengths at once, then some that go on from where others parted; and how many of their
     tokens were cached."""
     sizes = bench.sizes
@@ -114,7 +114,7 @@ def _generate(bench: Bench, shape: ModelShape, dtype: str) -> tuple[list[Answer]
     return answers, num_cached
 
 
-def _random_tokens(count: int, seed: int, shape: ModelShape) -> Tokens:
+def _random_tokens(count: int, seed: int, shape: TimedModel) -> Tokens:
     generator = torch.Generator().manual_seed(seed)
     tokens: Tokens = torch.randint(0, shape.vocab_size, (count,), generator=generator).tolist()
     return tokens

@@ -7,7 +7,7 @@ import torch
 from engine.worker.gpu.ops import FusedOps, select_ops
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.closeness import LIMITS, picked, row_error
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 
 _EPS = 1e-6
 _KV_SCALE = 0.05
@@ -41,7 +41,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x / (x.square().mean(dim=-1, keepdim=True) + _EPS).sqrt() * weight.double()
 
 
-def _check_rms_norm(bench: Bench, ops: FusedOps, shape: ModelShape, dtype: torch.dtype, kind: str) -> None:
+def _check_rms_norm(bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.dtype, kind: str) -> None:
     size = (bench.sizes.fused_tokens, shape.hidden_size)
     x, residual = (_noise(bench, dtype, *size, seed=seed) for seed in (1, 2))
     weight = 1 + _noise(bench, dtype, shape.hidden_size) / 8
@@ -51,7 +51,7 @@ def _check_rms_norm(bench: Bench, ops: FusedOps, shape: ModelShape, dtype: torch
     bench.check(f"RMS norm, {kind}", row_error(normed, _norm(expected, weight)), _limit(bench, dtype))
 
 
-def _check_swiglu(bench: Bench, ops: FusedOps, shape: ModelShape, dtype: torch.dtype, kind: str) -> None:
+def _check_swiglu(bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.dtype, kind: str) -> None:
     gate_up = _noise(bench, dtype, bench.sizes.fused_tokens, 2 * shape.intermediate_size)
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = gate / (1 + (-gate).exp()) * up
@@ -59,7 +59,7 @@ def _check_swiglu(bench: Bench, ops: FusedOps, shape: ModelShape, dtype: torch.d
 
 
 def _check_rope(
-    bench: Bench, ops: FusedOps, shape: ModelShape, dtype: torch.dtype, stored: torch.dtype, kind: str
+    bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.dtype, stored: torch.dtype, kind: str
 ) -> None:
     """With norms of queries and keys if the family has them; every third token has no slot."""
     num_tokens, heads, kv_heads = bench.sizes.fused_tokens, shape.num_heads, shape.num_kv_heads
@@ -101,7 +101,7 @@ def _check_rope(
     bench.check(f"KV write: other slots and layers, {kind}", untouched, 0.0)
 
 
-def _rope_table(bench: Bench, shape: ModelShape, dtype: torch.dtype) -> torch.Tensor:
+def _rope_table(bench: Bench, shape: TimedModel, dtype: torch.dtype) -> torch.Tensor:
     """[max_positions, head_dim]: cosines, then sines."""
     half = shape.head_dim // 2
     frequencies = 500_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)

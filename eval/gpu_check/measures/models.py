@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.gpu_check.measures.bench import Bench
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 
 
-def model_folder(bench: Bench, shape: ModelShape) -> Path:
+def model_folder(bench: Bench, shape: TimedModel) -> Path:
     """Its config and a tokenizer, made when they are first needed."""
     folder = bench.models / shape.name
     if not folder.exists():
@@ -26,7 +26,7 @@ def own_dtype(bench: Bench) -> str:
     return "float32" if bench.sizes.toy else "bfloat16"
 
 
-def engine_options(bench: Bench, shape: ModelShape, dtype: str | None = None, **more: Any) -> dict[str, Any]:
+def engine_options(bench: Bench, shape: TimedModel, dtype: str | None = None, **more: Any) -> dict[str, Any]:
     """Of the engine with this model, random weights, and the GPU's path."""
     return {
         "model": str(model_folder(bench, shape)),

@@ -12,7 +12,7 @@ from engine.worker.gpu.prompt_attention import PromptAttention, select_prompt_at
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.closeness import LIMITS, picked, row_error, share_of_bytes_that_differ
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 from eval.gpu_check.sizes import Sizes
 
 _NUM_LAYERS, _LAYER = 2, 1
@@ -104,7 +104,7 @@ def _uniform(count: int, new: int, longest: int) -> Lengths:
 
 
 def _check_case(
-    bench: Bench, shape: ModelShape, batch_name: str, lengths: Lengths, num_uniform: int, variant: Variant
+    bench: Bench, shape: TimedModel, batch_name: str, lengths: Lengths, num_uniform: int, variant: Variant
 ) -> None:
     name = f"{shape.name}, {variant.name}: {batch_name}"
     with bench.case(name):
@@ -129,7 +129,7 @@ def _check_attention(
     bench: Bench,
     step: Step,
     attention: TritonPagedAttention,
-    shape: ModelShape,
+    shape: TimedModel,
     variant: Variant,
     name: str,
 ) -> None:
@@ -141,7 +141,7 @@ def _check_attention(
     bench.check(name, error, bench.sizes.slack * LIMITS[variant.dtype])
 
 
-def _make_step(bench: Bench, shape: ModelShape, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
+def _make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
     """Contexts are noise in shuffled blocks; query, key and value are views of one product, as in a model."""
     where, block_size = bench.device.where, bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths) + sum(lengths[0]))
@@ -208,7 +208,7 @@ def _check_write(
     bench.check(f"{name}: other layers", share_of_bytes_that_differ(step.pool[:, 0], untouched), 0.0)
 
 
-def _errors(step: Step, found: torch.Tensor, shape: ModelShape, variant: Variant) -> Iterator[float]:
+def _errors(step: Step, found: torch.Tensor, shape: TimedModel, variant: Variant) -> Iterator[float]:
     """Of each sequence."""
     starts = step.batch.query_starts.tolist()
     for seq, (new, cached) in enumerate(step.lengths):
@@ -229,7 +229,7 @@ def _errors_by_head(
     keys: torch.Tensor,
     values: torch.Tensor,
     found: torch.Tensor,
-    shape: ModelShape,
+    shape: TimedModel,
     variant: Variant,
 ) -> Iterator[float]:
     """One KV head at a time: the scores of all would be tens of gigabytes."""

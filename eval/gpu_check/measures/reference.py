@@ -12,10 +12,10 @@ from engine.worker.loader import load_model
 from engine.worker.models.decoder import Decoder
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.models import model_folder
-from eval.gpu_check.shapes import ModelShape
+from eval.gpu_check.shapes import TimedModel
 
 
-def reference_model(bench: Bench, shape: ModelShape, dtype: str) -> Any:
+def reference_model(bench: Bench, shape: TimedModel, dtype: str) -> Any:
     """transformers' model over the same random weights: the loader makes them up from the same seed."""
     folder, device = model_folder(bench, shape), bench.device.where
     options = ModelConfig(model=str(folder), device=device.type, dtype=dtype, load_format="dummy")

@@ -4,35 +4,27 @@ scheduler plans with."""
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine.config import SchedulerConfig
-from engine.core.scheduler import Scheduler
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import FcfsPolicy
-from engine.request import Request, RequestStatus
-from engine.sampling_params import SamplingParams
+from engine.request import Request
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.streams import HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
-
-BLOCK_SIZE = 4
-MAX_MODEL_LEN = 48
-VOCAB_SIZE = 1000
-
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 40)),
-        st.tuples(st.just("abort"), st.integers(0, 9)),
-        st.tuples(st.just("step"), st.integers(1, 6)),
-    ),
-    max_size=40,
+from tests.worker.shadow import (
+    ACTIONS,
+    BLOCK_SIZE,
+    LIMITS,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Action,
+    SchedulerShadow,
 )
 
 
@@ -41,35 +33,17 @@ def sampled_token(req_id: str, position: int) -> int:
     return (31 * int(req_id[1:]) + 7 * position) % VOCAB_SIZE
 
 
-class Shadow:
-    """A real scheduler, with up to two plans sent before a result is told."""
+class Shadow(SchedulerShadow):
+    """Rows on the device, with up to two plans sent before a result is told."""
 
     def __init__(self, graph_sizes: GraphSizes) -> None:
-        limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=12, async_scheduling=True)
-        self.scheduler = Scheduler(
-            limits, block_size=BLOCK_SIZE, num_blocks=17, max_model_len=MAX_MODEL_LEN, policy=FcfsPolicy()
-        )
+        limits = replace(LIMITS, async_scheduling=True)
+        super().__init__(limits)
         streams = HostStreams()
         sampler = DeviceSampler(0, VOCAB_SIZE, TorchSamplingOps(), streams)
         device = torch.device("cpu")
         self.batch = DeviceBatch(limits, MAX_MODEL_LEN, BLOCK_SIZE, graph_sizes, sampler, device, streams)
-        self.num_added = 0
-        self.num_preemptions = 0
         self._sent: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-
-    def add(self, length: int) -> None:
-        prompt = [7 * (i // BLOCK_SIZE) + i + length % 3 for i in range(length)]
-        hasher = self.scheduler.request_block_hasher
-        params = SamplingParams(max_tokens=9)
-        request = Request(f"r{self.num_added}", prompt, params, 0.0, block_hasher=hasher)
-        self.scheduler.add_request(request, 0.0)
-        self.num_added += 1
-
-    def abort(self, choice: int) -> None:
-        alive = list(self.scheduler.requests)
-        if alive:
-            victim = alive[choice % len(alive)]
-            self.scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED, 0.0)
 
     def step(self) -> None:
         while len(self._sent) < 2:
@@ -128,31 +102,14 @@ SIZES = pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((3, 4
 @SIZES
 @settings(deadline=None)
 @given(actions=ACTIONS)
-def test_rows_follow_the_scheduler(graph_sizes: GraphSizes, actions: list[tuple[str, int]]) -> None:
+def test_rows_follow_the_scheduler(graph_sizes: GraphSizes, actions: list[Action]) -> None:
     """Through adds, aborts, chunks, hits and preemptions, a step ahead of what is known; no row leaks."""
     shadow = Shadow(graph_sizes)
-    for kind, value in actions:
-        if kind == "add":
-            shadow.add(value)
-        elif kind == "abort":
-            shadow.abort(value)
-        else:
-            for _ in range(value):
-                shadow.step()
-    for _ in range(2000):
-        if not shadow.scheduler.has_unfinished_requests():
-            break
-        shadow.step()
-    for _ in range(2):
-        shadow.step()
+    shadow.play(actions)
     assert len(shadow.batch) == 0
 
 
 def test_preemption_is_part_of_it() -> None:
-    """The pool of this test is small enough that requests lose their rows and get them back."""
+    """The pool is small enough that requests lose their rows and get them back."""
     shadow = Shadow(GraphSizes(()))
-    for length in (14, 15, 16):
-        shadow.add(length)
-    while shadow.scheduler.has_unfinished_requests():
-        shadow.step()
-    assert shadow.num_preemptions > 0
+    shadow.crowd()
