@@ -1,7 +1,7 @@
 """The working-set ledger: whether one more job may begin, by what those that have begun will need.
 
-Only where copies are kept in host memory: there pins yield to anybody, so nothing else keeps more jobs from
-beginning than can be held, and then each turn drops what another comes back for. Who is here needs its
+When more have begun than can be held, each turn drops what another comes back for. What can be held is the
+host tier, where there is one; else the pool, and there only who is soon back counts. Who is here needs its
 context; who is in a tool call, as surely as it is expected back. Each event costs O(log n): what time alone
 changes is looked at again when half as much of it again has passed.
 """
@@ -24,11 +24,18 @@ LATER_LOOKS = 1.5
 class WorkingSet:
     """Blocks that the begun jobs are expected to need, and the new jobs that wait for room beside them."""
 
-    def __init__(self, tools: ToolMemory, num_host_blocks: int, block_size: int, tuning: Tuning) -> None:
-        """``num_host_blocks``: of the host tier; 0 without one, and then every job may begin."""
+    def __init__(
+        self, tools: ToolMemory, num_blocks: int, num_host_blocks: int, block_size: int, tuning: Tuning
+    ) -> None:
+        """``num_blocks``: of the pool. ``num_host_blocks``: of the host tier; 0 without one."""
         self._tools = tools
-        self._room = int(num_host_blocks * tuning.host_share)
-        self._horizon_s = tuning.return_horizon_s
+        if num_host_blocks:
+            self._room = int(num_host_blocks * tuning.host_share)
+            self._horizon_s = tuning.return_horizon_s
+        else:
+            self._room = int(num_blocks * tuning.pool_share)
+            self._horizon_s = tuning.pool_horizon_s
+        self._little = int(num_blocks * tuning.little_share)
         self._block_size = block_size
         self._here: dict[str, int] = {}
         """By request: admitted, or back for what its job has."""
@@ -42,8 +49,8 @@ class WorkingSet:
     # ---- who may begin ----
 
     def admits(self, turn: Turn, now: float) -> bool:
-        """Whether the turn may start now: only a job's first may not; and one job always may."""
-        if not self._room or not _begins(turn) or not self._here:
+        """Whether the turn may start now; who begins while nobody else is here always may."""
+        if not self._here or not self._is_gated(turn):
             return True
         self._look_again(now)
         return self._num_blocks + self._blocks(turn.request.num_tokens) <= self._room
@@ -57,18 +64,23 @@ class WorkingSet:
 
     def parks(self, turn: Turn) -> bool:
         """Whether it waits there: while anybody does, jobs that come later line up behind."""
-        if not self._parked or not _begins(turn):
+        if not self._parked or not self._is_gated(turn):
             return False
         self._parked.add(turn.request.request_id)
         return True
+
+    def _is_gated(self, turn: Turn) -> bool:
+        """Whether it is a job's first, has not run yet, and takes more than a little."""
+        if turn.number > 1 or turn.frontier is not None or turn.request.status is RequestStatus.PREEMPTED:
+            return False
+        return self._blocks(turn.request.num_tokens) > self._little
 
     # ---- who has begun ----
 
     def came(self, request: Request) -> None:
         """It is admitted, and here until it has gone, running or not."""
         self._parked.discard(request.request_id)
-        if self._room:
-            self._put(self._here, request.request_id, self._blocks(request.num_tokens))
+        self._put(self._here, request.request_id, self._blocks(request.num_tokens))
 
     def went(self, request: Request) -> None:
         self._parked.discard(request.request_id)
@@ -81,8 +93,6 @@ class WorkingSet:
 
     def awaits(self, frontier: Frontier, now: float) -> None:
         """A turn has ended there, or more is known of what it called."""
-        if not self._room:
-            return
         self._look_again(now)
         if frontier.request_id not in self._awaited:
             heapq.heappush(self._looks, (now + FIRST_LOOK_S, next(self._numbers), frontier))
@@ -116,8 +126,3 @@ class WorkingSet:
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-
-def _begins(turn: Turn) -> bool:
-    """Whether it is a job's first and has not run yet."""
-    return turn.number == 1 and turn.frontier is None and turn.request.status is not RequestStatus.PREEMPTED

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from continuum.jobs import Turn
+from continuum.program_stats import Memoryfulness
 from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
@@ -26,11 +27,14 @@ RANKED_PER_STEP = 64
 """Waiting turns whose ranks follow what was learned: of thousands no step waits for all."""
 
 
-def age_weight(memoryfulness: float, recomputed_share: float, tuning: Tuning) -> float:
-    """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1]."""
-    if memoryfulness > tuning.telling:
+def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) -> float:
+    """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1].
+
+    What is computed again counts by its square: one turn that came back after hours is no thrashing.
+    """
+    if lengths.num_jobs >= tuning.telling_jobs and lengths.value > tuning.telling:
         return 1.0
-    return min(1.0, recomputed_share / tuning.thrashing_share)
+    return min(1.0, (recomputed_share / tuning.thrashing_share) ** 2)
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:

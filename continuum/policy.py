@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from continuum.admission import WorkingSet
 from continuum.break_rule import BreakRule
@@ -122,7 +122,9 @@ class ContinuumPolicy:
             look_again_s=config.look_again_s,
         )
         self._wait_bound = WaitBound(config.max_wait_s)
-        self._working_set = WorkingSet(self.tools, context.num_host_blocks, context.block_size, config)
+        self._working_set = WorkingSet(
+            self.tools, context.num_blocks, context.num_host_blocks, context.block_size, config
+        )
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()
@@ -255,7 +257,7 @@ class ContinuumPolicy:
         again."""
         if not self._has_host_tier:
             return 1.0
-        return age_weight(self._forecast.lengths.value, self._recomputed_share.value, self._config)
+        return age_weight(self._forecast.lengths, self._recomputed_share.value, self._config)
 
     def _rank(self, turn: Turn) -> None:
         turn.job.rank = job_rank(turn, self._age_weight(), self._config.work_weight * self.work_s(turn))
@@ -283,8 +285,6 @@ class ContinuumPolicy:
         return changed
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        # Without a host tier a new job that does not fit waits behind the pins it may not break: they are
-        # the gate. With one pins yield, and what begun jobs need beyond it is computed again and again.
         turn = self._turns.get(request.request_id)
         if turn is None or self._wait_bound.is_overdue(request) or self._working_set.admits(turn, now):
             return True
@@ -413,7 +413,7 @@ class ContinuumPolicy:
         decision = self._decide(frontier, now) if known else UNTIL_READ
         if not known:
             self._tell(frontier, decision)
-        if not block_hashes:
+        if not block_hashes or decision.is_final:
             return None
         if not self._pins.make_room(frontier.job, len(block_hashes), displace=known):
             self._tell(frontier, NO_ROOM)
@@ -454,7 +454,7 @@ class ContinuumPolicy:
         )
         decision = self.choose_ttl(frontier, inputs)
         ttl_s = elapsed_s + decision.ttl_s if decision.ttl_s > 0 else 0.0
-        decision = TtlDecision(min(ttl_s, self._config.max_ttl_s), decision.reason)
+        decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
         self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
         if frontier.receipt is not None and curve.num_observations:
             frontier.receipt.expected_tool_s = elapsed_s + curve.median_remaining(0.0)

@@ -74,12 +74,15 @@ class Memoryfulness:
     """
 
     def __init__(self) -> None:
+        self.num_jobs = 0.0
+        """That have ended."""
         self._n = 0.0
         self._sum_k = self._sum_r = self._sum_kk = self._sum_rr = self._sum_kr = 0.0
 
     def observe_job(self, num_turns: int, count: float = 1.0) -> None:
         """A job of so many turns has ended; with -1 it had not, after all."""
         n = num_turns
+        self.num_jobs += count
         sum_k, sum_kk = n * (n + 1) / 2, n * (n + 1) * (2 * n + 1) / 6
         self._n += count * n
         self._sum_k += count * sum_k

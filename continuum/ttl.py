@@ -49,6 +49,11 @@ class TtlDecision:
 
     ttl_s: float
     reason: str
+    is_final: bool = False
+    """To let go at the turn's end, without a grace: what is told of its tools then would not change it."""
+
+
+COPIED = TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
 
 
 class TtlRule(Protocol):
@@ -59,7 +64,8 @@ class TtlRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MedianHorizonRule:
-    """Hold while the median of the remaining time is at most a horizon.
+    """Hold while the median of the remaining time is at most a horizon; nothing where a copy is loaded back
+    in less than a share of the time to compute it.
 
     Nothing learned: a constant. Beyond the longest duration ever seen the call is as unknown as one that was
     never seen, so the same constant is added there.
@@ -68,8 +74,11 @@ class MedianHorizonRule:
     horizon_s: float
     cold_horizon_s: float
     answer_ttl_s: float
+    cheap_reload_share: float
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if inputs.reload_s is not None and inputs.reload_s < self.cheap_reload_share * inputs.prefill_s:
+            return COPIED
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
@@ -185,7 +194,9 @@ def make_rule(config: ContinuumConfig) -> TtlRule:
     """The rule the configuration names."""
     rules: dict[str, TtlRule] = {
         "price": PriceRule(config.answer_ttl_s),
-        "median-horizon": MedianHorizonRule(config.horizon_s, config.cold_horizon_s, config.answer_ttl_s),
+        "median-horizon": MedianHorizonRule(
+            config.horizon_s, config.cold_horizon_s, config.answer_ttl_s, config.cheap_reload_share
+        ),
         "fixed": FixedRule(config.fixed_ttl_s),
         "fork": ForkRule(),
         "paper": PaperRule(),

@@ -27,6 +27,8 @@ class Tuning:
     prompt."""
     telling: float = 0.5
     """Memoryfulness above which age tells more of what is left than it leaves open."""
+    telling_jobs: int = 20
+    """So many jobs must have ended before what their lengths say counts there."""
     thrashing_share: float = 0.1
     """Of the tokens that come back: if so many must be computed again, age counts in full."""
     recomputed_smoothing: float = 0.01
@@ -36,14 +38,22 @@ class Tuning:
     first_reload_share: float = 0.1
     """Of the time to compute it, that loading KV back is taken to need before any load was seen: it is about
     fifteen times faster for an 8B model over a 50 GB/s link."""
+    cheap_reload_share: float = 0.5
+    """Of the time to compute KV: where loading its copy takes less, nothing is held."""
     look_again_s: float = 1e-4
     """For each pin that was looked at in vain: a search takes a thirtieth of it, so no more of all time."""
     unseen_return: float = 0.5
     """Probability that a turn is back before its pin's deadline, while none was seen to return."""
-    host_share: float = 0.9
+    host_share: float = 0.8
     """Of the host tier that may be needed: copies of what nobody will ask for stand among the others."""
     return_horizon_s: float = 600.0
     """Who is not back so soon counts as one who may stay away: its copies are the oldest by then."""
+    pool_share: float = 0.9
+    """Of the pool that may be needed where there is no host tier."""
+    pool_horizon_s: float = 100.0
+    """The same there: who is away for longer finds nothing held."""
+    little_share: float = 0.01
+    """Of the pool: a new job whose first prompt is smaller is not kept waiting, whoever else has begun."""
     prefill_smoothing: float = SMOOTHING
     """Weight of a new step against those of its size before, in what computing KV costs."""
     first_tokens_per_s: float = DEFAULT_TOKENS_PER_S

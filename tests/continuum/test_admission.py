@@ -1,6 +1,10 @@
-"""With a host tier, new jobs wait where those that have begun will need all that can be kept."""
+"""New jobs wait where those that have begun will need all that can be kept."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
@@ -11,23 +15,26 @@ from tracing.events import JobEvent, TraceEvent
 from tracing.tracer import Tracer
 
 BLOCK = 4
+POOL_BLOCKS = 32
+"""Of which 28 may be needed where there is no host tier."""
 HOST_BLOCKS = 40
-"""Of which 36 may be needed."""
+"""Of which 32 may be needed."""
 MAX_WAIT_S = 50.0
+CONFIG = ContinuumConfig(max_wait_s=MAX_WAIT_S)
 
 
 class Room(EngineRoom):
-    """A pool of 32 blocks, 40 copies beside it; tools that were never seen are as likely back as not."""
+    """A pool and copies beside it, or none; tools that were never seen are as likely back as not."""
 
-    def __init__(self, num_host_blocks: int = HOST_BLOCKS) -> None:
+    def __init__(self, num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG) -> None:
         tracer = Tracer()
-        context = PolicyContext(BLOCK, 32, tracer, num_host_blocks=num_host_blocks)
+        context = PolicyContext(BLOCK, POOL_BLOCKS, tracer, num_host_blocks=num_host_blocks)
         self.events: list[TraceEvent] = []
         tracer.add(self)
         super().__init__(
-            ContinuumPolicy(context, ContinuumConfig(max_wait_s=MAX_WAIT_S)),
+            ContinuumPolicy(context, config),
             block_size=BLOCK,
-            num_blocks=33,
+            num_blocks=POOL_BLOCKS + 1,
             max_model_len=96,
             num_host_blocks=num_host_blocks,
             tracer=tracer,
@@ -62,14 +69,17 @@ class Room(EngineRoom):
         return request_id in self.finished or request_id not in {r.request_id for r in self.scheduler.waiting}
 
 
-def crowded(num_host_blocks: int = HOST_BLOCKS) -> Room:
-    """One turn runs for long, two jobs of 14 blocks are about to be back, and a new one of 12 has come."""
-    room = Room(num_host_blocks)
+def crowded(
+    num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG, num_blocks: int = 14
+) -> Room:
+    """One turn runs for long, two jobs of so many blocks are about to be back, and a new one as large has
+    come."""
+    room = Room(num_host_blocks, config)
     room.learn("ls", 5.0)
     room.add("runs", [50] * 4, max_tokens=80)
     for job_id in ("one", "two"):
-        room.begin(job_id, 14, "ls")
-    room.add("new", [60] * (12 * BLOCK), job_id="new", max_tokens=1)
+        room.begin(job_id, num_blocks, "ls")
+    room.add("new", [60] * (num_blocks * BLOCK), job_id="new", max_tokens=1)
     return room
 
 
@@ -87,19 +97,24 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
     assert room.is_started("new")
 
 
-def test_without_a_host_tier_nothing_but_pins_keeps_a_job_from_beginning() -> None:
-    """There is room for it as soon as the pins have run out, whoever may be back."""
-    room = crowded(num_host_blocks=0)
-    room.clock.advance(20.0)
+def test_without_a_host_tier_they_are_to_find_room_in_the_pool() -> None:
+    """The pins of both have run out, so there is room for it now, and there would not be when they are
+    back."""
+    config = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
+    room = crowded(num_host_blocks=0, config=config, num_blocks=10)
+    room.clock.advance(3.0)
     room.step()
-    assert room.is_started("new")
-    assert not room.parked()
+    assert room.scheduler.statistics().num_pinned_blocks == 0
+    assert not room.is_started("new")
+    assert room.parked() == ["new"]
 
 
-def test_whose_calls_take_for_ever_keeps_nobody_out() -> None:
-    """Large contexts of calls that are not back in ten minutes leave room."""
-    room = Room()
-    room.learn("sleep", 3000.0)
+@pytest.mark.parametrize(("num_host_blocks", "takes_s"), [(HOST_BLOCKS, 3000.0), (0, 300.0)])
+def test_whose_calls_take_for_ever_keeps_nobody_out(num_host_blocks: int, takes_s: float) -> None:
+    """Large contexts of calls that are not back in ten minutes leave room; in a hundred seconds, where they
+    find nothing held for them."""
+    room = Room(num_host_blocks)
+    room.learn("sleep", takes_s)
     room.add("runs", [50] * 4, max_tokens=80)
     for job_id in ("one", "two"):
         room.begin(job_id, 14, "sleep 9")
@@ -126,6 +141,17 @@ def test_a_parked_job_waits_no_longer_than_its_bound_and_stands_in_nobodys_way()
         room.step()
     assert room.is_started("new")
     assert room.is_started("later")
+
+
+def test_a_job_that_takes_little_is_not_kept_waiting() -> None:
+    """Of a tenth of the pool at most, where that is called little; and it does not line up behind others."""
+    room = crowded(config=replace(CONFIG, little_share=0.1))
+    room.add("short", [61] * (3 * BLOCK), job_id="short", max_tokens=1)
+    room.add("longer", [62] * (4 * BLOCK), job_id="longer", max_tokens=1)
+    for _ in range(3):
+        room.step()
+    assert room.is_started("short")
+    assert not room.is_started("longer")
 
 
 def test_the_only_job_may_always_begin() -> None:

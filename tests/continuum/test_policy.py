@@ -476,12 +476,11 @@ def test_a_new_job_waits_for_what_is_held_only_where_it_would_be_computed_again(
 def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done(
     lengths: list[int], has_host_tier: bool, first: str
 ) -> None:
-    """After jobs of one length the older job's turn goes before a new job that came a second earlier; after
-    many short ones and a long one, which the older is as likely to be, turns are served as they came. Where
-    lost KV is computed again the older job goes first whatever it may be."""
-    policy = ContinuumPolicyFactory(ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0))(
-        PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier)
-    )
+    """After some jobs of one length the older job's turn goes before a new job that came a second earlier;
+    after many short ones and a long one, which the older is as likely to be, turns are served as they came.
+    Where lost KV is computed again the older job goes first whatever it may be."""
+    config = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0, telling_jobs=3)
+    policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier))
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=65, max_model_len=96, max_num_seqs=1)
     for job, num_turns in enumerate(lengths):
         prompt = [100 + job, 1, 2, 3]
