@@ -231,9 +231,10 @@ def _results(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes:
                 "A process that simulated was killed, perhaps for the memory it took: try fewer --processes."
             ) from error
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()  # what it has begun may take minutes, and nobody will look at it
+            # Without a wait the pool's thread may close the pipe that Python writes to at its exit.
+            pool.shutdown(cancel_futures=True)
             raise
 
 
