@@ -2,8 +2,9 @@
 
 When more have begun than can be held, each turn drops what another comes back for. What can be held is the
 host tier, where there is one; else the pool, and there only who is soon back counts. Who is here needs its
-context; who is in a tool call, as surely as it is expected back. Each event costs O(log n): what time alone
-changes is looked at again when half as much of it again has passed.
+context, but for what it shares with who came before; who is in a tool call, as surely as it is expected back.
+Each event costs O(log n): what time alone changes is looked at again when half as much of it again has
+passed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
-from continuum.jobs import Frontier, Turn
+from continuum.jobs import Frontier, Job, Turn
 from continuum.tool_memory import ToolMemory
 from continuum.tuning import Tuning
 from engine.request import Request, RequestStatus
@@ -53,7 +54,7 @@ class WorkingSet:
         if not self._here or not self._is_gated(turn):
             return True
         self._look_again(now)
-        return self._num_blocks + self._blocks(turn.request.num_tokens) <= self._room
+        return self._num_blocks + self._own_blocks(turn.request, turn.job) <= self._room
 
     def park(self, turn: Turn) -> bool:
         """It waits behind all that may start; False if it did already."""
@@ -77,10 +78,10 @@ class WorkingSet:
 
     # ---- who has begun ----
 
-    def came(self, request: Request) -> None:
+    def came(self, request: Request, job: Job | None) -> None:
         """It is admitted, and here until it has gone, running or not."""
         self._parked.discard(request.request_id)
-        self._put(self._here, request.request_id, self._blocks(request.num_tokens))
+        self._put(self._here, request.request_id, self._own_blocks(request, job))
 
     def went(self, request: Request) -> None:
         self._parked.discard(request.request_id)
@@ -89,7 +90,7 @@ class WorkingSet:
     def continued(self, frontier: Frontier, request: Request) -> None:
         """Its next turn is back, and waits."""
         self.forget(frontier)
-        self.came(request)
+        self.came(request, frontier.job)
 
     def awaits(self, frontier: Frontier, now: float) -> None:
         """A turn has ended there, or more is known of what it called."""
@@ -117,12 +118,16 @@ class WorkingSet:
             probability = self._tools.return_probability(frontier, now + self._horizon_s, now)
             probability *= 1 - self._tools.last_turn_probability(frontier.tools)
         growth_tokens = self._tools.prompt_growth(frontier.tools) or 0.0
-        num_blocks = len(frontier.chain) + growth_tokens / self._block_size
-        self._put(self._awaited, frontier.request_id, round(probability * num_blocks))
+        num_blocks = len(frontier.chain) - frontier.job.num_shared_blocks + growth_tokens / self._block_size
+        self._put(self._awaited, frontier.request_id, max(0, round(probability * num_blocks)))
 
     def _put(self, part: dict[str, int], name: str, num_blocks: int) -> None:
         self._num_blocks += num_blocks - part.get(name, 0)
         part[name] = num_blocks
+
+    def _own_blocks(self, request: Request, job: Job | None) -> int:
+        num_shared_blocks = 0 if job is None else job.num_shared_blocks
+        return max(0, self._blocks(request.num_tokens) - num_shared_blocks)
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -166,6 +166,8 @@ class Job:
     is_established: bool = True
     """It is known to be more than a single question and its answer."""
     num_turns: int = 0
+    num_shared_blocks: int = 0
+    """That its first prompt began with and others had asked for before: their memory is not its own."""
     has_come_back: bool = False
     """To a frontier that it seemed to have gone on without: it keeps several conversations."""
     queued_s: float = 0.0

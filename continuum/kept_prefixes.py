@@ -1,7 +1,7 @@
 """How far into a chain of blocks anybody else's begins like it, told without comparing it to them all.
 
-Each chain leaves its hash at some depths only, ever further apart: so the answer is too high by up to a half,
-and never too low. Knows no jobs.
+Each chain leaves its hash at some depths only, ever further apart: so between how much is surely shared and
+how much may be lies up to a half. Knows no jobs.
 """
 
 from __future__ import annotations
@@ -67,10 +67,20 @@ class KeptPrefixes:
     def num_shared_blocks(self, landmarks: Landmarks, apart_from: Iterable[Landmarks]) -> int:
         """Blocks at the start of a chain, which is not in here itself, that others may have in common with
         it; ``apart_from``: chains in here that do not count."""
-        own = list(apart_from)
+        index = self._deepest(landmarks, list(apart_from))
+        return 0 if index is None else DEPTHS[index + 1] - 1
+
+    def num_surely_shared_blocks(self, landmarks: Landmarks) -> int:
+        """Blocks at the start of a chain, which is not in here itself, that others have in common with it;
+        there may be more, by up to a half."""
+        index = self._deepest(landmarks, [])
+        return 0 if index is None else DEPTHS[index]
+
+    def _deepest(self, landmarks: Landmarks, own: Sequence[Landmarks]) -> int | None:
+        """Of the landmarks that others have, too."""
         for index in range(len(landmarks) - 1, -1, -1):
             mark = landmarks[index]
             num_own = sum(1 for each in own if index < len(each) and each[index] == mark)
             if self._counts.get(mark, 0) > num_own:
-                return DEPTHS[index + 1] - 1
-        return 0
+                return index
+        return None

@@ -30,11 +30,11 @@ RANKED_PER_STEP = 64
 def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) -> float:
     """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1].
 
-    What is computed again counts by its square: one turn that came back after hours is no thrashing.
+    A fifth of what is called thrashing counts nothing: a turn that came back after an hour is none.
     """
     if lengths.num_jobs >= tuning.telling_jobs and lengths.value > tuning.telling:
         return 1.0
-    return min(1.0, (recomputed_share / tuning.thrashing_share) ** 2)
+    return min(1.0, max(0.0, 1.25 * recomputed_share / tuning.thrashing_share - 0.25))
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:

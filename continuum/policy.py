@@ -302,8 +302,8 @@ class ContinuumPolicy:
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         self._break_rule.forget(request)
         self._wait_bound.admitted(request)
-        self._working_set.came(request)
         turn = self._turns.get(request.request_id)
+        self._working_set.came(request, None if turn is None else turn.job)
         if turn is None or turn.num_cached_tokens is not None:
             return ()
         turn.num_cached_tokens = request.num_cached_tokens

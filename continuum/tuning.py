@@ -48,9 +48,9 @@ class Tuning:
     """Of the host tier that may be needed: copies of what nobody will ask for stand among the others."""
     return_horizon_s: float = 600.0
     """Who is not back so soon counts as one who may stay away: its copies are the oldest by then."""
-    pool_share: float = 0.9
+    pool_share: float = 1.0
     """Of the pool that may be needed where there is no host tier."""
-    pool_horizon_s: float = 100.0
+    pool_horizon_s: float = 50.0
     """The same there: who is away for longer finds nothing held."""
     little_share: float = 0.01
     """Of the pool: a new job whose first prompt is smaller is not kept waiting, whoever else has begun."""

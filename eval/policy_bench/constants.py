@@ -26,7 +26,7 @@ WHY = {
     "unseen_return": "nothing is known: as likely as not",
     "host_share": "a fifth of the host tier holds copies of what nobody will ask for",
     "return_horizon_s": "as long as anything is held: later the copies are the first to go",
-    "pool_share": "what one cannot foresee of a turn's growth needs a tenth",
+    "pool_share": "what is likely to be needed counts less than in full already: all of it",
     "pool_horizon_s": "few are held for longer, so what comes later must be computed again in any case",
     "little_share": "a question beside agents takes less; an agent's system prompt takes more",
     "cheap_reload_share": "a fast link needs a tenth of computing; half is a link too slow to rely on",

@@ -16,11 +16,12 @@ from tracing.tracer import Tracer
 
 BLOCK = 4
 POOL_BLOCKS = 32
-"""Of which 28 may be needed where there is no host tier."""
+"""All of which may be needed where there is no host tier."""
 HOST_BLOCKS = 40
 """Of which 32 may be needed."""
 MAX_WAIT_S = 50.0
 CONFIG = ContinuumConfig(max_wait_s=MAX_WAIT_S)
+HOLD_BRIEFLY = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
 
 
 class Room(EngineRoom):
@@ -46,9 +47,14 @@ class Room(EngineRoom):
     def parked(self) -> list[str | None]:
         return [e.req_id for e in self.events if isinstance(e, JobEvent) and e.kind == "turn_parked"]
 
-    def begin(self, job_id: str, num_blocks: int, *commands: str) -> None:
-        """A job's first turn from its arrival to its end; then it calls these."""
-        self.add(job_id, [hash(job_id) % 900 + 100] * (num_blocks * BLOCK), job_id=job_id, max_tokens=1)
+    def begin(self, job_id: str, num_blocks: int, *commands: str, num_shared: int = 0) -> None:
+        """A job's first turn from its arrival to its end; then it calls these. So many of its blocks are
+        those that others begin with."""
+        prompt = [
+            *[1] * (num_shared * BLOCK),
+            *[hash(job_id) % 900 + 100] * ((num_blocks - num_shared) * BLOCK),
+        ]
+        self.add(job_id, prompt, job_id=job_id, max_tokens=1)
         while job_id not in self.finished:
             self.step()
         calls = [ToolCall("bash", f'{{"command": "{command}"}}') for command in commands]
@@ -70,7 +76,11 @@ class Room(EngineRoom):
 
 
 def crowded(
-    num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG, num_blocks: int = 14
+    num_host_blocks: int = HOST_BLOCKS,
+    config: ContinuumConfig = CONFIG,
+    *,
+    num_blocks: int = 14,
+    num_shared: int = 0,
 ) -> Room:
     """One turn runs for long, two jobs of so many blocks are about to be back, and a new one as large has
     come."""
@@ -78,8 +88,9 @@ def crowded(
     room.learn("ls", 5.0)
     room.add("runs", [50] * 4, max_tokens=80)
     for job_id in ("one", "two"):
-        room.begin(job_id, num_blocks, "ls")
-    room.add("new", [60] * (num_blocks * BLOCK), job_id="new", max_tokens=1)
+        room.begin(job_id, num_blocks, "ls", num_shared=num_shared)
+    prompt = [*[1] * (num_shared * BLOCK), *[60] * ((num_blocks - num_shared) * BLOCK)]
+    room.add("new", prompt, job_id="new", max_tokens=1)
     return room
 
 
@@ -100,13 +111,21 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
 def test_without_a_host_tier_they_are_to_find_room_in_the_pool() -> None:
     """The pins of both have run out, so there is room for it now, and there would not be when they are
     back."""
-    config = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
-    room = crowded(num_host_blocks=0, config=config, num_blocks=10)
+    room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11)
     room.clock.advance(3.0)
     room.step()
     assert room.scheduler.statistics().num_pinned_blocks == 0
     assert not room.is_started("new")
     assert room.parked() == ["new"]
+
+
+def test_what_jobs_begin_with_in_common_counts_once() -> None:
+    """The same three jobs, but for six blocks with which all begin."""
+    room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11, num_shared=6)
+    room.clock.advance(3.0)
+    room.step()
+    assert room.is_started("new")
+    assert not room.parked()
 
 
 @pytest.mark.parametrize(("num_host_blocks", "takes_s"), [(HOST_BLOCKS, 3000.0), (0, 300.0)])
