@@ -15,6 +15,9 @@ from continuum.tool_memory import ToolMemory
 from engine.policy import Pin
 from engine.request import Request, RequestStatus
 
+MANY_PINS = 128
+"""A search among more is rarer than in proportion, so that it takes less of the time the more there are."""
+
 
 class BreakRule:
     """Pins that a request may break, cheapest first."""
@@ -109,7 +112,8 @@ class BreakRule:
             num_seen += 1
             if self._expected_loss_s(pin, pin.num_blocks, now) < waited_s:
                 yield pin
-        self._look_again_s[requester.request_id] = now + num_seen * self._pause_s
+        pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
+        self._look_again_s[requester.request_id] = now + pause_s
 
     def _expected_loss_s(self, pin: Pin, num_blocks: int, now: float) -> float:
         """If so many of its blocks are lost: what they cost, times how surely its turn comes for them."""

@@ -65,6 +65,7 @@ BOUNDS = {
     "rate_belief.MOST_EVIDENCE": "arithmetic",
     "rate_belief.NOTHING": "arithmetic",
     "order.RANKED_PER_STEP": "time of one step; the others follow in the next",
+    "break_rule.MANY_PINS": "time; a simulation has fewer",
     "admission.FIRST_LOOK_S": "time; how often the chance of a return is asked again",
     "admission.LATER_LOOKS": "likewise",
     "frontier_index.GENERATION_PROMPT_TOKENS": "format of chat templates; recorded jobs name themselves",
