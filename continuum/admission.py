@@ -31,10 +31,10 @@ class WorkingSet:
         """``num_blocks``: of the pool. ``num_host_blocks``: of the host tier; 0 without one."""
         self._tools = tools
         if num_host_blocks:
-            self._room = int(num_host_blocks * tuning.host_share)
+            self.num_room_blocks = int(num_host_blocks * tuning.host_share)
             self._horizon_s = tuning.return_horizon_s
         else:
-            self._room = int(num_blocks * tuning.pool_share)
+            self.num_room_blocks = int(num_blocks * tuning.pool_share)
             self._horizon_s = tuning.pool_horizon_s
         self._little = int(num_blocks * tuning.little_share)
         self._block_size = block_size
@@ -43,7 +43,8 @@ class WorkingSet:
         self._awaited: dict[str, int] = {}
         """By the request that ended last in a job, or in a branch of one."""
         self._parked: set[str] = set()
-        self._num_blocks = 0
+        self.num_needed_blocks = 0
+        """By those that have begun, as likely as they come."""
         self._looks: list[tuple[float, int, Frontier]] = []
         self._numbers = count()
 
@@ -54,7 +55,7 @@ class WorkingSet:
         if not self._here or not self._is_gated(turn):
             return True
         self._look_again(now)
-        return self._num_blocks + self._own_blocks(turn.request, turn.job) <= self._room
+        return self.num_needed_blocks + self._own_blocks(turn.request, turn.job) <= self.num_room_blocks
 
     def park(self, turn: Turn) -> bool:
         """It waits behind all that may start; False if it did already."""
@@ -85,7 +86,7 @@ class WorkingSet:
 
     def went(self, request: Request) -> None:
         self._parked.discard(request.request_id)
-        self._num_blocks -= self._here.pop(request.request_id, 0)
+        self.num_needed_blocks -= self._here.pop(request.request_id, 0)
 
     def continued(self, frontier: Frontier, request: Request) -> None:
         """Its next turn is back, and waits."""
@@ -101,7 +102,7 @@ class WorkingSet:
 
     def forget(self, frontier: Frontier) -> None:
         """Nobody is expected back there any more."""
-        self._num_blocks -= self._awaited.pop(frontier.request_id, 0)
+        self.num_needed_blocks -= self._awaited.pop(frontier.request_id, 0)
 
     def _look_again(self, now: float) -> None:
         while self._looks and self._looks[0][0] <= now:
@@ -122,7 +123,7 @@ class WorkingSet:
         self._put(self._awaited, frontier.request_id, max(0, round(probability * num_blocks)))
 
     def _put(self, part: dict[str, int], name: str, num_blocks: int) -> None:
-        self._num_blocks += num_blocks - part.get(name, 0)
+        self.num_needed_blocks += num_blocks - part.get(name, 0)
         part[name] = num_blocks
 
     def _own_blocks(self, request: Request, job: Job | None) -> int:

@@ -139,7 +139,7 @@ class JobRegistry:
     def begin_turn(self, turn: Turn, num_prompt_blocks: int) -> None:
         block_hashes = turn.request.block_hashes
         turn.landmarks = landmarks_of(block_hashes, min(num_prompt_blocks, len(block_hashes)))
-        if turn.number == 1:
+        if turn.number == 1 and turn.frontier is None:
             turn.job.num_shared_blocks = self._prefixes.num_surely_shared_blocks(turn.landmarks)
         self._prefixes.add(turn.landmarks)
 

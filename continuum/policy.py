@@ -290,7 +290,7 @@ class ContinuumPolicy:
             return True
         if self._working_set.park(turn):
             self._changed.append(request)
-            self._trace.turn_parked(turn, now)
+            self._trace.turn_parked(turn, self._working_set, now)
         return False
 
     def may_pass(self, request: Request, now: float) -> bool:
@@ -413,7 +413,10 @@ class ContinuumPolicy:
         decision = self._decide(frontier, now) if known else UNTIL_READ
         if not known:
             self._tell(frontier, decision)
-        if not block_hashes or decision.is_final:
+        if not block_hashes:
+            return None
+        if decision.is_final:
+            self._trace.refused(frontier, now)
             return None
         if not self._pins.make_room(frontier.job, len(block_hashes), displace=known):
             self._tell(frontier, NO_ROOM)

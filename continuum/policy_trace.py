@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from continuum.admission import WorkingSet
 from continuum.jobs import Frontier, Job, Turn
 from continuum.told import remaining_of
 from continuum.ttl import TtlDecision, TtlInputs
@@ -26,9 +27,15 @@ class PolicyTrace:
             continues = turn.frontier.request_id if turn.frontier is not None else None
             self._turn("turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues)
 
-    def turn_parked(self, turn: Turn, now: float) -> None:
+    def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
         if self._tracer.on:
-            self._turn("turn_parked", turn, now)
+            self._turn(
+                "turn_parked",
+                turn,
+                now,
+                needed_blocks=working_set.num_needed_blocks,
+                room_blocks=working_set.num_room_blocks,
+            )
 
     def turn_admitted(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
@@ -78,7 +85,15 @@ class PolicyTrace:
             self._tracer.emit(JobEvent(now=now, kind="forgotten", job_id=job.job_id, turn=job.num_turns))
 
     def _turn(
-        self, kind: str, turn: Turn, now: float, gap_s: float | None = None, continues: str | None = None
+        self,
+        kind: str,
+        turn: Turn,
+        now: float,
+        *,
+        gap_s: float | None = None,
+        continues: str | None = None,
+        needed_blocks: int = 0,
+        room_blocks: int = 0,
     ) -> None:
         self._tracer.emit(
             JobEvent(
@@ -98,6 +113,8 @@ class PolicyTrace:
                 diverged_tokens=turn.num_diverged_tokens,
                 supersedes=turn.supersedes,
                 superseded_tokens=turn.num_superseded_tokens,
+                needed_blocks=needed_blocks,
+                room_blocks=room_blocks,
             )
         )
 

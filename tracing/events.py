@@ -416,6 +416,10 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """So many tokens of it that are reused first from now on, where nobody else holds them."""
     told_remaining_s: float | None = None
     """Seconds that the client says its calls will still take."""
+    needed_blocks: int = 0
+    """For ``turn_parked``: that the jobs begun are likely to need."""
+    room_blocks: int = 0
+    """For ``turn_parked``: that they and this one may need."""
 
 
 class TraceGap(msgspec.Struct, tag_field="type", tag="gap", kw_only=True):

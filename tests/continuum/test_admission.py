@@ -45,7 +45,10 @@ class Room(EngineRoom):
         self.events.append(event)
 
     def parked(self) -> list[str | None]:
-        return [e.req_id for e in self.events if isinstance(e, JobEvent) and e.kind == "turn_parked"]
+        return [event.req_id for event in self.parkings()]
+
+    def parkings(self) -> list[JobEvent]:
+        return [e for e in self.events if isinstance(e, JobEvent) and e.kind == "turn_parked"]
 
     def begin(self, job_id: str, num_blocks: int, *commands: str, num_shared: int = 0) -> None:
         """A job's first turn from its arrival to its end; then it calls these. So many of its blocks are
@@ -95,12 +98,15 @@ def crowded(
 
 
 def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
-    """The trace says so once. When one of them has finished it begins."""
+    """The trace says so once, and why. When one of them has finished it begins."""
     room = crowded()
     for _ in range(3):
         room.step()
     assert not room.is_started("new")
-    assert room.parked() == ["new"]
+    (parking,) = room.parkings()
+    assert parking.req_id == "new"
+    assert parking.room_blocks == 32
+    assert 28 <= parking.needed_blocks <= 30  # of the two that will be back, and of the turn that runs
     room.add("one-2", [*room.tokens["one"], 7], job_id="one", is_last_step=True, max_tokens=1)
     for _ in range(4):
         room.step()

@@ -247,6 +247,21 @@ def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
     assert named > 0
 
 
+def test_an_explanation_says_what_kept_a_job_from_beginning(
+    runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What those that had begun were likely to need, and how much there is."""
+    _, lives = read(runs["continuum"].path)
+    parked = [turn for turn in lives.turns if turn.parked is not None]
+    assert parked
+    for turn in parked:
+        assert turn.parked is not None
+        assert turn.number == 1
+        text = " ".join(ask(capsys, "explain", runs["continuum"].path, str(turn.job_id)).split())
+        needed, room = turn.parked.needed_blocks, turn.parked.room_blocks
+        assert f"were likely to need {needed:,} blocks; all may need {room:,}" in text
+
+
 def test_a_job_that_is_not_there_is_named_with_near_ones(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,9 @@ class Explanation:
         num_blocks = self.facts.header.num_blocks
         if span.memory_s > 0 and turn.mean_pinned_blocks and num_blocks:
             around.append(f"pins held {percent(turn.mean_pinned_blocks, num_blocks)} of the pool")
+        if turn.parked is not None:
+            needed, room = turn.parked.needed_blocks, turn.parked.room_blocks
+            around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
         return told + (f" ({', '.join(around)})" if around else "")
 
     # ---- what lay between ----

@@ -33,9 +33,18 @@ class PinOutcome(Enum):
     SUPERSEDED = "superseded"
     """Its job went on without it."""
     REFUSED = "refused"
-    """There was no room for it among the pins."""
+    """It was not held at all: there was no room for it among the pins, or its copy does as well."""
     OPEN = "open"
     """It was still held where the trace ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Why a job might not begin when it was looked at first: what those begun were likely to need."""
+
+    needed_blocks: int
+    room_blocks: int
+    """That they and it may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,8 @@ class TurnLife:
     """What it did, without a hole from its arrival to its end."""
     seconds: Seconds
     """The same, added up."""
+    parked: Parked | None
+    """None: its job was never kept from beginning."""
     mean_waiting: float | None
     """Requests in the queue while it waited, itself included; None: no step began meanwhile."""
     mean_pinned_blocks: float | None

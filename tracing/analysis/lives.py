@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tracing.analysis.jobs import GapLife, JobLife, PinLife, Told, TurnEnd, TurnLife, job_life
+from tracing.analysis.jobs import GapLife, JobLife, Parked, PinLife, Told, TurnEnd, TurnLife, job_life
 from tracing.analysis.open_pin import PinReader
 from tracing.analysis.open_turn import OpenTurn, WaitClock
 from tracing.analysis.phases import Phase
@@ -395,6 +395,8 @@ class LifeReader:
         match event.kind:
             case "turn_arrived" if event.req_id is not None:
                 self._take_arrival(event, event.req_id)
+            case "turn_parked" if event.req_id in self._open:
+                self._open[event.req_id].parked = Parked(event.needed_blocks, event.room_blocks)
             case "turn_admitted" | "turn_ended" | "turn_aborted" if event.req_id in self._open:
                 self._take_turn(event, self._open[event.req_id])
             case "finished" | "forgotten":

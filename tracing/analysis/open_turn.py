@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tracing.analysis.jobs import TurnEnd, TurnLife
+from tracing.analysis.jobs import Parked, TurnEnd, TurnLife
 from tracing.analysis.phases import Phase, Span, seconds_of
 
 
@@ -58,6 +58,7 @@ class OpenTurn:
     num_preemptions: int = 0
     gap_s: float | None = None
     diverged_at_token: int | None = None
+    parked: Parked | None = None
     num_computed: int = 0
     num_to_compute: int = 0
     """Before its next token can be sampled."""
@@ -117,6 +118,7 @@ class OpenTurn:
             num_preemptions=self.num_preemptions,
             gap_s=self.gap_s,
             diverged_at_token=self.diverged_at_token,
+            parked=self.parked,
             spans=tuple(self.spans),
             seconds=seconds_of(self.spans),
             mean_waiting=waiting,
