@@ -95,7 +95,16 @@ class Page:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """Of a server that has served a job of three turns, refused a request and cleaned a prompt."""
     model = make_model_folder(tmp_path_factory.mktemp("model") / "qwen3", max_position_embeddings=2048)
-    flags = ("--num-gpu-blocks-override", "300", "--max-num-queued-reqs", "4", "--kv-offloading-size", "0.01")
+    flags = (
+        "--num-gpu-blocks-override",
+        "300",
+        "--max-num-queued-reqs",
+        "4",
+        "--kv-offloading-size",
+        "0.01",
+        "--ttl-rule",
+        "fixed",
+    )
     with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         serve_a_job(http)
         refused = http.post("/v1/completions", json={"prompt": "a", "n": 9, "max_tokens": 1})

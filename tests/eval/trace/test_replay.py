@@ -40,7 +40,9 @@ def simulated(path: Path, policy: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulated(tmp_path_factory.mktemp("trace") / "trace.jsonl", "continuum", *WITH_HOST)
+    """By a rule that holds beside host memory, too."""
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    return simulated(path, "continuum:ttl_rule=fixed", *WITH_HOST)
 
 
 def replayed(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
@@ -81,6 +83,17 @@ def test_pins_and_copies_are_decided_the_same_again(trace: Path, capsys: pytest.
     assert any(event.preempted for event in events if isinstance(event, StepDecision))
     num_pins = sum(isinstance(event, PinEvent) for event in events)
     assert f"{num_pins:,} pin events" in replayed(trace, capsys)
+
+
+def test_where_copies_do_nothing_is_held_and_that_is_decided_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default rule beside host memory: each turn is let go, and the trace says why."""
+    path = simulated(tmp_path / "trace.jsonl", "continuum", *WITH_HOST)
+    told = [event for event in read_trace(path) if isinstance(event, PinEvent)]
+    assert {event.kind for event in told} == {"decided", "refused"}
+    assert all("its copy is loaded back" in event.reason for event in told if event.kind == "refused")
+    assert "no difference" in replayed(path, capsys)
 
 
 def test_turns_that_nobody_named_are_recognised_again(
@@ -206,7 +219,7 @@ def test_a_trace_that_was_cut_off_is_replayed_up_to_there(
     [
         ({"from_start": False}, "switched on while the engine ran"),
         ({"policy": "lifo"}, "a policy that this program does not have: 'lifo'"),
-        ({"policy_options": {}}, "has other options than the header's: answer_ttl_s, cold_horizon_s"),
+        ({"policy_options": {}}, "has other options than the header's: answer_ttl_s, cheap_reload_share"),
         ({"estimator_state": "{}"}, "estimator state in the header cannot be used"),
         ({"schema_version": 1}, "schema version 1, but this program reads version 2"),
         ({"num_events_before": 7}, "first parts of the trace are gone"),
