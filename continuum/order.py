@@ -23,18 +23,18 @@ from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
 OVERDUE, PREEMPTED, WARM, COLD, PARKED = range(5)
+BY_CHANCE = 0.2
+"""Of what is called thrashing: so much counts nothing, as a turn may come back after an hour."""
 RANKED_PER_STEP = 64
 """Waiting turns whose ranks follow what was learned: of thousands no step waits for all."""
 
 
 def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) -> float:
-    """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1].
-
-    A fifth of what is called thrashing counts nothing: a turn that came back after an hour is none.
-    """
+    """Share of a job's age that its turns are ranked earlier by, with a host tier; in [0, 1]."""
     if lengths.num_jobs >= tuning.telling_jobs and lengths.value > tuning.telling:
         return 1.0
-    return min(1.0, max(0.0, 1.25 * recomputed_share / tuning.thrashing_share - 0.25))
+    thrashing = recomputed_share / tuning.thrashing_share
+    return min(1.0, max(0.0, (thrashing - BY_CHANCE) / (1 - BY_CHANCE)))
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:

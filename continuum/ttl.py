@@ -53,9 +53,6 @@ class TtlDecision:
     """To let go at the turn's end, without a grace: what is told of its tools then would not change it."""
 
 
-COPIED = TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
-
-
 class TtlRule(Protocol):
     """One way to decide."""
 
@@ -78,7 +75,8 @@ class MedianHorizonRule:
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
         if inputs.reload_s is not None and inputs.reload_s < self.cheap_reload_share * inputs.prefill_s:
-            return COPIED
+            reason = "its copy is loaded back for less than holding it would cost"
+            return TtlDecision(0.0, reason, is_final=True)
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
