@@ -119,6 +119,8 @@ class BlockPool:
         """Blocks that became free since the start; only grows."""
         # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+        self._num_twins = 0
+        """Blocks in those lists, but for the first of each."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -135,7 +137,7 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
-        return len(self._by_hash)
+        return len(self._by_hash) + self._num_twins
 
     def get_cached_block(self, block_hash: BlockHash) -> KVCacheBlock | None:
         found = self._by_hash.get(block_hash)
@@ -253,7 +255,9 @@ class BlockPool:
             known = by_hash.get(block_hash)
             if known is None:
                 by_hash[block_hash] = block
-            elif type(known) is dict:
+                continue
+            self._num_twins += 1
+            if type(known) is dict:
                 known[block.block_id] = block
             else:
                 assert isinstance(known, KVCacheBlock)
@@ -269,10 +273,12 @@ class BlockPool:
             del known[block.block_id]
             if known:
                 self._by_hash[block_hash] = known
+                self._num_twins -= 1
 
     def forget_all(self) -> None:
         """Forget every cached prefix."""
         self._by_hash.clear()
+        self._num_twins = 0
         dead = self._dead.popleft_n(self._dead.num_free_blocks)
         cached = self._cached.popleft_n(self._cached.num_free_blocks)
         self._empty = [*reversed(cached), *self._empty, *reversed(dead)]
@@ -309,3 +315,4 @@ class BlockPool:
                 findable[block.block_id] = block_hash  # type: ignore[union-attr]
         hashed = {block.block_id: block.block_hash for block in self.blocks if block.block_hash is not None}
         assert findable == hashed, "hash map and blocks disagree"
+        assert len(hashed) == self.num_cached_blocks, "blocks with a hash are miscounted"

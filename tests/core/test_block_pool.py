@@ -114,6 +114,8 @@ def test_an_equal_block_takes_over_when_the_first_is_reused() -> None:
     pool.cache_full_blocks(first, [b"same"], 0, 1)
     pool.cache_full_blocks(second, [b"same"], 0, 1)
     assert pool.get_cached_block(b"same") is first[0]
+    assert pool.num_cached_blocks == 2
     pool.free_blocks(first)
     assert pool.get_new_blocks(1) == first
     assert pool.get_cached_block(b"same") is second[0]
+    assert pool.num_cached_blocks == 1

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from continuum.cli import main
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
 from tracing.events import (
     JobEvent,
     PinEvent,
@@ -61,6 +63,16 @@ def events(trace: Path) -> list[TraceEvent]:
 def test_what_is_written_keeps_every_rule(tmp_path: Path, policy: str, flags: tuple[str, ...]) -> None:
     """Also of other policies, and with a second tier."""
     path = simulate(tmp_path / "trace.jsonl.zst", policy, *flags)
+    assert main(["trace", "validate", str(path)]) == 0
+
+
+def test_equal_replies_side_by_side(model: Path, tmp_path: Path) -> None:
+    """Each computes its reply, in blocks of its own: one is counted whether or not another equals it."""
+    path = tmp_path / "trace.jsonl"
+    prompt = "One and the same, " * 20
+    with LLM(str(model), trace_path=str(path), num_gpu_blocks_override=300) as llm:
+        llm.generate([prompt, prompt], SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)
+        llm.generate(["Another"], SamplingParams(max_tokens=4), use_tqdm=False)
     assert main(["trace", "validate", str(path)]) == 0
 
 
