@@ -12,6 +12,7 @@ from continuum.jobs import Turn
 from continuum.kv_cost import KvCost
 from continuum.pins import PinTable
 from continuum.tool_memory import ToolMemory
+from continuum.wait_bound import WaitBound
 from engine.policy import Pin
 from engine.request import Request, RequestStatus
 
@@ -29,16 +30,15 @@ class BreakRule:
         kv_cost: KvCost,
         *,
         block_size: int,
-        max_wait_s: float,
+        wait_bound: WaitBound,
         look_again_s: float,
     ) -> None:
-        """Who has waited for ``max_wait_s`` may break any pin. ``look_again_s``: to wait after a search, for
-        each pin that it looked at in vain."""
+        """``look_again_s``: to wait after a search, for each pin that it looked at in vain."""
         self._pins = pins
         self._tools = tools
         self._kv_cost = kv_cost
         self._block_size = block_size
-        self._max_wait_s = max_wait_s
+        self._wait_bound = wait_bound
         self._pause_s = look_again_s
         self._look_again_s: dict[str, float] = {}
         """When a waiting request that found too little may look again."""
@@ -52,9 +52,9 @@ class BreakRule:
     ) -> Iterator[Pin]:
         """``turn`` is the requester's; None for one of no job. ``last_resort``: nothing else can run."""
         running = requester.status is RequestStatus.RUNNING
-        waited_long = not running and now - requester.arrival_time > self._max_wait_s
+        is_overdue = self._wait_bound.is_overdue(requester)
         has_host_tier = self._kv_cost.has_host_tier
-        if last_resort or waited_long or (running and has_host_tier):
+        if last_resort or is_overdue or (running and has_host_tier):
             yield from self._all_pins(requester, turn)
         elif running:
             # It grows by a block; the alternative is to compute all of a turn again.

@@ -15,6 +15,7 @@ _NOT_NEGATIVE = (
     "answer_ttl_s",
     "max_ttl_s",
     "max_wait_s",
+    "max_return_wait_s",
 )
 TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 
@@ -44,6 +45,8 @@ class ContinuumConfig(Tuning):
     """Largest share of the pin budget that one tenant may hold, also while no other wants any."""
     max_wait_s: float = 1800.0
     """Any request that has waited so long may break any pin, and nobody who came later starts before it."""
+    max_return_wait_s: float = 300.0
+    """The same of a turn whose job has begun, if that is less: clients often give up after 600 s."""
     infer_jobs: bool = True
     """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
     release_superseded: bool = True

@@ -362,6 +362,12 @@ def _add_continuum_flags(group: _Group) -> None:
         float,
         "SECONDS",
     )
+    group.add(
+        "max_return_wait_s",
+        "the same for a turn of a job that has begun, where that is less",
+        float,
+        "SECONDS",
+    )
     group.add_switch("infer_jobs", "recognise jobs that no client names by what their prompts continue")
     group.add_switch("release_superseded", "reuse first what a job's next prompt shows to be of no more use")
     group.add("max_jobs", "jobs remembered; beyond, the one idle longest is forgotten", int, "JOBS")

@@ -113,15 +113,15 @@ class ContinuumPolicy:
         self._has_host_tier = context.has_host_tier
         self._forecast = WorkForecast()
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
+        self._wait_bound = WaitBound()
         self._break_rule = BreakRule(
             self._pins,
             self.tools,
             self._kv_cost,
             block_size=context.block_size,
-            max_wait_s=config.max_wait_s,
+            wait_bound=self._wait_bound,
             look_again_s=config.look_again_s,
         )
-        self._wait_bound = WaitBound(config.max_wait_s)
         self._working_set = WorkingSet(
             self.tools, context.num_blocks, context.num_host_blocks, context.block_size, config
         )
@@ -143,8 +143,8 @@ class ContinuumPolicy:
     def on_arrival(self, request: Request, now: float) -> None:
         for job in self._jobs.forget_idle(now):
             self._abandon(job, now)
-        self._wait_bound.arrived(request)
         if request.job is None or (request.job.job_id is None and not self._config.infer_jobs):
+            self._wait_bound.arrived(request, self._config.max_wait_s)
             return
         job, recognised = self._jobs.open(request)
         if recognised is not None:
@@ -152,6 +152,7 @@ class ContinuumPolicy:
         else:
             continuation = continuation_of(job.frontiers, request, self._block_size)
         turn = self._open_turn(job, request, continuation)
+        self._wait_bound.arrived(request, self._max_wait_s(turn))
         if turn.frontier is not None:
             self._come_back(turn, turn.frontier, now, is_retry=continuation.is_retry)
         if self._config.release_superseded:
@@ -160,6 +161,10 @@ class ContinuumPolicy:
             self._dead_ends.forget(turn.frontier)
         self._rank(turn)
         self._trace.turn_arrived(turn, now)
+
+    def _max_wait_s(self, turn: Turn) -> float:
+        config = self._config
+        return min(config.max_wait_s, config.max_return_wait_s) if turn.number > 1 else config.max_wait_s
 
     def _open_turn(self, job: Job, request: Request, continuation: Continuation) -> Turn:
         """A retry is the turn that it repeats, not one more."""

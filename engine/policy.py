@@ -109,7 +109,7 @@ class SchedulingPolicy(Protocol):
         """Place in the waiting queue, smaller first; ties keep arrival order."""
 
     def changed_keys(self) -> Iterable[Request]:
-        """Waiting requests whose key changed since the last call; the scheduler queues them anew."""
+        """Requests whose key changed since the last call; the scheduler queues those that wait anew."""
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all

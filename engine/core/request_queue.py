@@ -46,8 +46,8 @@ class RequestQueue:
 
     def rekey(self, request: Request, key: WaitingKey) -> None:
         """Move a queued request to its new place among its peers; order of arrival still breaks ties."""
-        entry = self._entries.get(request.request_id)
-        if entry is not None and entry.key != key:
+        entry = self._entries[request.request_id]
+        if entry.key != key:
             entry.request = None
             self._push(QueueEntry(key, entry.sequence, request))
 
@@ -101,6 +101,9 @@ class RequestQueue:
         assert entry.request is not None
         self._entries[entry.request.request_id] = entry
         heapq.heappush(self._heap, entry)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -619,7 +619,8 @@ class Scheduler:
 
     def _requeue_changed(self, now: float) -> None:
         for request in self.policy.changed_keys():
-            self.waiting.rekey(request, self.policy.waiting_key(request, now))
+            if request in self.waiting:
+                self.waiting.rekey(request, self.policy.waiting_key(request, now))
 
     # ---- the rest ----
 

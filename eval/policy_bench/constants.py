@@ -48,6 +48,7 @@ WHY = {
     "pin_budget": "a tenth of the pool is left to those who have nothing held",
     "pin_tenant_share": "1: a server of one tenant; one of several sets less",
     "max_wait_s": "shorter bounds take from jobs that have begun; this one is still a bound",
+    "max_return_wait_s": "half of what clients wait for an answer where nothing is set",
 }
 """In a sentence each."""
 

@@ -38,7 +38,11 @@ def parts() -> list[Part]:
         *lessened,
         Part(f"{SUBJECT}:pin_budget=0", "nothing is held"),
         *_other_rules(),
-        Part(f"{SUBJECT}:max_wait_s=inf", "however long somebody waits, it gives no right"),
+        Part(
+            f"{SUBJECT}:max_wait_s=inf,max_return_wait_s=inf",
+            "however long somebody waits, it gives no right",
+        ),
+        Part(f"{SUBJECT}:max_return_wait_s=inf", "jobs that have begun wait no less than new ones"),
         *_weights(),
         *_switches(),
     ]

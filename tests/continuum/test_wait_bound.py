@@ -60,9 +60,11 @@ class Crowd:
         self._room.ask(name, [*history, 500, 501], f"agent{agent}", max_tokens=TURN_TOKENS - agent % 4)
 
 
-def crowded_room() -> tuple[JobRoom, Crowd]:
+def crowded_room(max_return_wait_s: float = MAX_WAIT_S) -> tuple[JobRoom, Crowd]:
     """Turns of agents wait, all of them warm, and have for a while."""
-    room = JobRoom(max_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0)
+    room = JobRoom(
+        max_wait_s=MAX_WAIT_S, max_return_wait_s=max_return_wait_s, ttl_rule="fixed", fixed_ttl_s=600.0
+    )
     crowd = Crowd(room)
     crowd.run(2 * MAX_WAIT_S)
     assert len(room.scheduler.waiting) >= NUM_AGENTS - SEATS
@@ -94,6 +96,25 @@ def test_a_turn_whose_kv_is_lost_starts_soon_after_its_bound() -> None:
     crowd.run(2 * MAX_WAIT_S)
     request = room.ask("second", [*room.said("first"), 7], "old")
     assert crowd.seconds_until_started(request) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
+
+
+def test_a_job_that_has_begun_has_a_bound_of_its_own() -> None:
+    """Its next turn waits for less than what came first, if its KV is lost, too."""
+    room = JobRoom(max_wait_s=10 * MAX_WAIT_S, max_return_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=1)
+    room.turn("first", [900] * (6 * BLOCK), "old")
+    room.advance(2.0)
+    crowd = Crowd(room)
+    crowd.run(2 * MAX_WAIT_S)
+    question = room.add("asked", [901] * (6 * BLOCK), max_tokens=2)
+    turn = room.ask("second", [*room.said("first"), 7], "old")
+    assert MAX_WAIT_S <= crowd.seconds_until_started(turn) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
+    assert question.first_scheduled_time is None
+
+
+def test_its_bound_is_never_above_that_of_all() -> None:
+    room, crowd = crowded_room(max_return_wait_s=100 * MAX_WAIT_S)
+    turn = room.ask("lost", [*room.said("0-1"), 7], "agent0", max_tokens=2)
+    assert crowd.seconds_until_started(turn) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
 
 
 def test_who_is_in_time_waits_behind_the_warm_ones() -> None:

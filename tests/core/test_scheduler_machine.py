@@ -36,7 +36,7 @@ SAID = st.builds(
 MAX_WAIT_S = 1.0
 POLICIES = (
     f"continuum:max_wait_s={MAX_WAIT_S}",
-    f"continuum:ttl_rule=fixed,max_wait_s={MAX_WAIT_S}",
+    f"continuum:ttl_rule=fixed,max_wait_s={MAX_WAIT_S},max_return_wait_s={MAX_WAIT_S / 2}",
     f"continuum:ttl_rule=fork,max_wait_s={MAX_WAIT_S}",
     f"continuum:ttl_rule=paper,max_wait_s={MAX_WAIT_S}",
     "fcfs",
