@@ -233,7 +233,7 @@ Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t windo
 // What a thread needs for one item at a time; kept between items.
 template <typename T>
 struct Scratch {
-    std::vector<float> queries, scores, sums;
+    Lines<float> queries, scores, sums;
     std::vector<Run<T>> runs;  // of the item's first head; keys, and behind them the same of values
     std::vector<Softmax> softmax;
 };
@@ -250,7 +250,7 @@ class Decoder {
 
     void run(int num_threads) const {
         const Plan plan = plan_decodes(pool_, decodes_, heads_.window, num_threads);
-        static thread_local std::vector<float> kept;  // from call to call: fresh memory is dear
+        static thread_local Lines<float> kept;  // from call to call: fresh memory is dear
         kept.resize(num_partial_floats(plan, heads_.num_heads));
         float* const partials = kept.data();
 #pragma omp parallel num_threads(num_threads)
@@ -340,7 +340,7 @@ class Decoder {
         return static_cast<int>(end - first);
     }
 
-    void unzip_queries(std::int64_t seq, std::int64_t first, int num_queries, std::vector<float>& queries) const {
+    void unzip_queries(std::int64_t seq, std::int64_t first, int num_queries, Lines<float>& queries) const {
         queries.resize(static_cast<std::size_t>(num_queries) * HEAD_DIM);
         for (int at = 0; at < num_queries * HEAD_DIM; at += 2 * LANES) {
             const auto pair = load_pair<LANES>(query_of(seq, first) + at);

@@ -21,12 +21,12 @@ namespace {
 constexpr int BLOCK = 256;      // keys and values laid out at a time: together they fit in a core's own cache
 constexpr int PANEL = 64;       // keys whose products with some rows stay in registers
 #if defined(__AMX_BF16__)
-constexpr int TILE = TILE_ROWS;  // rows that are computed together
+constexpr int TILE = 2 * TILE_ROWS;  // rows that are computed together
 #else
 constexpr int TILE = 6;
 #endif
-constexpr int MAX_ROWS = 192;   // rows that share a block, a multiple of TILE
-constexpr int MIN_ROWS = 48;
+constexpr int MAX_ROWS = 192;  // rows that share a block, a multiple of TILE
+constexpr int MIN_ROWS = MAX_ROWS / 4;
 constexpr float MASKED = -1e30f;
 
 // c[row] = scale[row] * c[row] + a[row] . b, for ROWS rows and 16 * VECTORS columns; a's and b's words are pairs of
@@ -62,60 +62,72 @@ inline void multiply_in_registers(
 
 #if defined(__AMX_BF16__)
 
-// The same for TILE_ROWS rows; num_words is a multiple of 16, and there are two or four vectors.
-template <int VECTORS>
+template <int ROWS, int VECTORS>
+inline void scale_rows(const float* scale, float* c, int c_stride) {
+    if (std::all_of(scale, scale + ROWS, [](float factor) { return factor == 1.0f; })) return;  // no new maximum
+    for (int row = 0; row < ROWS; ++row)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* sums = c + row * c_stride + v * 16;
+            _mm512_storeu_ps(sums, _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale[row])));
+        }
+}
+
+// The same for TILE_ROWS rows, or twice as many, which share what is read of b; num_words is a multiple of 16.
+template <bool BOTH, int VECTORS>
 inline void multiply_in_tiles(
     const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
     int c_stride) {
     constexpr std::size_t b_bytes = VECTORS * 64;
     const auto a_bytes = static_cast<std::size_t>(a_stride) * 4, c_bytes = static_cast<std::size_t>(c_stride) * 4;
-    for (int row = 0; scale != nullptr && row < TILE_ROWS; ++row)
-        for (int v = 0; v < VECTORS; ++v) {
-            float* sums = c + row * c_stride + v * 16;
-            _mm512_storeu_ps(sums, _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale[row])));
+    if (scale != nullptr) scale_rows<BOTH ? 2 * TILE_ROWS : TILE_ROWS, VECTORS>(scale, c, c_stride);
+    for (int v = 0; v < VECTORS; v += 2) {
+        float *const upper = c + v * 16, *const lower = upper + TILE_ROWS * c_stride;
+        if (scale == nullptr) {
+            _tile_zero(0);
+            _tile_zero(1);
+            if constexpr (BOTH) _tile_zero(2);
+            if constexpr (BOTH) _tile_zero(3);
+        } else {
+            _tile_loadd(0, upper, c_bytes);
+            _tile_loadd(1, upper + 16, c_bytes);
+            if constexpr (BOTH) _tile_loadd(2, lower, c_bytes);
+            if constexpr (BOTH) _tile_loadd(3, lower + 16, c_bytes);
         }
-    if (scale == nullptr) {
-        _tile_zero(0);
-        _tile_zero(1);
-        if constexpr (VECTORS == 4) _tile_zero(2);
-        if constexpr (VECTORS == 4) _tile_zero(3);
-    } else {
-        _tile_loadd(0, c, c_bytes);
-        _tile_loadd(1, c + 16, c_bytes);
-        if constexpr (VECTORS == 4) _tile_loadd(2, c + 32, c_bytes);
-        if constexpr (VECTORS == 4) _tile_loadd(3, c + 48, c_bytes);
-    }
-    for (int word = 0; word < num_words; word += 16, b += 16 * 16 * VECTORS) {
-        _tile_loadd(4, a + word, a_bytes);
-        _tile_loadd(5, b, b_bytes);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, b + 16, b_bytes);
-        _tile_dpbf16ps(1, 4, 6);
-        if constexpr (VECTORS == 4) {
-            _tile_loadd(7, b + 32, b_bytes);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_loadd(5, b + 48, b_bytes);
-            _tile_dpbf16ps(3, 4, 5);
+        for (int word = 0; word < num_words; word += 16) {
+            const std::uint32_t* columns = b + (word * VECTORS + v) * 16;
+            _tile_loadd(4, a + word, a_bytes);
+            _tile_loadd(6, columns, b_bytes);
+            _tile_loadd(7, columns + 16, b_bytes);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (BOTH) {
+                _tile_loadd(5, a + TILE_ROWS * a_stride + word, a_bytes);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
+        _tile_stored(0, upper, c_bytes);
+        _tile_stored(1, upper + 16, c_bytes);
+        if constexpr (BOTH) _tile_stored(2, lower, c_bytes);
+        if constexpr (BOTH) _tile_stored(3, lower + 16, c_bytes);
     }
-    _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + 16, c_bytes);
-    if constexpr (VECTORS == 4) _tile_stored(2, c + 32, c_bytes);
-    if constexpr (VECTORS == 4) _tile_stored(3, c + 48, c_bytes);
 }
 
 #endif
 
-// The same for TILE rows.
+// The same for TILE rows, of which only the first num_rows are looked at.
 template <int VECTORS>
 inline void multiply(
-    const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
-    int c_stride) {
+    const std::uint32_t* a, int a_stride, int num_rows, const std::uint32_t* b, int num_words, const float* scale,
+    float* c, int c_stride) {
 #if defined(__AMX_BF16__)
-    if (may_use_tiles()) return multiply_in_tiles<VECTORS>(a, a_stride, b, num_words, scale, c, c_stride);
+    if (may_use_tiles()) {
+        const auto in_tiles = num_rows > TILE_ROWS ? multiply_in_tiles<true, VECTORS> : multiply_in_tiles<false, VECTORS>;
+        return in_tiles(a, a_stride, b, num_words, scale, c, c_stride);
+    }
 #endif
     constexpr int ROWS = TILE % 6 == 0 ? 6 : 4;
-    for (int row = 0; row < TILE; row += ROWS)
+    for (int row = 0; row < num_rows; row += ROWS)
         multiply_in_registers<ROWS, VECTORS>(
             a + row * a_stride, a_stride, b, num_words, scale == nullptr ? nullptr : scale + row, c + row * c_stride,
             c_stride);
@@ -147,6 +159,17 @@ inline void transpose_words(const std::uint32_t* const* rows, std::uint32_t* to,
     }
 }
 
+// 2^x for x <= 0, to 3.5e-6 of it: what becomes bf16 needs no more. x is whole + f, 0 <= f < 1, and 2^f a polynomial
+// that is exact at both ends (least relative error by Lawson's reweighting).
+inline __m512 exp2_negative(__m512 x) {
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.355574723e-2f), _mm512_set1_ps(5.203236901e-2f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(2.413797629e-1f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(6.930321208e-1f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x);  // takes the whole part itself
+}
+
 // Some query tokens of one sequence, with the query heads of one KV head: an item of work.
 struct QueryBlock {
     std::int32_t seq, kv_head, first_query, num_queries;
@@ -159,13 +182,13 @@ struct Seen {
 
 // What a thread needs for one item at a time; kept between items.
 struct PromptScratch {
-    std::vector<std::uint32_t> queries;  // [row, word]
-    std::vector<std::uint32_t> keys;     // [panel, word, key]
-    std::vector<std::uint32_t> values;   // [columns, pair of keys, column]
-    std::vector<std::uint32_t> weights;  // [row, pair of keys]
-    std::vector<float> scores;           // [row, key]
-    std::vector<float> output;           // [row, column]
-    std::vector<float> maxima, sums;     // [row]
+    Lines<std::uint32_t> queries;  // [row, word]
+    Lines<std::uint32_t> keys;     // [panel, word, key]
+    Lines<std::uint32_t> values;   // [columns, pair of keys, column]
+    Lines<std::uint32_t> weights;  // [row, pair of keys]
+    Lines<float> scores;           // [row, key]
+    Lines<float> output;           // [row, column]
+    Lines<float> maxima, sums;     // [row]
     std::vector<const Bf16*> key_rows, value_rows;
 
     void resize(int num_rows, int head_dim) {
@@ -317,18 +340,19 @@ class Prompter {
         const std::int64_t first_seen = std::max<std::int64_t>(0, seen_by(item, first_row).first - start);
         const std::int64_t end_seen = std::min<std::int64_t>(BLOCK, seen_by(item, last_row).end - start);
         if (first_seen >= end_seen) return;
-        const int first = static_cast<int>(first_seen / PANEL * PANEL);
+        const int first = static_cast<int>(first_seen / PANEL * PANEL), num_rows = last_row - first_row + 1;
         const int end = static_cast<int>((end_seen + PANEL - 1) / PANEL * PANEL);
         for (int key = first; key < end; key += PANEL)
-            multiply<PANEL / 16>(scratch.queries.data() + first_row * WORDS, WORDS, scratch.keys.data() + key * WORDS,
-                                 WORDS, nullptr, scratch.scores.data() + key, BLOCK);
+            multiply<PANEL / 16>(scratch.queries.data() + first_row * WORDS, WORDS, num_rows,
+                                 scratch.keys.data() + key * WORDS, WORDS, nullptr, scratch.scores.data() + key, BLOCK);
         float corrections[TILE];
-        for (int i = 0; i < TILE; ++i) {
-            const Seen seen = seen_by(item, std::min(first_row + i, last_row));
+        std::fill_n(corrections, TILE, 1.0f);
+        for (int i = 0; i < num_rows; ++i) {
+            const Seen seen = seen_by(item, first_row + i);
             corrections[i] = weigh_row({seen.first - start, seen.end - start}, first_row + i, first, end, scratch);
         }
         for (int column = 0; column < HEAD_DIM; column += COLUMNS)
-            multiply<COLUMN_VECTORS>(scratch.weights.data() + first / 2, BLOCK / 2,
+            multiply<COLUMN_VECTORS>(scratch.weights.data() + first / 2, BLOCK / 2, num_rows,
                                      scratch.values.data() + column * (BLOCK / 2) + first / 2 * COLUMNS,
                                      (end - first) / 2, corrections,
                                      scratch.output.data() + first_row * HEAD_DIM + column, HEAD_DIM);
@@ -340,22 +364,27 @@ class Prompter {
         std::uint32_t* weights = scratch.weights.data() + row % TILE * (BLOCK / 2);
         for (std::int64_t i = first; i < std::min<std::int64_t>(seen.first, end); ++i) scores[i] = MASKED;
         for (std::int64_t i = std::max<std::int64_t>(seen.end, first); i < end; ++i) scores[i] = MASKED;
-        const __m512 scale = _mm512_set1_ps(static_cast<float>(heads_.scale));
-        __m512 largest = _mm512_set1_ps(MASKED);
-        for (int i = first; i < end; i += 16)
-            largest = _mm512_max_ps(largest, _mm512_mul_ps(_mm512_loadu_ps(scores + i), scale));
-        const float before = scratch.maxima[row];
-        const float maximum = std::max(before, _mm512_reduce_max_ps(largest));
-        Floats<16> sums = {};
-        for (int i = first; i < end; i += 16) {
-            const Floats<16> x = load<Floats<16>>(scores + i) * bits_as<Floats<16>>(scale) - maximum;
-            const Floats<16> weight = exp_negative<16>(x);
-            sums += weight;
-            store(weights + i / 2, _mm512_cvtneps_pbh(bits_as<__m512>(weight)));
+        // All in powers of two: one product scales a score and turns the base.
+        const float factor = static_cast<float>(heads_.scale * 1.4426950408889634);
+        __m512 even = _mm512_set1_ps(MASKED), odd = even;
+        for (int i = first; i < end; i += 32) {
+            even = _mm512_max_ps(even, _mm512_loadu_ps(scores + i));
+            odd = _mm512_max_ps(odd, _mm512_loadu_ps(scores + i + 16));
         }
-        const float correction = std::exp(before - maximum);
+        const float before = scratch.maxima[row];
+        const float maximum = std::max(before, _mm512_reduce_max_ps(_mm512_max_ps(even, odd)) * factor);
+        const __m512 factors = _mm512_set1_ps(factor), most = _mm512_set1_ps(-maximum);
+        __m512 sums = _mm512_setzero_ps();
+        for (int i = first; i < end; i += 16) {
+            // Above 0 is only what was rounded, of a score that is all masked by far.
+            const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(scores + i), factors, most);
+            const __m512 weight = exp2_negative(_mm512_min_ps(x, _mm512_setzero_ps()));
+            sums = _mm512_add_ps(sums, weight);
+            store(weights + i / 2, _mm512_cvtneps_pbh(weight));
+        }
+        const float correction = std::exp2(before - maximum);
         scratch.maxima[row] = maximum;
-        scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(bits_as<__m512>(sums));
+        scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(sums);
         return correction;
     }
 

@@ -46,8 +46,8 @@ namespace {
 
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
-    std::vector<Bf16> normed, heads, attended, inner;  // rows, with room for whole tiles
-    std::vector<float> cosines, sines, partials;
+    Lines<Bf16> normed, heads, attended, inner;  // rows, with room for whole tiles
+    Lines<float> cosines, sines, partials;
 };
 
 // to = from / its root mean square * weight; width: a multiple of HALF_UNIT

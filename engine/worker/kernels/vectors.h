@@ -2,8 +2,11 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -21,6 +24,22 @@ constexpr int NUM_VECTOR_REGISTERS =
 struct Bf16 {
     std::uint16_t bits;
 };
+
+// Memory that begins where a cache line does: what is read of it by vectors or tiles never lies across two.
+template <typename T>
+struct LineAllocator {
+    using value_type = T;
+    LineAllocator() = default;
+    template <typename Other>
+    LineAllocator(const LineAllocator<Other>&) {}
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
+    void deallocate(T* memory, std::size_t) { ::operator delete(memory, LINE); }
+    bool operator==(const LineAllocator&) const { return true; }
+    bool operator!=(const LineAllocator&) const { return false; }
+    static constexpr std::align_val_t LINE{64};
+};
+template <typename T>
+using Lines = std::vector<T, LineAllocator<T>>;
 
 template <int LANES>
 struct Vector {
