@@ -227,14 +227,17 @@ class BlockPool:
         """One holder less; returns how many became free. Those first in order are reused first."""
         empty: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
+        add_empty, add_cached = empty.append, cached.append
         for block in ordered_blocks:
-            block.ref_cnt = num_holders = block.ref_cnt - 1
-            if num_holders:
-                assert num_holders > 0, "block freed twice"
-            elif block.block_hash is None:
-                empty.append(block)
+            if block.ref_cnt != 1:
+                assert block.ref_cnt, "block freed twice"
+                block.ref_cnt -= 1
+                continue
+            block.ref_cnt = 0
+            if block.block_hash is None:
+                add_empty(block)
             else:
-                cached.append(block)
+                add_cached(block)
         if empty:
             empty.reverse()
             self._empty += empty
