@@ -216,7 +216,9 @@ class MPClient:
         self._calls = _Calls()
         self._reader: threading.Thread | None = None
         self._core = core
-        core.start(_death_note(self._context))
+        self._noted = threading.Event()
+        """The core has ended, and its death note has been sent."""
+        core.start(_death_note(self._context, self._noted))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_core = weakref.finalize(self, core.stop)
         self._output_socket.bind(output_address(core.folder, core.client_index))
@@ -293,6 +295,7 @@ class MPClient:
     def close(self) -> None:
         """Stop the core, if it is ours, and wait until it has gone. Repeatable."""
         self._stop_core()
+        self._noted.wait()  # a context must not end while another thread asks it for a socket
         if self._reader is not None:
             self._reader.join()
         self._output_socket.close()
@@ -301,11 +304,14 @@ class MPClient:
         self._context.term()
 
 
-def _death_note(context: zmq.Context[zmq.Socket[bytes]]) -> Callable[[], None]:
+def _death_note(context: zmq.Context[zmq.Socket[bytes]], sent: threading.Event) -> Callable[[], None]:
     def send() -> None:
-        with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PUSH) as socket:
-            socket.connect(_DEATH_NOTE)
-            socket.send(ENGINE_CORE_DEAD)
+        try:
+            with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PUSH) as socket:
+                socket.connect(_DEATH_NOTE)
+                socket.send(ENGINE_CORE_DEAD)
+        finally:
+            sent.set()
 
     return send
 

@@ -6,15 +6,20 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
 from continuum.cli import main
+from engine.core_client import AsyncMPClient
+from engine.launcher import CoreSeat, JoinedCore
+from engine.messages import EngineReady
 from engine.worker.tiny_models import make_model_folder
 from tests.processes.crowd import (
     WITHIN_S,
@@ -214,3 +219,25 @@ def test_why_it_cannot_start_is_one_sentence(
     assert main(["serve", str(folder), *several, *FLAGS]) == 1
     [front_end_says] = capsys.readouterr().err.splitlines()
     assert "tokenizer" in front_end_says
+
+
+def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> None:
+    """Else the thread that tells it would ask for a socket of what is being taken down."""
+    told = threading.Event()
+
+    class LateNews(JoinedCore):
+        def start(self, on_exit: Callable[[], None]) -> None:
+            def late() -> None:
+                told.wait()
+                on_exit()
+
+            super().start(late)
+
+    client = AsyncMPClient(LateNews(CoreSeat(str(tmp_path), os.getpid(), cast(EngineReady, None), 1)))
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    told.set()
+    closing.join(10)
+    assert not closing.is_alive()
