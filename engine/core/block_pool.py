@@ -117,10 +117,10 @@ class BlockPool:
         """The other free ones, least recently used first."""
         self.num_freed = 0
         """Blocks that became free since the start; only grows."""
-        # Two requests that compute the same prefix side by side own equal blocks: a list then, oldest first.
+        # Two requests that compute the same prefix side by side own equal blocks: all then, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
         self._num_twins = 0
-        """Blocks in those lists, but for the first of each."""
+        """Blocks that equal an older one."""
 
     @property
     def num_usable_blocks(self) -> int:

@@ -43,17 +43,18 @@ def processes(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
 
 
 def post(client: httpx.Client, **body: Any) -> dict[str, Any]:
-    answer = client.post("/v1/responses", json={"max_output_tokens": 3, **body})
-    assert answer.status_code == 200, answer.text
-    response: dict[str, Any] = answer.json()
-    return response
+    return accepted(client.post("/v1/responses", json={"max_output_tokens": 3, **body}))
 
 
 def post_when_free(client: httpx.Client, **body: Any) -> dict[str, Any]:
-    """There may be one background response at a time: the one before may be just about to leave."""
+    """As a client does that is told to come again: the one before may be just about to leave its place."""
     deadline = time.monotonic() + 60
     while (answer := client.post("/v1/responses", json=body)).status_code == 503:
         assert time.monotonic() < deadline
+    return accepted(answer)
+
+
+def accepted(answer: httpx.Response) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     response: dict[str, Any] = answer.json()
     return response

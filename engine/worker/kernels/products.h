@@ -97,31 +97,12 @@ template <bool BOTH>
 void unit_in_tiles(
     const std::uint32_t* x, std::int64_t x_stride, const std::uint32_t* words, std::int64_t stride,
     std::int64_t num_words, float* out) {
-    const auto row_bytes = static_cast<std::size_t>(x_stride) * 4, word_bytes = static_cast<std::size_t>(stride) * 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (BOTH) _tile_zero(2);
-    if constexpr (BOTH) _tile_zero(3);
+    zero_sums<BOTH>();
     for (std::int64_t word = 0; word < num_words; word += 16, words += 16 * stride) {
         for (int i = 0; i < 16; ++i) fetch_ahead(words + i * stride, stride);
-        _tile_loadd(6, words, word_bytes);
-        _tile_loadd(7, words + 16, word_bytes);
-        _tile_loadd(4, x + word, row_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (BOTH) {
-            _tile_loadd(5, x + TILE_ROWS * x_stride + word, row_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        add_products<BOTH>(x + word, x_stride, words, stride);
     }
-    constexpr std::size_t out_bytes = UNIT * sizeof(float);
-    _tile_stored(0, out, out_bytes);
-    _tile_stored(1, out + 16, out_bytes);
-    if constexpr (BOTH) {
-        _tile_stored(2, out + TILE_ROWS * UNIT, out_bytes);
-        _tile_stored(3, out + TILE_ROWS * UNIT + 16, out_bytes);
-    }
+    store_sums<BOTH>(out, UNIT);
 }
 
 #endif

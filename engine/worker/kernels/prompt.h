@@ -77,39 +77,15 @@ template <bool BOTH, int VECTORS>
 inline void multiply_in_tiles(
     const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
     int c_stride) {
-    constexpr std::size_t b_bytes = VECTORS * 64;
-    const auto a_bytes = static_cast<std::size_t>(a_stride) * 4, c_bytes = static_cast<std::size_t>(c_stride) * 4;
     if (scale != nullptr) scale_rows<BOTH ? 2 * TILE_ROWS : TILE_ROWS, VECTORS>(scale, c, c_stride);
-    for (int v = 0; v < VECTORS; v += 2) {
-        float *const upper = c + v * 16, *const lower = upper + TILE_ROWS * c_stride;
-        if (scale == nullptr) {
-            _tile_zero(0);
-            _tile_zero(1);
-            if constexpr (BOTH) _tile_zero(2);
-            if constexpr (BOTH) _tile_zero(3);
-        } else {
-            _tile_loadd(0, upper, c_bytes);
-            _tile_loadd(1, upper + 16, c_bytes);
-            if constexpr (BOTH) _tile_loadd(2, lower, c_bytes);
-            if constexpr (BOTH) _tile_loadd(3, lower + 16, c_bytes);
-        }
-        for (int word = 0; word < num_words; word += 16) {
-            const std::uint32_t* columns = b + (word * VECTORS + v) * 16;
-            _tile_loadd(4, a + word, a_bytes);
-            _tile_loadd(6, columns, b_bytes);
-            _tile_loadd(7, columns + 16, b_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            if constexpr (BOTH) {
-                _tile_loadd(5, a + TILE_ROWS * a_stride + word, a_bytes);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-        }
-        _tile_stored(0, upper, c_bytes);
-        _tile_stored(1, upper + 16, c_bytes);
-        if constexpr (BOTH) _tile_stored(2, lower, c_bytes);
-        if constexpr (BOTH) _tile_stored(3, lower + 16, c_bytes);
+    for (int column = 0; column < 16 * VECTORS; column += 32) {
+        if (scale == nullptr)
+            zero_sums<BOTH>();
+        else
+            load_sums<BOTH>(c + column, c_stride);
+        for (int word = 0; word < num_words; word += 16)
+            add_products<BOTH>(a + word, a_stride, b + word * 16 * VECTORS + column, 16 * VECTORS);
+        store_sums<BOTH>(c + column, c_stride);
     }
 }
 

@@ -38,6 +38,49 @@ inline void end_tiles() {
     if (may_use_tiles()) _tile_release();
 }
 
+// Sums of 16 rows and 32 columns of floats or, with BOTH, 32 rows, in the tiles 0 to 3. Strides are in numbers of four
+// bytes, from row to row.
+
+template <bool BOTH>
+inline void zero_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (BOTH) _tile_zero(2);
+    if constexpr (BOTH) _tile_zero(3);
+}
+
+template <bool BOTH>
+inline void load_sums(const float* from, std::int64_t stride) {
+    _tile_loadd(0, from, stride * 4);
+    _tile_loadd(1, from + 16, stride * 4);
+    if constexpr (BOTH) _tile_loadd(2, from + TILE_ROWS * stride, stride * 4);
+    if constexpr (BOTH) _tile_loadd(3, from + TILE_ROWS * stride + 16, stride * 4);
+}
+
+template <bool BOTH>
+inline void store_sums(float* to, std::int64_t stride) {
+    _tile_stored(0, to, stride * 4);
+    _tile_stored(1, to + 16, stride * 4);
+    if constexpr (BOTH) _tile_stored(2, to + TILE_ROWS * stride, stride * 4);
+    if constexpr (BOTH) _tile_stored(3, to + TILE_ROWS * stride + 16, stride * 4);
+}
+
+// sums += a . b over 16 words, which are pairs of bf16; a: [rows, word], b: [word, column]
+template <bool BOTH>
+inline void add_products(
+    const std::uint32_t* a, std::int64_t a_stride, const std::uint32_t* b, std::int64_t b_stride) {
+    _tile_loadd(6, b, b_stride * 4);
+    _tile_loadd(7, b + 16, b_stride * 4);
+    _tile_loadd(4, a, a_stride * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (BOTH) {
+        _tile_loadd(5, a + TILE_ROWS * a_stride, a_stride * 4);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
 #else
 
 inline bool may_use_tiles() { return false; }
