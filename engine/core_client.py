@@ -309,7 +309,8 @@ def _death_note(context: zmq.Context[zmq.Socket[bytes]], sent: threading.Event) 
         try:
             with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PUSH) as socket:
                 socket.connect(_DEATH_NOTE)
-                socket.send(ENGINE_CORE_DEAD)
+                # Where the client has just closed its end there is none to wait for.
+                socket.send(ENGINE_CORE_DEAD, zmq.NOBLOCK)
         finally:
             sent.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -241,3 +242,12 @@ def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> N
     told.set()
     closing.join(10)
     assert not closing.is_alive()
+
+
+@pytest.mark.timeout(30)
+async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: Path) -> None:
+    """The news may come while the socket that it is for is being closed: then nobody will read it."""
+    for _ in range(3000):
+        client = AsyncMPClient(JoinedCore(CoreSeat(str(tmp_path), os.getpid(), cast(EngineReady, None), 1)))
+        client.attach(asyncio.get_running_loop(), lambda _: None)
+        client.close()
