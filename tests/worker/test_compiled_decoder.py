@@ -33,6 +33,7 @@ from engine.worker.models.decoder import Decoder
 from engine.worker.models.packed_linear import can_pack
 from engine.worker.tiny_models import make_model_folder
 from tests.worker.generation import random_tokens
+from tests.worker.rounding import round_weights
 
 BLOCK_SIZE = 8
 BLOCKS_EACH = 10
@@ -63,6 +64,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_kv_heads": 2,
         "extra_config": {"sliding_window": 12},
     },
+    "8 bits, a tied head": {"family": "qwen3", "head_dim": 64, "tie": True, "quantization": "int8"},
+    "4 bits and biases": {
+        "family": "qwen2",
+        "hidden_size": 128,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "vocab_size": 500,
+        "quantization": "int4",
+    },
 }
 
 
@@ -81,7 +91,7 @@ pytestmark = pytest.mark.skipif(not is_possible(), reason="this CPU does not mul
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """One folder's model in bf16, and transformers' own in fp32."""
+    """One folder's model in bf16, and transformers' own in fp32, its weights rounded as ours are."""
 
     decoder: Decoder
     reference: torch.nn.Module
@@ -148,10 +158,14 @@ class Conversations:
 @pytest.fixture(scope="module", params=VARIANTS)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("model")
-    make_model_folder(folder, dtype="bfloat16", num_layers=3, **VARIANTS[request.param])
-    decoder = load_model(ModelConfig(model=str(folder))).model
+    options = dict(VARIANTS[request.param])
+    quantization = options.pop("quantization", None)
+    make_model_folder(folder, dtype="bfloat16", num_layers=3, **options)
+    decoder = load_model(ModelConfig(model=str(folder), quantization=quantization)).model
     assert isinstance(decoder, Decoder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if quantization is not None:
+        round_weights(reference, quantization, torch.bfloat16)
     return Models(decoder, reference)
 
 
@@ -247,13 +261,13 @@ def test_served_tokens_are_the_best_ones(tmp_path: Path, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize(
     "options",
-    [{"quantization": "int8"}, {"attention_backend": "torch"}, {"dtype": "float32"}],
-    ids=lambda options: str(*options),
+    [{"attention_backend": "torch"}, {"dtype": "float32"}, {"dtype": "float32", "quantization": "int8"}],
+    ids=" ".join,
 )
 def test_others_run_by_torch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    """Rounded weights, torch's attention and other types have no compiled steps, and are served."""
+    """Torch's attention and other types have no compiled steps, and are served."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     with caplog.at_level(logging.INFO):
         [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)], **options)

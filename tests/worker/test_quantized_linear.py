@@ -14,19 +14,23 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
+from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.loader import load_model
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.linears import Table
 from engine.worker.models.quantized_linear import (
-    GROUP_SIZE,
     Int4Linear,
     Int8Linear,
     Int8Table,
+    compiled_product,
     int4_linear,
     int8_linear,
+    int8_table,
 )
+from engine.worker.models.rounding import GROUP_SIZE
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
+from tests.worker.rounding import round_weights, rounded
 from tests.worker.test_packed_linear import resident_bytes
 
 WITHIN = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 1e-2), torch.float16: (2e-3, 2e-3)}
@@ -34,68 +38,106 @@ WITHIN = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 1e-2), torch.float
 DTYPES = tuple(WITHIN)
 
 
-def rounded(weight: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
-    """``weight`` as it is kept, by what is said of the format."""
-    groups = weight.float().view(len(weight), -1, group_size)
-    if bits == 8:
-        scales = (groups.abs().amax(-1, keepdim=True) / 127).to(weight.dtype).float()
-        return (scales.double() * (groups / scales).round().clamp(-127, 127)).flatten(1)
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scales = (high - low) / 15
-    zeros = (low + 8 * scales).to(weight.dtype).float()
-    scales = scales.to(weight.dtype).float()
-    return (zeros.double() + scales.double() * ((groups - zeros) / scales).round().clamp(-8, 7)).flatten(1)
-
-
 def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     relative, absolute = WITHIN[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=relative, atol=absolute)
 
 
-def made(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> nn.Linear:
+def made(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
     torch.manual_seed(num_outputs)
-    return nn.Linear(num_inputs, num_outputs, dtype=dtype).requires_grad_(False)
+    return nn.Linear(num_inputs, num_outputs, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.fixture
+def compiled() -> CompiledProduct:
+    found = compiled_product(32, torch.bfloat16)
+    if found is None:
+        pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
+    return found
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def product(request: pytest.FixtureRequest) -> CompiledProduct | None:
+    """What multiplies; None: torch."""
+    if request.param == "torch":
+        return None
+    found: CompiledProduct = request.getfixturevalue("compiled")
+    return found
+
+
+def types_of(product: CompiledProduct | None) -> tuple[torch.dtype, ...]:
+    return DTYPES if product is None else (torch.bfloat16,)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 8, 33, 300])
-def test_a_product_is_that_of_the_rounded_weight(num_rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("num_rows", [0, 1, 8, 17, 33, 64, 65, 300])
+def test_a_product_is_that_of_the_rounded_weight(num_rows: int, product: CompiledProduct | None) -> None:
     """For any number of rows, with and without a bias, whatever the sizes."""
-    for num_outputs, num_inputs in ((64, 256), (1003, 96)):
-        plain = made(num_outputs, num_inputs, dtype)
-        x = torch.randn(num_rows, num_inputs).to(dtype)
-        eight, four = Int8Linear(plain.weight, plain.bias), int4_linear(plain)
-        assert isinstance(four, Int4Linear if num_outputs == 64 else Int8Linear)
-        expected: dict[nn.Module, torch.Tensor] = {eight: rounded(plain.weight, 8, num_inputs)}
-        if isinstance(four, Int4Linear):
-            expected[four] = rounded(plain.weight, 4, GROUP_SIZE)
-        for linear, weight in expected.items():
-            product = x.double() @ weight.T
-            assert_near(linear(x), product + plain.bias.double(), dtype)
-        without_bias = Int8Linear(plain.weight, None)(x)
-        assert_near(without_bias, x.double() @ expected[eight].T, dtype)
+    for dtype in types_of(product):
+        for num_outputs, num_inputs in ((64, 256), (1003, 96), (96, 320)):
+            plain = made(num_outputs, num_inputs, dtype)
+            without_bias = made(num_outputs, num_inputs, dtype, bias=False)
+            x = torch.randn(num_rows, num_inputs).to(dtype)
+            for bits, linear in ((8, int8_linear), (4, int4_linear)):
+                if product is None and num_outputs % 16:
+                    bits = 8  # torch has no product of 4 for these
+                weight = rounded(plain.weight, bits, num_inputs if bits == 8 else GROUP_SIZE)
+                found = linear(plain, product)(x)
+                assert found.dtype == dtype
+                assert_near(found, x.double() @ weight.T + plain.bias.double(), dtype)
+                assert_near(linear(without_bias, product)(x), x.double() @ weight.T, dtype)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_table_finds_what_it_multiplies_with(dtype: torch.dtype) -> None:
+def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
+    """Alone, among a few and among many a row gets the same, however many threads there are. Not by torch."""
+    plain = made(192, 640, torch.bfloat16)
+    x = torch.randn(600, 640).bfloat16()
+    before = torch.get_num_threads()
+    for linear in (int8_linear(plain, compiled), int4_linear(plain, compiled)):
+        together = linear(x)
+        try:
+            for num_threads in (1, 3):
+                torch.set_num_threads(num_threads)
+                assert torch.equal(linear(x), together)
+                for first, count in ((0, 1), (255, 5), (590, 10), (100, 64)):
+                    assert torch.equal(linear(x[first : first + count]), together[first : first + count])
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(product: CompiledProduct | None) -> None:
+    """Other types, and inputs that fill no group."""
+    assert compiled_product(32, torch.float32) is None
+    plain = made(64, 48, torch.bfloat16)
+    assert isinstance(int8_linear(plain, product), Int8Linear)
+    assert isinstance(int4_linear(plain, product), Int8Linear)
+    table = Table(nn.Parameter(plain.weight, requires_grad=False))
+    assert isinstance(int8_table(table, product), Int8Table)
+    assert isinstance(int4_linear(made(64, 64, torch.bfloat16)), Int4Linear)
+
+
+@torch.inference_mode()
+def test_a_table_finds_what_it_multiplies_with(product: CompiledProduct | None) -> None:
     """Each vector is the rounded one, looked up and multiplied alike, though they were rounded in parts."""
-    weight = made(5000, 48, dtype).weight
-    table = Int8Table(Table(nn.Parameter(weight, requires_grad=False)))
-    vectors = rounded(weight, 8, 48)
-    ids = torch.arange(5000).flip(0)
-    assert_near(table(ids), vectors[ids], dtype)
-    x = torch.randn(5, 48).to(dtype)
-    assert_near(table.products(x), x.double() @ vectors.T, dtype)
+    for dtype in types_of(product):
+        weight = made(5003, 64, dtype).weight
+        table = int8_table(Table(nn.Parameter(weight, requires_grad=False)), product)
+        vectors = rounded(weight, 8, 64)
+        ids = torch.arange(5003).flip(0)
+        assert_near(table(ids), vectors[ids], dtype)
+        for num_rows in (1, 5, 70):
+            x = torch.randn(num_rows, 64).to(dtype)
+            assert_near(table.products(x), x.double() @ vectors.T, dtype)
 
 
 @torch.inference_mode()
-def test_nothing_but_zeros_stays_nothing() -> None:
-    plain = nn.Linear(64, 32, bias=False)
-    nn.init.zeros_(plain.weight)
-    for linear in (int8_linear(plain), int4_linear(plain)):
-        assert torch.equal(linear(torch.ones(2, 64)), torch.zeros(2, 32))
+def test_nothing_but_zeros_stays_nothing(product: CompiledProduct | None) -> None:
+    for dtype in types_of(product):
+        plain = nn.Linear(64, 32, bias=False, dtype=dtype)
+        nn.init.zeros_(plain.weight)
+        for linear in (int8_linear(plain, product), int4_linear(plain, product)):
+            assert not linear(torch.ones(2, 64, dtype=dtype)).any()
 
 
 @pytest.mark.parametrize(
@@ -106,26 +148,11 @@ def test_the_tokens_are_those_of_transformers(
 ) -> None:
     """With the same rounded weights, tied or not, with biases or without."""
     reference = Reference(model_folders(name))
-    _round_weights(reference.model, quantization)
+    round_weights(reference.model, quantization, torch.float32)
     prompt = random_tokens(30, seed=3)
     with LLM(str(model_folders(name)), multiprocess=False, quantization=quantization) as llm:
         (output,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
     assert list(output.outputs[0].token_ids) == reference.greedy(prompt, 24)
-
-
-def _round_weights(model: nn.Module, quantization: str) -> None:
-    """In place: the head to 8 bits, all else as told."""
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if not isinstance(module, nn.Linear):
-                continue
-            weight = module.weight
-            fits = not (weight.shape[1] % GROUP_SIZE or weight.shape[0] % 16)
-            if quantization == "int4" and name != "lm_head":
-                assert fits, "this model is not one of 4 bits"
-                weight.copy_(rounded(weight, 4, GROUP_SIZE))
-            else:
-                weight.copy_(rounded(weight, 8, weight.shape[1]))
 
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.6), ("int4", 0.5)])

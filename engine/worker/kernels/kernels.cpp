@@ -19,6 +19,21 @@ extern "C" void continuum_attend_decodes(
     Decoder<Element, CONTINUUM_HEAD_DIM>(*pool, *decodes, layer, *heads).run(static_cast<int>(num_threads));
 }
 
+#if defined(CONTINUUM_BF16) && defined(__AVX512BF16__)
+
+// to [num_rows, num_outputs] = x [num_rows, inputs] times a weight
+extern "C" void continuum_multiply(
+    const Weight* weight, const void* x, std::int64_t num_rows, void* to, std::int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        begin_tiles();
+        multiply_rows(*weight, static_cast<const Bf16*>(x), num_rows, static_cast<Bf16*>(to));
+        end_tiles();
+    }
+}
+
+#endif
+
 #if defined(CONTINUUM_BF16) && defined(__AVX512BF16__) && CONTINUUM_HEAD_DIM % 32 == 0
 
 // The same for sequences that compute several tokens. Missing where the CPU cannot multiply pairs of bf16.

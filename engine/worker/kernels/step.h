@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "decode.h"
-#include "products.h"
 #include "prompt.h"
+#include "rows.h"
 
 #if defined(__AVX512BF16__)
 
@@ -228,16 +228,16 @@ class SmallStep {
         const Layer& layer = model_.layers[index];
         Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
         add_and_normalise_rows(x_, nullptr, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
-        multiply(layer.qkv, normed, hidden_, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
+        multiply_few(layer.qkv, normed, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
             store_half(heads + row * heads_size_ + output, result);
         });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
                               buffers_->sines.data(), heads);
         attend(index);
-        multiply_into_residual(layer.output, buffers_->attended.data(), query_size_);
+        multiply_into_residual(layer.output, buffers_->attended.data());
         add_and_normalise_rows(x_, nullptr, layer.post_attention_norm, num_rows_, hidden_, model_.norm_eps, normed);
         multiply_gated(layer.gate_up);
-        multiply_into_residual(layer.down, buffers_->inner.data(), model_.intermediate_size);
+        multiply_into_residual(layer.down, buffers_->inner.data());
     }
 
     void find_logits() const {
@@ -247,32 +247,13 @@ class SmallStep {
 #pragma omp for schedule(static)
         for (int i = 0; i < num_samples; ++i)
             normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps, normed + i * hidden_);
-        multiply(model_.head, normed, hidden_, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
-            Bf16* to = logits + row * vocab_size + output;
-            if (output + HALF_UNIT <= vocab_size) return store_half(to, result);
-            Bf16 last[HALF_UNIT];
-            store_half(last, result);
-            std::memcpy(to, last, (vocab_size - output) * sizeof(Bf16));
+        multiply_few(model_.head, normed, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
+            keep_results(model_.head, output, result, logits + row * vocab_size + output);
         });
     }
 
-    // finish(row, output, the HALF_UNIT results from that output on) for all rows and outputs
-    template <typename Finish>
-    void multiply(const Weight& weight, const Bf16* x, std::int64_t width, int num_rows, Finish finish) const {
-        const std::int64_t num_units = (weight.num_outputs + UNIT - 1) / UNIT;
-#pragma omp for schedule(static)
-        for (std::int64_t unit = 0; unit < num_units; ++unit) {
-            alignas(64) float results[MAX_STEP_ROWS * UNIT];
-            multiply_unit(x, width, num_rows, unit_of(weight, unit), results);
-            const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
-            for (int row = 0; row < num_rows; ++row)
-                for (std::int64_t output = unit * UNIT; output < end; output += HALF_UNIT)
-                    finish(row, output, with_bias(weight, output, results + row * UNIT + output % UNIT));
-        }
-    }
-
-    void multiply_into_residual(const Weight& weight, const Bf16* x, std::int64_t width) const {
-        multiply(weight, x, width, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
+    void multiply_into_residual(const Weight& weight, const Bf16* x) const {
+        multiply_few(weight, x, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
             add_half(x_ + row * hidden_ + output, rounded(result));
         });
     }
@@ -284,12 +265,12 @@ class SmallStep {
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
             alignas(64) float gates[MAX_STEP_ROWS * UNIT], ups[MAX_STEP_ROWS * UNIT];
-            multiply_unit(normed, hidden_, num_rows_, unit_of(weight, unit), gates);
-            multiply_unit(normed, hidden_, num_rows_, unit_of(weight, num_units + unit), ups);
+            multiply_unit(weight, unit, normed, num_rows_, gates);
+            multiply_unit(weight, num_units + unit, normed, num_rows_, ups);
             for (int i = 0; i < num_rows_ * UNIT; i += HALF_UNIT) {
                 const std::int64_t output = unit * UNIT + i % UNIT;
-                const HalfRow gate = rounded(with_bias(weight, output, gates + i));
-                const HalfRow up = rounded(with_bias(weight, size + output, ups + i));
+                const HalfRow gate = rounded(result_of(weight, output, gates + i));
+                const HalfRow up = rounded(result_of(weight, size + output, ups + i));
                 store_half(buffers_->inner.data() + i / UNIT * size + output, gated(gate, up));
             }
         }

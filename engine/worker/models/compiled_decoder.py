@@ -1,5 +1,5 @@
-"""A decoder whose small steps are one call of compiled code; its larger ones are oneDNN's products with
-compiled code between them.
+"""A decoder whose small steps are one call of compiled code; its larger ones are products, of many rows by
+oneDNN, with compiled code between them.
 
 A step of a few tokens pays for calls, of which torch makes a dozen for each layer; a large one for every pass
 over its rows.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -16,38 +18,32 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.kernels.library import typed
+from engine.worker.kernels.weights import CompiledProduct, WeightAddress
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
-from engine.worker.models.packed_linear import PackedLinear, PackedTable, PackedWeight
+from engine.worker.models.packed_linear import PackedLinear, PackedTable
+from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 logger = logging.getLogger(__name__)
 
 _UNIT = 64
 """Numbers that the code computes together: it knows no sizes between its multiples."""
-_BLOCKS = (32, 64)
-"""Rows of a weight that are interleaved, as it can read them."""
 
 
-class _Weight(ctypes.Structure):
-    """A packed weight, two numbers to a word."""
-
-    _fields_ = (
-        ("words", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("num_outputs", ctypes.c_int64),
-        ("num_words", ctypes.c_int64),
-        ("block", ctypes.c_int64),
-    )
+_MAX_OWN_ROWS = 512
+"""Up to here the compiled code's products take no longer than oneDNN's."""
 
 
 class _Layer(ctypes.Structure):
     """A DecoderLayer; window 0: all is seen."""
 
     _fields_ = (
-        ("qkv", _Weight),
-        ("output", _Weight),
-        ("gate_up", _Weight),
-        ("down", _Weight),
+        ("qkv", WeightAddress),
+        ("output", WeightAddress),
+        ("gate_up", WeightAddress),
+        ("down", WeightAddress),
         ("input_norm", ctypes.c_void_p),
         ("post_attention_norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
@@ -61,7 +57,7 @@ class _Model(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
-        ("head", _Weight),
+        ("head", WeightAddress),
         ("final_norm", ctypes.c_void_p),
         ("frequencies", ctypes.c_void_p),
         ("num_layers", ctypes.c_int64),
@@ -101,7 +97,7 @@ def _is_known(model: Decoder) -> bool:
     shape = model.shape
     sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
     return all(size % _UNIT == 0 for size in sizes) and all(
-        isinstance(product, PackedLinear | PackedTable) and product.weight.block in _BLOCKS
+        _address(product) is not None
         for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
     )
 
@@ -131,6 +127,7 @@ class CompiledDecoder:
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         self._code = _Code(attention.library)
         self._small: int = attention.library.continuum_max_step_rows()
+        self._multiply = CompiledProduct(attention.library)
 
     def forward(
         self,
@@ -164,7 +161,7 @@ class CompiledDecoder:
         return logits
 
     def _run_layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """oneDNN's products, and the compiled code for what stands between them: torch's own passes over
+        """Product by product, and the compiled code for what stands between them: torch's own passes over
         the rows take as long as the products. x [num_tokens, hidden_size], overwritten -> after all layers"""
         shape, code, model, num_rows = self._plain.shape, self._code, self._model, len(x)
         threads = torch.get_num_threads()
@@ -176,17 +173,26 @@ class CompiledDecoder:
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
+            qkv, output, gate_up_product, down = self._linears_for(index, num_rows)
             self._add_and_normalise(x, added, layer.input_norm, normed)
-            heads = layer.qkv(normed)
+            heads = qkv(normed)
             code.rotate(
                 model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
             )
-            added = layer.output(layer.attend(heads, self._attention))
+            added = output(layer.attend(heads, self._attention))
             self._add_and_normalise(x, added, layer.post_attention_norm, normed)
-            gate_up = layer.gate_up(normed)
+            gate_up = gate_up_product(normed)
             code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
-            added = layer.down(inner)
+            added = down(inner)
         return x if added is None else x.add_(added)
+
+    def _linears_for(self, index: int, num_rows: int) -> list[Product]:
+        """The products of a layer. oneDNN's are faster for many rows, but of each number of rows it keeps one
+        that it has compiled."""
+        linears = _linears(self._plain.layers[index])
+        if num_rows > _MAX_OWN_ROWS:
+            return list(linears)
+        return [partial(self._multiply, weight=_weight(linear)) for linear in linears]
 
     def _add_and_normalise(
         self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
@@ -225,11 +231,9 @@ class _Code:
 
 def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
     shape, rotary = model.shape, model.rotary
-    head = _head(model)
-    assert isinstance(head, PackedLinear | PackedTable)
     return _Model(
         layers,
-        _weight(head),
+        _weight(_head(model)),
         model.final_norm.data_ptr(),
         rotary.frequencies.data_ptr(),
         shape.num_layers,
@@ -252,14 +256,14 @@ def _layer(model: Decoder, index: int) -> _Layer:
     )
 
 
-def _weight(product: torch.nn.Module) -> _Weight:
-    assert isinstance(product, PackedLinear | PackedTable)
-    weight: PackedWeight = product.weight
-    bias = product.bias if isinstance(product, PackedLinear) else None
-    return _Weight(
-        weight.address,
-        None if bias is None else bias.data_ptr(),
-        weight.num_rows,
-        weight.width // 2,
-        weight.block,
-    )
+def _weight(product: object) -> WeightAddress:
+    address = _address(product)
+    assert address is not None
+    return address
+
+
+def _address(product: object) -> WeightAddress | None:
+    """Where the weight lies; None where the compiled code cannot read it."""
+    if isinstance(product, PackedLinear | PackedTable | RoundedLinear | RoundedTable):
+        return product.address()
+    return None

@@ -6,6 +6,7 @@ Tokens of all sequences are flattened into one axis; which belongs to whom only 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +18,15 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import layer_windows
 from engine.worker.models.linears import Table, replace_modules
 from engine.worker.models.packed_linear import PackedTable, can_pack, packed_linear, packed_table
-from engine.worker.models.quantized_linear import Int8Table, int4_linear, int8_linear
+from engine.worker.models.quantized_linear import (
+    Int8Table,
+    compiled_product,
+    int4_linear,
+    int8_linear,
+    int8_table,
+)
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
+from engine.worker.models.rounded_weight import RoundedTable
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
 from engine.worker.tensor_part import TensorPart
@@ -252,7 +260,9 @@ class Decoder(nn.Module):
         self.lm_head = None if shape.tied else self._make_head(dtype)
         self._rotary: RotaryEmbedding | None = None
 
-    def _make_embedding(self, dtype: torch.dtype) -> Table | PackedTable | Int8Table | VocabularyTable:
+    def _make_embedding(
+        self, dtype: torch.dtype
+    ) -> Table | PackedTable | Int8Table | RoundedTable | VocabularyTable:
         num_vectors = self.shape.vocab_size // self._group.size
         table = Table(_parameter(dtype, num_vectors, self.shape.hidden_size))
         return table if self._group.size == 1 else VocabularyTable(table, self._group)
@@ -286,11 +296,13 @@ class Decoder(nn.Module):
 
     def _quantize(self, quantization: str) -> None:
         """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
+        product = compiled_product(self.head_dim, self.final_norm.dtype)
         if isinstance(self.lm_head, nn.Linear):
-            self.add_module("lm_head", int8_linear(self.lm_head))
+            self.add_module("lm_head", int8_linear(self.lm_head, product))
         elif isinstance(self.embedding, Table):
-            self.embedding = Int8Table(self.embedding)
-        replace_modules(self.layers, nn.Linear, int4_linear if quantization == "int4" else int8_linear)
+            self.embedding = int8_table(self.embedding, product)
+        rounded_linear = int4_linear if quantization == "int4" else int8_linear
+        replace_modules(self.layers, nn.Linear, partial(rounded_linear, product=product))
 
     def forward(
         self,

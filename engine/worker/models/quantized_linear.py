@@ -5,17 +5,22 @@ Inputs and outputs keep their type; what is lost is what rounding the weight los
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from engine.worker.kernels.library import KernelUnavailable
+from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.models.linears import Table
+from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable, Weight4, Weight8
+from engine.worker.models.rounding import GROUP_SIZE, by_rows, to_int4, to_int8
 
-GROUP_SIZE = 32
-"""Inputs that share a scale and a zero in 4 bits, which so take 5; torch has 32, 64, 128 and 256."""
-_ROWS = 1024
-"""Rounded together: there may be no room for a copy of all in 32 bits."""
+logger = logging.getLogger(__name__)
+
+Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
 _LANES = 16
 """Outputs that torch's product of 4 bits takes at once."""
 
@@ -65,44 +70,61 @@ class Int8Table(nn.Module):
         return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
 
-def int8_linear(plain: nn.Linear) -> Int8Linear:
-    return Int8Linear(plain.weight, plain.bias)
+def compiled_product(head_dim: int, dtype: torch.dtype) -> CompiledProduct | None:
+    """The compiled code's product for the linears of a decoder; None where torch has to multiply."""
+    if dtype != torch.bfloat16:
+        return None
+    try:
+        return CompiledProduct.load(head_dim)
+    except KernelUnavailable as error:
+        logger.info("Rounded weights are multiplied by torch: %s.", error)
+        return None
 
 
-def int4_linear(plain: nn.Linear) -> Int4Linear | Int8Linear:
-    """In 8 bits where its sizes are not those that torch multiplies in 4."""
-    if plain.in_features % GROUP_SIZE or plain.out_features % _LANES:
+def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int8Linear | RoundedLinear:
+    if product is None or plain.in_features % GROUP_SIZE:
+        return Int8Linear(plain.weight, plain.bias)
+    return RoundedLinear(Weight8(plain.weight), plain.bias, product)
+
+
+def int4_linear(
+    plain: nn.Linear, product: CompiledProduct | None = None
+) -> Int4Linear | Int8Linear | RoundedLinear:
+    """In 8 bits where its sizes are not those that are multiplied in 4."""
+    if plain.in_features % GROUP_SIZE:
+        return int8_linear(plain, product)
+    if product is not None:
+        return RoundedLinear(Weight4(plain.weight), plain.bias, product)
+    if plain.out_features % _LANES:
         return int8_linear(plain)
     return Int4Linear(plain.weight, plain.bias)
 
 
+def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Table | RoundedTable:
+    if product is None or table.weight.shape[1] % GROUP_SIZE:
+        return Int8Table(table)
+    return RoundedTable(table.weight, product)
+
+
 def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [out, in] and scales [out], these in the type of the weight."""
-    numbers, scales = weight.new_empty(weight.shape, dtype=torch.int8), weight.new_empty(len(weight))
-    for rows, rounded, scale in _by_rows(weight, numbers, scales):
-        scale.copy_((rows.abs().amax(dim=1).float() / 127).clamp_min(torch.finfo(weight.dtype).tiny))
-        rounded.copy_((rows.float() / scale.float()[:, None]).round_().clamp_(-127, 127))
-    return numbers, scales
+    """See rounding.to_int8."""
+    kept = weight.new_empty(weight.shape, dtype=torch.int8), weight.new_empty(len(weight))
+    _fill(weight, to_int8, kept)
+    return kept
 
 
 def _to_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [out, in] and, in the type of the weight, scales and zeros [out, groups, 2]."""
-    numbers = weight.new_empty(weight.shape, dtype=torch.int32)
+    """See rounding.to_int4."""
     grid = weight.new_empty(len(weight), weight.shape[1] // GROUP_SIZE, 2)
-    for rows, rounded, parts in _by_rows(weight, numbers, grid):
-        groups = rows.float().view(len(rows), -1, GROUP_SIZE)
-        low, high = groups.amin(-1), groups.amax(-1)
-        scales = ((high - low) / 15).clamp_min(torch.finfo(weight.dtype).tiny)
-        parts.copy_(torch.stack([scales, low + 8 * scales], dim=-1))
-        scales, zeros = parts.float().unbind(-1)  # as they are kept: the rounding is to these
-        units = (groups - zeros[..., None]).div_(scales[..., None]).round_()
-        rounded.copy_(units.add_(8).clamp_(0, 15).flatten(1))
-    return numbers, grid
+    kept = weight.new_empty(weight.shape, dtype=torch.int32), grid
+    _fill(weight, to_int4, kept)
+    return kept
 
 
-def _by_rows(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same rows of all, part by part."""
-    return zip(*(torch.split(tensor, _ROWS) for tensor in tensors), strict=True)
+def _fill(weight: torch.Tensor, rounding: Rounding, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for rows, *parts in by_rows(weight, *kept):
+        for part, rounded in zip(parts, rounding(rows), strict=True):
+            part.copy_(rounded)
 
 
 def _with_bias(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,0 +1,130 @@
+// Weights of 8 and 4 bits, made pairs of bf16 as they are multiplied: memory is read for 8 or 5 bits a number.
+//
+// HALF_UNIT outputs are interleaved in memory, those that a weight lacks being zeros:
+//   8 bits: numbers [outputs / HALF_UNIT, num_words, HALF_UNIT, 2], a scale for each output [outputs], w = scale * q
+//   4 bits: words   [outputs / HALF_UNIT, num_words / CHUNK_WORDS, 2, HALF_UNIT, 2], each of 8 numbers of one output and
+//           either the even or the odd inputs of 16, scales and zeros [outputs / HALF_UNIT, num_words / CHUNK_WORDS,
+//           HALF_UNIT, 2] for CHUNK_WORDS words each, w = scale * (q - 8) + zero
+
+#pragma once
+
+#include <cstring>
+
+#include "products.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+constexpr int LINE_BYTES = 64;
+constexpr int LINES_AHEAD = 32;
+
+inline void fetch_lines_ahead(const void* memory, int num_lines) {
+    const char* begin = static_cast<const char*>(memory) + LINES_AHEAD * LINE_BYTES;
+    for (int i = 0; i < num_lines; ++i) __builtin_prefetch(begin + i * LINE_BYTES, 0, 2);
+}
+
+// Numbers of 8 bits, which bf16 holds as they are; the scales come into the results.
+struct Words8 {
+    static constexpr std::int64_t stride = HALF_UNIT;
+    const std::int8_t* numbers;
+
+    Words8(const Weight& weight, std::int64_t output)
+        : numbers(static_cast<const std::int8_t*>(weight.words) + output * weight.num_words * 2) {}
+
+    const std::uint32_t* chunk(std::int64_t word, Chunk& room) const {
+        const std::int8_t* from = numbers + word * 2 * HALF_UNIT;
+        fetch_lines_ahead(from, CHUNK_WORDS);
+        for (int i = 0; i < CHUNK_WORDS * HALF_UNIT; i += 16) {
+            const __m512 low = floats(from + 2 * i), high = floats(from + 2 * i + 16);
+            store(room.words + i, _mm512_cvtne2ps_pbh(high, low));
+        }
+        return room.words;
+    }
+
+  private:
+    static __m512 floats(const std::int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from))); }
+};
+
+// Numbers of 4 bits; scales and zeros come into the words.
+struct Words4 {
+    static constexpr std::int64_t stride = HALF_UNIT;
+    const std::uint32_t *numbers, *grid;
+
+    Words4(const Weight& weight, std::int64_t output)
+        : numbers(static_cast<const std::uint32_t*>(weight.words) + output * weight.num_words / 4),
+          grid(static_cast<const std::uint32_t*>(weight.scales) + output * weight.num_words / CHUNK_WORDS) {}
+
+    const std::uint32_t* chunk(std::int64_t word, Chunk& room) const {
+        const std::uint32_t* from = numbers + word * HALF_UNIT / 4;
+        const std::uint32_t* line = grid + word / CHUNK_WORDS * HALF_UNIT;
+        fetch_lines_ahead(from, 8);
+        fetch_lines_ahead(line, 2);
+        for (int part = 0; part < 2; ++part) {  // 16 outputs, of which a register has 8
+            const Scale low(line + part * 16, 0), high(line + part * 16, 8);
+            for (int eight = 0; eight < 2; ++eight) {
+                const std::uint32_t* begin = from + eight * 2 * HALF_UNIT + part * 32;
+                __m512i lows = load<__m512i>(begin), highs = load<__m512i>(begin + 16);
+                for (int i = 0; i < 8; ++i) {
+                    const __m512bh pairs = _mm512_cvtne2ps_pbh(high.of(highs), low.of(lows));
+                    store(room.words + (eight * 8 + i) * HALF_UNIT + part * 16, pairs);
+                    lows = _mm512_srli_epi32(lows, 4);
+                    highs = _mm512_srli_epi32(highs, 4);
+                }
+            }
+        }
+        return room.words;
+    }
+
+  private:
+    // Of 8 outputs, each in two lanes.
+    struct Scale {
+        __m512 scale, zero;
+
+        Scale(const std::uint32_t* line, int first) {
+            const __m512i twice = _mm512_add_epi32(
+                _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0), _mm512_set1_epi32(first));
+            const __m512i both = _mm512_permutexvar_epi32(twice, load<__m512i>(line));
+            scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+            zero = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+        }
+
+        // The lowest number of each lane.
+        __m512 of(__m512i numbers) const {
+            const __m512 table = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
+            return _mm512_fmadd_ps(_mm512_permutexvar_ps(numbers, table), scale, zero);
+        }
+    };
+};
+
+// use(the unit-th unit of a weight), whatever its bits
+template <typename Use>
+inline void with_unit(const Weight& weight, std::int64_t unit, Use use) {
+    if (weight.bits == 8) return use(Unit<Words8>(weight, unit));
+    if (weight.bits == 4) return use(Unit<Words4>(weight, unit));
+    use(Unit<PlainWords>(weight, unit));
+}
+
+// What the sums `out` of the outputs that begin with `output` are with their scales and biases.
+inline HalfRow result_of(const Weight& weight, std::int64_t output, const float* out) {
+    HalfRow row{_mm512_loadu_ps(out), _mm512_loadu_ps(out + 16)};
+    if (weight.bits == 8) {
+        const HalfRow scale = load_half(static_cast<const Bf16*>(weight.scales) + output);
+        row = {_mm512_mul_ps(row.low, scale.low), _mm512_mul_ps(row.high, scale.high)};
+    }
+    if (weight.bias == nullptr) return row;
+    const HalfRow bias = load_half(static_cast<const Bf16*>(weight.bias) + output);
+    return {_mm512_add_ps(row.low, bias.low), _mm512_add_ps(row.high, bias.high)};
+}
+
+// Keeps those results that begin with `output`, of which the weight may not have all, in `to`.
+inline void keep_results(const Weight& weight, std::int64_t output, const HalfRow& results, Bf16* to) {
+    if (output + HALF_UNIT <= weight.num_outputs) return store_half(to, results);
+    Bf16 all[HALF_UNIT];
+    store_half(all, results);
+    std::memcpy(to, all, (weight.num_outputs - output) * sizeof(Bf16));
+}
+
+}  // namespace
+
+#endif

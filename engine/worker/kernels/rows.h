@@ -1,0 +1,111 @@
+// Products of whole weights: of the few rows of a small step, and of any number.
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "rounded.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+inline std::int64_t num_units_of(const Weight& weight) { return (weight.num_outputs + UNIT - 1) / UNIT; }
+
+inline Rows rows_of(const Weight& weight, const Bf16* x) {
+    return {reinterpret_cast<const std::uint32_t*>(x), weight.num_words};
+}
+
+// sums as multiply_halves', of a unit of a weight
+inline void multiply_unit(const Weight& weight, std::int64_t unit, const Bf16* x, int num_rows, float* sums) {
+    with_unit(weight, unit, [&](const auto& words) {
+        multiply_halves(words.halves, weight.num_words, rows_of(weight, x), num_rows, false, sums);
+    });
+}
+
+template <typename Finish>
+inline void finish_unit(const Weight& weight, std::int64_t unit, int num_rows, const float* sums, Finish finish) {
+    const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
+    for (int row = 0; row < num_rows; ++row)
+        for (std::int64_t output = unit * UNIT; output < end; output += HALF_UNIT)
+            finish(row, output, result_of(weight, output, sums + row * UNIT + output % UNIT));
+}
+
+// finish(row, output, the HALF_UNIT results from that output on) for all rows, at most MAX_STEP_ROWS, and outputs. x has
+// room for whole tiles of rows. This and what follows is run by all threads of a team.
+template <typename Finish>
+void multiply_few(const Weight& weight, const Bf16* x, int num_rows, Finish finish) {
+    const std::int64_t num_units = num_units_of(weight);
+#pragma omp for schedule(static)
+    for (std::int64_t unit = 0; unit < num_units; ++unit) {
+        alignas(64) float sums[MAX_STEP_ROWS * UNIT];
+        multiply_unit(weight, unit, x, num_rows, sums);
+        finish_unit(weight, unit, num_rows, sums, finish);
+    }
+}
+
+// Of each output of a unit, in bf16: a core's nearest cache keeps them while many rows are multiplied with them.
+constexpr std::int64_t SLICE_WORDS = 128;
+constexpr std::int64_t GROUP_ROWS = 256;  // so many that the next cache keeps them for all outputs; MAX_STEP_ROWS times n
+
+struct Slice {
+    alignas(64) std::uint32_t room[2][SLICE_WORDS * HALF_UNIT];
+
+    template <typename Words>
+    Unit<PlainWords> of(const Unit<Words>& unit, std::int64_t begin, std::int64_t num_words) {
+        for (int half = 0; half < 2; ++half)
+            for (std::int64_t word = 0; word < num_words; word += CHUNK_WORDS)
+                unit.halves[half].chunk(begin + word, *reinterpret_cast<Chunk*>(room[half] + word * HALF_UNIT));
+        return {{room[0], HALF_UNIT}, {room[1], HALF_UNIT}};
+    }
+
+    Unit<PlainWords> of(const Unit<PlainWords>& unit, std::int64_t begin, std::int64_t) {
+        return {unit.halves[0].from(begin), unit.halves[1].from(begin)};
+    }
+};
+
+// Rows behind the last whole MAX_STEP_ROWS, with room for as many.
+inline const Bf16* with_room(const Bf16* x, std::int64_t num_rows, std::int64_t width) {
+    static thread_local Lines<Bf16> kept;
+    kept.resize(MAX_STEP_ROWS * width);
+    std::memcpy(kept.data(), x, num_rows * width * sizeof(Bf16));
+    return kept.data();
+}
+
+// to [num_rows, num_outputs] = x [num_rows, num_words * 2] times a weight
+inline void multiply_rows(const Weight& weight, const Bf16* x, std::int64_t num_rows, Bf16* to) {
+    const std::int64_t width = weight.num_words * 2, num_units = num_units_of(weight);
+    const std::int64_t last = num_rows / MAX_STEP_ROWS * MAX_STEP_ROWS;
+    const Bf16* last_rows = with_room(x + last * width, num_rows - last, width);
+    const auto multiply_group = [&](const auto& unit, std::int64_t index, std::int64_t begin, std::int64_t end) {
+        static thread_local Lines<float> kept(GROUP_ROWS * UNIT);
+        Slice slice;
+        for (std::int64_t word = 0; word < weight.num_words; word += SLICE_WORDS) {
+            const std::int64_t num_words = std::min(SLICE_WORDS, weight.num_words - word);
+            const Unit<PlainWords> plain = slice.of(unit, word, num_words);
+            const bool is_last = word + num_words == weight.num_words;
+            for (std::int64_t row = begin; row < end; row += MAX_STEP_ROWS) {
+                const int count = static_cast<int>(std::min<std::int64_t>(MAX_STEP_ROWS, end - row));
+                const Rows rows = rows_of(weight, row < last ? x + row * width : last_rows);
+                float* sums = kept.data() + (row - begin) * UNIT;
+                Bf16* results = to + row * weight.num_outputs;
+                multiply_halves(plain.halves, num_words, {rows.words + word, rows.stride}, count, word > 0, sums);
+                if (is_last)
+                    finish_unit(weight, index, count, sums, [&](int i, std::int64_t output, const HalfRow& result) {
+                        keep_results(weight, output, result, results + i * weight.num_outputs + output);
+                    });
+            }
+        }
+    };
+    for (std::int64_t begin = 0; begin < num_rows; begin += GROUP_ROWS)
+#pragma omp for schedule(static) nowait
+        for (std::int64_t index = 0; index < num_units; ++index)
+            with_unit(weight, index, [&](const auto& unit) {
+                multiply_group(unit, index, begin, std::min(begin + GROUP_ROWS, num_rows));
+            });
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,54 @@
+"""How the compiled code is told where a weight lies, and its product with any number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from engine.worker.kernels.library import KernelUnavailable, load_library, typed
+
+BLOCKS = (32, 64)
+"""Outputs of a bf16 weight that may be interleaved."""
+INTERLEAVED = 32
+"""Outputs of a rounded weight that are."""
+
+
+class WeightAddress(ctypes.Structure):
+    """A weight [num_outputs, 2 * num_words] of 16 bits in blocks, or rounded to 8 or 4 (``rounded.h``)."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_words", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+        ("bits", ctypes.c_int64),
+    )
+
+
+class CompiledProduct:
+    """Products of bf16 rows with weights that lie as a WeightAddress says."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        address, number = ctypes.c_void_p, ctypes.c_int64
+        self._multiply = typed(
+            library.continuum_multiply, ctypes.POINTER(WeightAddress), address, number, address, number
+        )
+
+    @classmethod
+    def load(cls, head_dim: int) -> CompiledProduct:
+        """Out of the library for heads of that size. Raises KernelUnavailable: it takes a compiler and a CPU
+        that multiplies pairs of bf16."""
+        library = load_library(head_dim, torch.bfloat16)
+        if not hasattr(library, "continuum_multiply"):
+            raise KernelUnavailable("this CPU does not multiply pairs of bf16")
+        return cls(library)
+
+    def __call__(self, x: torch.Tensor, weight: WeightAddress) -> torch.Tensor:
+        """x [n, inputs], bf16 -> [n, outputs]"""
+        x = x.contiguous()
+        product = x.new_empty(len(x), weight.num_outputs)
+        self._multiply(weight, x.data_ptr(), len(x), product.data_ptr(), torch.get_num_threads())
+        return product
