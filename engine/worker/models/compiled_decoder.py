@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
@@ -102,12 +103,12 @@ def _is_known(model: Decoder) -> bool:
     )
 
 
-def _linears(layer: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+def _linears(layer: nn.Module) -> tuple[nn.Module, ...]:
     assert isinstance(layer, DecoderLayer)
     return layer.qkv, layer.output, layer.gate_up, layer.down
 
 
-def _head(model: Decoder) -> object:
+def _head(model: Decoder) -> nn.Module:
     return model.embedding if model.lm_head is None else model.lm_head
 
 
@@ -142,8 +143,10 @@ class CompiledDecoder:
         x = self._plain.embedding(input_ids).contiguous()
         if len(x) <= self._small:
             return self._run_small(x, positions, sample_rows)
-        x = self._run_layers(x, positions)
-        return self._plain.logits_of(x[sample_rows])
+        x = self._run_layers(x, positions)[sample_rows]
+        normed = torch.empty_like(x)
+        self._add_and_normalise(x, None, self._plain.final_norm, normed)
+        return self._product(_head(self._plain), self._model.head, len(x))(normed)
 
     def _run_small(self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size], overwritten -> the logits of the rows to sample"""
@@ -173,26 +176,26 @@ class CompiledDecoder:
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
-            qkv, output, gate_up_product, down = self._linears_for(index, num_rows)
+            weights = self._model.layers[index]
             self._add_and_normalise(x, added, layer.input_norm, normed)
-            heads = qkv(normed)
+            heads = self._product(layer.qkv, weights.qkv, num_rows)(normed)
             code.rotate(
                 model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
             )
-            added = output(layer.attend(heads, self._attention))
+            attended = layer.attend(heads, self._attention)
+            added = self._product(layer.output, weights.output, num_rows)(attended)
             self._add_and_normalise(x, added, layer.post_attention_norm, normed)
-            gate_up = gate_up_product(normed)
+            gate_up = self._product(layer.gate_up, weights.gate_up, num_rows)(normed)
             code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
-            added = down(inner)
+            added = self._product(layer.down, weights.down, num_rows)(inner)
         return x if added is None else x.add_(added)
 
-    def _linears_for(self, index: int, num_rows: int) -> list[Product]:
-        """The products of a layer. oneDNN's are faster for many rows, but of each number of rows it keeps one
-        that it has compiled."""
-        linears = _linears(self._plain.layers[index])
-        if num_rows > _MAX_OWN_ROWS:
-            return list(linears)
-        return [partial(self._multiply, weight=_weight(linear)) for linear in linears]
+    def _product(self, module: nn.Module, weight: WeightAddress, num_rows: int) -> Product:
+        """oneDNN's product is faster for many rows; but of each number of rows it keeps one that it has
+        compiled."""
+        if num_rows <= _MAX_OWN_ROWS:
+            return partial(self._multiply, weight=weight)
+        return module.products if isinstance(module, PackedTable | RoundedTable) else module
 
     def _add_and_normalise(
         self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
@@ -256,13 +259,13 @@ def _layer(model: Decoder, index: int) -> _Layer:
     )
 
 
-def _weight(product: object) -> WeightAddress:
+def _weight(product: nn.Module) -> WeightAddress:
     address = _address(product)
     assert address is not None
     return address
 
 
-def _address(product: object) -> WeightAddress | None:
+def _address(product: nn.Module) -> WeightAddress | None:
     """Where the weight lies; None where the compiled code cannot read it."""
     if isinstance(product, PackedLinear | PackedTable | RoundedLinear | RoundedTable):
         return product.address()
