@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
@@ -24,8 +22,6 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.packed_linear import PackedLinear, PackedTable
 from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable
-
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +142,7 @@ class CompiledDecoder:
         x = self._run_layers(x, positions)[sample_rows]
         normed = torch.empty_like(x)
         self._add_and_normalise(x, None, self._plain.final_norm, normed)
-        return self._product(_head(self._plain), self._model.head, len(x))(normed)
+        return self._product(normed, _head(self._plain), self._model.head)
 
     def _run_small(self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size], overwritten -> the logits of the rows to sample"""
@@ -178,24 +174,26 @@ class CompiledDecoder:
             assert isinstance(layer, DecoderLayer)
             weights = self._model.layers[index]
             self._add_and_normalise(x, added, layer.input_norm, normed)
-            heads = self._product(layer.qkv, weights.qkv, num_rows)(normed)
+            heads = self._product(normed, layer.qkv, weights.qkv)
             code.rotate(
                 model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
             )
             attended = layer.attend(heads, self._attention)
-            added = self._product(layer.output, weights.output, num_rows)(attended)
+            added = self._product(attended, layer.output, weights.output)
             self._add_and_normalise(x, added, layer.post_attention_norm, normed)
-            gate_up = self._product(layer.gate_up, weights.gate_up, num_rows)(normed)
+            gate_up = self._product(normed, layer.gate_up, weights.gate_up)
             code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
-            added = self._product(layer.down, weights.down, num_rows)(inner)
+            added = self._product(inner, layer.down, weights.down)
         return x if added is None else x.add_(added)
 
-    def _product(self, module: nn.Module, weight: WeightAddress, num_rows: int) -> Product:
-        """oneDNN's product is faster for many rows; but of each number of rows it keeps one that it has
-        compiled."""
-        if num_rows <= _MAX_OWN_ROWS:
-            return partial(self._multiply, weight=weight)
-        return module.products if isinstance(module, PackedTable | RoundedTable) else module
+    def _product(self, x: torch.Tensor, module: nn.Module, weight: WeightAddress) -> torch.Tensor:
+        """x [n, inputs] -> [n, outputs]. oneDNN's product is faster for many rows; but of each number of rows
+        it keeps one that it has compiled."""
+        if len(x) <= _MAX_OWN_ROWS:
+            return self._multiply(x, weight)
+        product: torch.Tensor
+        product = module.products(x) if isinstance(module, PackedTable | RoundedTable) else module(x)
+        return product
 
     def _add_and_normalise(
         self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
