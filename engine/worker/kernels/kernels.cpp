@@ -46,10 +46,10 @@ extern "C" void continuum_attend_prompts(
 extern "C" void continuum_run_step(
     const Model* model, const Pool* pool, const Sequences* decodes, const Sequences* prompts, const Step* step,
     std::int64_t num_threads) {
-    SmallStep<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
+    OneCall<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
 }
 
-extern "C" std::int64_t continuum_max_step_rows() { return MAX_STEP_ROWS; }
+extern "C" std::int64_t continuum_max_step_rows() { return MAX_CALL_ROWS; }
 
 // What stands between the products of larger steps, which are not ours.
 

@@ -249,11 +249,12 @@ class Prompter {
     void attend(const QueryBlock& item) const {
         static thread_local PromptScratch scratch;
         const int num_rows = item.num_queries * group_;
-        scratch.resize(std::max(MAX_ROWS, (num_rows + TILE - 1) / TILE * TILE), HEAD_DIM);
+        const int room = (num_rows + TILE - 1) / TILE * TILE;
+        scratch.resize(std::max(MAX_ROWS, room), HEAD_DIM);
         take_queries(item, num_rows, scratch);
-        std::fill(scratch.output.begin(), scratch.output.end(), 0.0f);
-        std::fill(scratch.maxima.begin(), scratch.maxima.end(), MASKED);
-        std::fill(scratch.sums.begin(), scratch.sums.end(), 0.0f);
+        std::fill_n(scratch.output.begin(), room * HEAD_DIM, 0.0f);
+        std::fill_n(scratch.maxima.begin(), room, MASKED);
+        std::fill_n(scratch.sums.begin(), room, 0.0f);
         const std::int64_t end = seen_by(item, num_rows - 1).end;
         for (std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK; start < end; start += BLOCK) {
             lay_out(item, start, static_cast<int>(std::min<std::int64_t>(BLOCK, end - start)), scratch);
@@ -334,18 +335,24 @@ class Prompter {
                                      scratch.output.data() + first_row * HEAD_DIM + column, HEAD_DIM);
     }
 
+    // 16 scores from the i-th on, MASKED where the row does not see.
+    static __m512 seen_scores(const Seen& seen, const float* scores, std::int64_t i) {
+        if (seen.first <= i && i + 16 <= seen.end) return _mm512_loadu_ps(scores + i);
+        const auto lanes = [i](std::int64_t end) { return (1u << std::clamp<std::int64_t>(end - i, 0, 16)) - 1; };
+        const auto mask = static_cast<__mmask16>(lanes(seen.end) & ~lanes(seen.first));
+        return _mm512_mask_loadu_ps(_mm512_set1_ps(MASKED), mask, scores + i);
+    }
+
     // The scores [first, end) of a row become weights; returns by how much what was summed before shrinks.
     float weigh_row(Seen seen, int row, int first, int end, PromptScratch& scratch) const {
-        float* scores = scratch.scores.data() + row % TILE * BLOCK;
+        const float* scores = scratch.scores.data() + row % TILE * BLOCK;
         std::uint32_t* weights = scratch.weights.data() + row % TILE * (BLOCK / 2);
-        for (std::int64_t i = first; i < std::min<std::int64_t>(seen.first, end); ++i) scores[i] = MASKED;
-        for (std::int64_t i = std::max<std::int64_t>(seen.end, first); i < end; ++i) scores[i] = MASKED;
         // All in powers of two: one product scales a score and turns the base.
         const float factor = static_cast<float>(heads_.scale * 1.4426950408889634);
         __m512 even = _mm512_set1_ps(MASKED), odd = even;
         for (int i = first; i < end; i += 32) {
-            even = _mm512_max_ps(even, _mm512_loadu_ps(scores + i));
-            odd = _mm512_max_ps(odd, _mm512_loadu_ps(scores + i + 16));
+            even = _mm512_max_ps(even, seen_scores(seen, scores, i));
+            odd = _mm512_max_ps(odd, seen_scores(seen, scores, i + 16));
         }
         const float before = scratch.maxima[row];
         const float maximum = std::max(before, _mm512_reduce_max_ps(_mm512_max_ps(even, odd)) * factor);
@@ -353,12 +360,12 @@ class Prompter {
         __m512 sums = _mm512_setzero_ps();
         for (int i = first; i < end; i += 16) {
             // Above 0 is only what was rounded, of a score that is all masked by far.
-            const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(scores + i), factors, most);
+            const __m512 x = _mm512_fmadd_ps(seen_scores(seen, scores, i), factors, most);
             const __m512 weight = exp2_negative(_mm512_min_ps(x, _mm512_setzero_ps()));
             sums = _mm512_add_ps(sums, weight);
             store(weights + i / 2, _mm512_cvtneps_pbh(weight));
         }
-        const float correction = std::exp2(before - maximum);
+        const float correction = before == MASKED ? 0.0f : std::exp2(before - maximum);  // the function is slow near 0
         scratch.maxima[row] = maximum;
         scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(sums);
         return correction;

@@ -73,37 +73,58 @@ inline const Bf16* with_room(const Bf16* x, std::int64_t num_rows, std::int64_t 
     return kept.data();
 }
 
+// Any number of rows, and products of theirs with a unit.
+class ManyRows {
+  public:
+    const std::int64_t num_rows;
+
+    // x [num_rows, width]
+    ManyRows(const Bf16* x, std::int64_t num_rows, std::int64_t width)
+        : num_rows(num_rows),
+          x_(x),
+          width_(width),
+          last_(num_rows / MAX_STEP_ROWS * MAX_STEP_ROWS),
+          last_rows_(with_room(x + last_ * width, num_rows - last_, width)) {}
+
+    // sums [end - begin, UNIT], with room for whole MAX_STEP_ROWS: of the rows `begin` to `end`, GROUP_ROWS at most
+    void multiply(const Weight& weight, std::int64_t unit, std::int64_t begin, std::int64_t end, float* sums) const {
+        with_unit(weight, unit, [&](const auto& words) {
+            Slice slice;
+            for (std::int64_t word = 0; word < weight.num_words; word += SLICE_WORDS) {
+                const std::int64_t num_words = std::min(SLICE_WORDS, weight.num_words - word);
+                const Unit<PlainWords> plain = slice.of(words, word, num_words);
+                for (std::int64_t row = begin; row < end; row += MAX_STEP_ROWS) {
+                    const int count = static_cast<int>(std::min<std::int64_t>(MAX_STEP_ROWS, end - row));
+                    const Rows rows = rows_of(weight, row < last_ ? x_ + row * width_ : last_rows_);
+                    multiply_halves(plain.halves, num_words, {rows.words + word, rows.stride}, count, word > 0,
+                                    sums + (row - begin) * UNIT);
+                }
+            }
+        });
+    }
+
+  private:
+    const Bf16* const x_;
+    const std::int64_t width_, last_;
+    const Bf16* const last_rows_;
+};
+
 // to [num_rows, num_outputs] = x [num_rows, num_words * 2] times a weight
 inline void multiply_rows(const Weight& weight, const Bf16* x, std::int64_t num_rows, Bf16* to) {
-    const std::int64_t width = weight.num_words * 2, num_units = num_units_of(weight);
-    const std::int64_t last = num_rows / MAX_STEP_ROWS * MAX_STEP_ROWS;
-    const Bf16* last_rows = with_room(x + last * width, num_rows - last, width);
-    const auto multiply_group = [&](const auto& unit, std::int64_t index, std::int64_t begin, std::int64_t end) {
-        static thread_local Lines<float> kept(GROUP_ROWS * UNIT);
-        Slice slice;
-        for (std::int64_t word = 0; word < weight.num_words; word += SLICE_WORDS) {
-            const std::int64_t num_words = std::min(SLICE_WORDS, weight.num_words - word);
-            const Unit<PlainWords> plain = slice.of(unit, word, num_words);
-            const bool is_last = word + num_words == weight.num_words;
-            for (std::int64_t row = begin; row < end; row += MAX_STEP_ROWS) {
-                const int count = static_cast<int>(std::min<std::int64_t>(MAX_STEP_ROWS, end - row));
-                const Rows rows = rows_of(weight, row < last ? x + row * width : last_rows);
-                float* sums = kept.data() + (row - begin) * UNIT;
-                Bf16* results = to + row * weight.num_outputs;
-                multiply_halves(plain.halves, num_words, {rows.words + word, rows.stride}, count, word > 0, sums);
-                if (is_last)
-                    finish_unit(weight, index, count, sums, [&](int i, std::int64_t output, const HalfRow& result) {
-                        keep_results(weight, output, result, results + i * weight.num_outputs + output);
-                    });
-            }
-        }
-    };
-    for (std::int64_t begin = 0; begin < num_rows; begin += GROUP_ROWS)
+    static thread_local Lines<float> sums(GROUP_ROWS * UNIT);
+    const ManyRows rows(x, num_rows, weight.num_words * 2);
+    const std::int64_t num_units = num_units_of(weight);
+    for (std::int64_t begin = 0; begin < num_rows; begin += GROUP_ROWS) {
+        const std::int64_t end = std::min(begin + GROUP_ROWS, num_rows);
 #pragma omp for schedule(static) nowait
-        for (std::int64_t index = 0; index < num_units; ++index)
-            with_unit(weight, index, [&](const auto& unit) {
-                multiply_group(unit, index, begin, std::min(begin + GROUP_ROWS, num_rows));
-            });
+        for (std::int64_t unit = 0; unit < num_units; ++unit) {
+            rows.multiply(weight, unit, begin, end, sums.data());
+            finish_unit(weight, unit, static_cast<int>(end - begin), sums.data(),
+                        [&](int row, std::int64_t output, const HalfRow& results) {
+                            keep_results(weight, output, results, to + (begin + row) * weight.num_outputs + output);
+                        });
+        }
+    }
 }
 
 }  // namespace

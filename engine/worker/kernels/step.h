@@ -1,5 +1,5 @@
-// All layers of a decoder over the few tokens of a step, by one team of threads: a small step pays for calls, not
-// for numbers, so it is one call. Numbers are rounded to bf16 where the plain path rounds them.
+// All layers of a decoder over the tokens of a step, by one team of threads: a small step pays for calls and for threads
+// that have to be woken, not for numbers, so it is one call. Numbers are rounded to bf16 where the plain path rounds them.
 
 #pragma once
 
@@ -44,9 +44,11 @@ struct Step {
 
 namespace {
 
+constexpr std::int64_t MAX_CALL_ROWS = 512;  // of a step that is one call; oneDNN multiplies more rows in less time
+
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
-    Lines<Bf16> normed, heads, attended, inner;  // rows, with room for whole tiles
+    Lines<Bf16> normed, heads, attended, inner, added;  // rows, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
 
@@ -73,10 +75,12 @@ inline void add_half(Bf16* to, const HalfRow& added) {
     store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
 }
 
+// What becomes bf16 needs no more than the 14 bits of a reciprocal, made 28 by a step of Newton's.
 inline __m512 silu(__m512 x) {
-    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
-    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
-    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 e = exp2_negative(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-1.4426950408889634f)));
+    const __m512 sum = _mm512_add_ps(one, e), guess = _mm512_rcp14_ps(sum);
+    const __m512 share = _mm512_mul_ps(guess, _mm512_fnmadd_ps(sum, guess, _mm512_set1_ps(2.0f)));  // sigmoid(|x|)
     const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
 }
@@ -141,6 +145,12 @@ void rotate_rows(
     }
 }
 
+// x += added
+inline void add_rows(const Bf16* added, std::int64_t size, Bf16* x) {
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < size; i += HALF_UNIT) add_half(x + i, load_half(added + i));
+}
+
 // silu(gate) * up, each rounded
 inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
     const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
@@ -158,9 +168,9 @@ inline void gate_rows(const Bf16* gate_up, std::int64_t num_rows, std::int64_t s
 }
 
 template <int HEAD_DIM>
-class SmallStep {
+class OneCall {
   public:
-    SmallStep(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
+    OneCall(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
         : model_(model),
           pool_(pool),
           decodes_(decodes),
@@ -182,7 +192,10 @@ class SmallStep {
         {
             begin_tiles();
             find_angle_rows(model_, step_.positions, num_rows_, HALF, buffers_->cosines.data(), buffers_->sines.data());
-            for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer(layer);
+            if (num_rows_ <= MAX_STEP_ROWS)
+                for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer_of_few(layer);
+            else
+                run_layers();
             find_logits();
             end_tiles();
         }
@@ -213,6 +226,7 @@ class SmallStep {
         buffers_->heads.resize(room * heads_size_);
         buffers_->attended.resize(room * query_size_);
         buffers_->inner.resize(room * model_.intermediate_size);
+        if (num_rows_ > MAX_STEP_ROWS) buffers_->added.resize(room * hidden_);
         buffers_->cosines.resize(room * HALF);
         buffers_->sines.resize(room * HALF);
         std::size_t num_partials = 0;
@@ -224,7 +238,8 @@ class SmallStep {
 
     // What follows is run by all threads of the team.
 
-    void run_layer(std::int64_t index) const {
+    // For so few rows what follows a product is done with its results while they are at hand.
+    void run_layer_of_few(std::int64_t index) const {
         const Layer& layer = model_.layers[index];
         Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
         add_and_normalise_rows(x_, nullptr, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
@@ -240,15 +255,39 @@ class SmallStep {
         multiply_into_residual(layer.down, buffers_->inner.data());
     }
 
+    void run_layers() const {
+        const Bf16* added = nullptr;
+        Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
+        for (std::int64_t index = 0; index < model_.num_layers; ++index) {
+            const Layer& layer = model_.layers[index];
+            add_and_normalise_rows(x_, added, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
+            multiply(layer.qkv, normed, heads);
+            rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
+                                  buffers_->sines.data(), heads);
+            attend(index);
+            added = multiply(layer.output, buffers_->attended.data(), buffers_->added.data());
+            add_and_normalise_rows(x_, added, layer.post_attention_norm, num_rows_, hidden_, model_.norm_eps, normed);
+            multiply_gated_rows(layer.gate_up);
+            multiply(layer.down, buffers_->inner.data(), buffers_->added.data());
+        }
+        add_rows(added, num_rows_ * hidden_, x_);
+    }
+
+    const Bf16* multiply(const Weight& weight, const Bf16* x, Bf16* to) const {
+        multiply_rows(weight, x, num_rows_, to);
+#pragma omp barrier
+        return to;
+    }
+
     void find_logits() const {
         Bf16 *const normed = buffers_->normed.data(), *const logits = static_cast<Bf16*>(step_.logits);
-        const std::int64_t vocab_size = model_.head.num_outputs;
         const auto num_samples = static_cast<int>(step_.num_samples);
 #pragma omp for schedule(static)
         for (int i = 0; i < num_samples; ++i)
             normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps, normed + i * hidden_);
+        if (num_samples > MAX_STEP_ROWS) return multiply_rows(model_.head, normed, num_samples, logits);
         multiply_few(model_.head, normed, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
-            keep_results(model_.head, output, result, logits + row * vocab_size + output);
+            keep_results(model_.head, output, result, logits + row * model_.head.num_outputs + output);
         });
     }
 
@@ -260,19 +299,43 @@ class SmallStep {
 
     // inner = silu(gate) * up; the gates are the first half of the outputs.
     void multiply_gated(const Weight& weight) const {
-        const std::int64_t size = model_.intermediate_size, num_units = size / UNIT;
-        const Bf16* normed = buffers_->normed.data();
+        const std::int64_t num_units = model_.intermediate_size / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
             alignas(64) float gates[MAX_STEP_ROWS * UNIT], ups[MAX_STEP_ROWS * UNIT];
-            multiply_unit(weight, unit, normed, num_rows_, gates);
-            multiply_unit(weight, num_units + unit, normed, num_rows_, ups);
-            for (int i = 0; i < num_rows_ * UNIT; i += HALF_UNIT) {
-                const std::int64_t output = unit * UNIT + i % UNIT;
-                const HalfRow gate = rounded(result_of(weight, output, gates + i));
-                const HalfRow up = rounded(result_of(weight, size + output, ups + i));
-                store_half(buffers_->inner.data() + i / UNIT * size + output, gated(gate, up));
+            multiply_unit(weight, unit, buffers_->normed.data(), num_rows_, gates);
+            multiply_unit(weight, num_units + unit, buffers_->normed.data(), num_rows_, ups);
+            keep_gated(weight, unit, gates, ups, 0, num_rows_);
+        }
+    }
+
+    // The same for many rows.
+    void multiply_gated_rows(const Weight& weight) const {
+        static thread_local Lines<float> gates(GROUP_ROWS * UNIT), ups(GROUP_ROWS * UNIT);
+        const ManyRows rows(buffers_->normed.data(), num_rows_, hidden_);
+        const std::int64_t num_units = model_.intermediate_size / UNIT;
+        for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS) {
+            const std::int64_t end = std::min<std::int64_t>(begin + GROUP_ROWS, num_rows_);
+#pragma omp for schedule(static) nowait
+            for (std::int64_t unit = 0; unit < num_units; ++unit) {
+                rows.multiply(weight, unit, begin, end, gates.data());
+                rows.multiply(weight, num_units + unit, begin, end, ups.data());
+                keep_gated(weight, unit, gates.data(), ups.data(), begin, end);
             }
+        }
+#pragma omp barrier
+    }
+
+    // Of the rows `begin` to `end`, whose sums these are.
+    void keep_gated(
+        const Weight& weight, std::int64_t unit, const float* gates, const float* ups, std::int64_t begin,
+        std::int64_t end) const {
+        const std::int64_t size = model_.intermediate_size;
+        for (std::int64_t i = 0; i < (end - begin) * UNIT; i += HALF_UNIT) {
+            const std::int64_t output = unit * UNIT + i % UNIT;
+            const HalfRow gate = rounded(result_of(weight, output, gates + i));
+            const HalfRow up = rounded(result_of(weight, size + output, ups + i));
+            store_half(buffers_->inner.data() + (begin + i / UNIT) * size + output, gated(gate, up));
         }
     }
 

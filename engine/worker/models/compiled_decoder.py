@@ -1,8 +1,8 @@
-"""A decoder whose small steps are one call of compiled code; its larger ones are products, of many rows by
-oneDNN, with compiled code between them.
+"""A decoder whose steps are one call of compiled code, but for the largest: those are oneDNN's products with
+compiled code between them.
 
-A step of a few tokens pays for calls, of which torch makes a dozen for each layer; a large one for every pass
-over its rows.
+A step of a few tokens pays for calls, of which torch makes a dozen for each layer, and for threads that have
+to be woken for each; a large one for every pass over its rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.kernels.library import typed
-from engine.worker.kernels.weights import CompiledProduct, WeightAddress
+from engine.worker.kernels.weights import WeightAddress
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.packed_linear import PackedLinear, PackedTable
@@ -27,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 _UNIT = 64
 """Numbers that the code computes together: it knows no sizes between its multiples."""
-
-
-_MAX_OWN_ROWS = 512
-"""Up to here the compiled code's products take no longer than oneDNN's."""
 
 
 class _Layer(ctypes.Structure):
@@ -123,8 +119,7 @@ class CompiledDecoder:
         layers = (_layer(model, index) for index in range(model.num_layers))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         self._code = _Code(attention.library)
-        self._small: int = attention.library.continuum_max_step_rows()
-        self._multiply = CompiledProduct(attention.library)
+        self._max_tokens: int = attention.library.continuum_max_step_rows()
 
     def forward(
         self,
@@ -137,14 +132,14 @@ class CompiledDecoder:
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         x = self._plain.embedding(input_ids).contiguous()
-        if len(x) <= self._small:
-            return self._run_small(x, positions, sample_rows)
-        x = self._run_layers(x, positions)[sample_rows]
-        normed = torch.empty_like(x)
-        self._add_and_normalise(x, None, self._plain.final_norm, normed)
-        return self._product(normed, _head(self._plain), self._model.head)
+        if len(x) <= self._max_tokens:
+            return self._run_at_once(x, positions, sample_rows)
+        x = self._run_layers(x, positions)
+        return self._plain.logits_of(x[sample_rows])
 
-    def _run_small(self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
+    def _run_at_once(
+        self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor
+    ) -> torch.Tensor:
         """x [num_tokens, hidden_size], overwritten -> the logits of the rows to sample"""
         logits = torch.empty((len(sample_rows), self._plain.shape.vocab_size), dtype=x.dtype)
         step = _Step(
@@ -172,28 +167,17 @@ class CompiledDecoder:
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
-            weights = self._model.layers[index]
             self._add_and_normalise(x, added, layer.input_norm, normed)
-            heads = self._product(normed, layer.qkv, weights.qkv)
+            heads = layer.qkv(normed)
             code.rotate(
                 model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
             )
-            attended = layer.attend(heads, self._attention)
-            added = self._product(attended, layer.output, weights.output)
+            added = layer.output(layer.attend(heads, self._attention))
             self._add_and_normalise(x, added, layer.post_attention_norm, normed)
-            gate_up = self._product(normed, layer.gate_up, weights.gate_up)
+            gate_up = layer.gate_up(normed)
             code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
-            added = self._product(inner, layer.down, weights.down)
+            added = layer.down(inner)
         return x if added is None else x.add_(added)
-
-    def _product(self, x: torch.Tensor, module: nn.Module, weight: WeightAddress) -> torch.Tensor:
-        """x [n, inputs] -> [n, outputs]. oneDNN's product is faster for many rows; but of each number of rows
-        it keeps one that it has compiled."""
-        if len(x) <= _MAX_OWN_ROWS:
-            return self._multiply(x, weight)
-        product: torch.Tensor
-        product = module.products(x) if isinstance(module, PackedTable | RoundedTable) else module(x)
-        return product
 
     def _add_and_normalise(
         self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
