@@ -76,12 +76,9 @@ inline const Bf16* with_room(const Bf16* x, std::int64_t num_rows, std::int64_t 
 // Any number of rows, and products of theirs with a unit.
 class ManyRows {
   public:
-    const std::int64_t num_rows;
-
     // x [num_rows, width]
     ManyRows(const Bf16* x, std::int64_t num_rows, std::int64_t width)
-        : num_rows(num_rows),
-          x_(x),
+        : x_(x),
           width_(width),
           last_(num_rows / MAX_STEP_ROWS * MAX_STEP_ROWS),
           last_rows_(with_room(x + last_ * width, num_rows - last_, width)) {}
