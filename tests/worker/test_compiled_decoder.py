@@ -250,15 +250,20 @@ def test_alone_as_in_company(models: Models, lengths: list[int], seed: int, num_
         torch.set_num_threads(before)
 
 
-def test_served_tokens_are_the_best_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_served_tokens_are_the_best_ones(
+    quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Prompts shorter and longer than a small step, answered side by side: each token is, within bf16, the
-    one that transformers in fp32 holds for the best."""
+    one that transformers in fp32 holds for the best, with weights that are rounded alike."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150)]
     with caplog.at_level(logging.INFO):
-        outputs = greedy(tmp_path / "model", prompts)
+        outputs = greedy(tmp_path / "model", prompts, quantization=quantization)
     assert "Steps: the code compiled for this CPU." in caplog.text
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    if quantization is not None:
+        round_weights(reference, quantization, torch.bfloat16)
     for prompt, output in zip(prompts, outputs, strict=True):
         with torch.inference_mode():
             logits = reference(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
