@@ -49,7 +49,7 @@ extern "C" void continuum_run_step(
     OneCall<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
 }
 
-extern "C" std::int64_t continuum_max_step_rows() { return MAX_CALL_ROWS; }
+extern "C" std::int64_t continuum_max_step_rows() { return MAX_STEP_ROWS; }
 
 // What stands between the products of larger steps, which are not ours.
 

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int HALF_UNIT = 32;
 constexpr int UNIT = 2 * HALF_UNIT;
-constexpr int MAX_STEP_ROWS = 64;  // of a product; a multiple of 2 * TILE_ROWS
+constexpr int MAX_PRODUCT_ROWS = 64;  // of a product; a multiple of 2 * TILE_ROWS
 constexpr int CHUNK_WORDS = 16;    // what a tile takes; num_words is a multiple
 constexpr int WORDS_AHEAD = 64;
 constexpr int REGISTER_ROWS = 6;   // rows whose sums stay in registers
@@ -48,12 +48,12 @@ struct PlainWords {
 
     PlainWords(const std::uint32_t* words, std::int64_t stride) : words(words), stride(stride) {}
 
-    PlainWords from(std::int64_t word) const { return {words + word * stride, stride}; }
-
     PlainWords(const Weight& weight, std::int64_t output)
         : words(static_cast<const std::uint32_t*>(weight.words) + output / weight.block * weight.block * weight.num_words +
                 output % weight.block),
           stride(weight.block) {}
+
+    PlainWords from(std::int64_t word) const { return {words + word * stride, stride}; }
 
     // And fetches what comes WORDS_AHEAD words later into the core's own cache: the CPU alone foresees less than memory
     // could give.
@@ -147,7 +147,7 @@ struct Unit {
                  {weight, unit * UNIT + (unit * UNIT + HALF_UNIT < weight.num_outputs ? HALF_UNIT : 0)}} {}
 };
 
-// out [MAX_STEP_ROWS, UNIT] = x [num_rows, num_words], with room for whole tiles of rows, times a unit, or the sum of
+// out [MAX_PRODUCT_ROWS, UNIT] = x [num_rows, num_words], with room for whole tiles of rows, times a unit, or the sum of
 // both. Between begin_tiles and end_tiles.
 template <typename Words>
 void multiply_halves(

@@ -365,7 +365,7 @@ class Prompter {
             sums = _mm512_add_ps(sums, weight);
             store(weights + i / 2, _mm512_cvtneps_pbh(weight));
         }
-        const float correction = before == MASKED ? 0.0f : std::exp2(before - maximum);  // the function is slow near 0
+        const float correction = std::exp2(before - maximum);
         scratch.maxima[row] = maximum;
         scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(sums);
         return correction;

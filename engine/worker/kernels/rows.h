@@ -32,14 +32,14 @@ inline void finish_unit(const Weight& weight, std::int64_t unit, int num_rows, c
             finish(row, output, result_of(weight, output, sums + row * UNIT + output % UNIT));
 }
 
-// finish(row, output, the HALF_UNIT results from that output on) for all rows, at most MAX_STEP_ROWS, and outputs. x has
+// finish(row, output, the HALF_UNIT results from that output on) for all rows, at most MAX_PRODUCT_ROWS, and outputs. x has
 // room for whole tiles of rows. This and what follows is run by all threads of a team.
 template <typename Finish>
 void multiply_few(const Weight& weight, const Bf16* x, int num_rows, Finish finish) {
     const std::int64_t num_units = num_units_of(weight);
 #pragma omp for schedule(static)
     for (std::int64_t unit = 0; unit < num_units; ++unit) {
-        alignas(64) float sums[MAX_STEP_ROWS * UNIT];
+        alignas(64) float sums[MAX_PRODUCT_ROWS * UNIT];
         multiply_unit(weight, unit, x, num_rows, sums);
         finish_unit(weight, unit, num_rows, sums, finish);
     }
@@ -47,7 +47,7 @@ void multiply_few(const Weight& weight, const Bf16* x, int num_rows, Finish fini
 
 // Of each output of a unit, in bf16: a core's nearest cache keeps them while many rows are multiplied with them.
 constexpr std::int64_t SLICE_WORDS = 128;
-constexpr std::int64_t GROUP_ROWS = 256;  // so many that the next cache keeps them for all outputs; MAX_STEP_ROWS times n
+constexpr std::int64_t GROUP_ROWS = 256;  // so many that the next cache keeps them for all outputs; MAX_PRODUCT_ROWS times n
 
 struct Slice {
     alignas(64) std::uint32_t room[2][SLICE_WORDS * HALF_UNIT];
@@ -65,10 +65,10 @@ struct Slice {
     }
 };
 
-// Rows behind the last whole MAX_STEP_ROWS, with room for as many.
+// Rows behind the last whole MAX_PRODUCT_ROWS, with room for as many.
 inline const Bf16* with_room(const Bf16* x, std::int64_t num_rows, std::int64_t width) {
     static thread_local Lines<Bf16> kept;
-    kept.resize(MAX_STEP_ROWS * width);
+    kept.resize(MAX_PRODUCT_ROWS * width);
     std::memcpy(kept.data(), x, num_rows * width * sizeof(Bf16));
     return kept.data();
 }
@@ -80,18 +80,18 @@ class ManyRows {
     ManyRows(const Bf16* x, std::int64_t num_rows, std::int64_t width)
         : x_(x),
           width_(width),
-          last_(num_rows / MAX_STEP_ROWS * MAX_STEP_ROWS),
+          last_(num_rows / MAX_PRODUCT_ROWS * MAX_PRODUCT_ROWS),
           last_rows_(with_room(x + last_ * width, num_rows - last_, width)) {}
 
-    // sums [end - begin, UNIT], with room for whole MAX_STEP_ROWS: of the rows `begin` to `end`, GROUP_ROWS at most
+    // sums [end - begin, UNIT], with room for whole MAX_PRODUCT_ROWS: of the rows `begin` to `end`, GROUP_ROWS at most
     void multiply(const Weight& weight, std::int64_t unit, std::int64_t begin, std::int64_t end, float* sums) const {
         with_unit(weight, unit, [&](const auto& words) {
             Slice slice;
             for (std::int64_t word = 0; word < weight.num_words; word += SLICE_WORDS) {
                 const std::int64_t num_words = std::min(SLICE_WORDS, weight.num_words - word);
                 const Unit<PlainWords> plain = slice.of(words, word, num_words);
-                for (std::int64_t row = begin; row < end; row += MAX_STEP_ROWS) {
-                    const int count = static_cast<int>(std::min<std::int64_t>(MAX_STEP_ROWS, end - row));
+                for (std::int64_t row = begin; row < end; row += MAX_PRODUCT_ROWS) {
+                    const int count = static_cast<int>(std::min<std::int64_t>(MAX_PRODUCT_ROWS, end - row));
                     const Rows rows = rows_of(weight, row < last_ ? x_ + row * width_ : last_rows_);
                     multiply_halves(plain.halves, num_words, {rows.words + word, rows.stride}, count, word > 0,
                                     sums + (row - begin) * UNIT);

@@ -44,7 +44,7 @@ struct Step {
 
 namespace {
 
-constexpr std::int64_t MAX_CALL_ROWS = 512;  // of a step that is one call; oneDNN multiplies more rows in less time
+constexpr std::int64_t MAX_STEP_ROWS = 512;  // of a step that is one call; oneDNN multiplies more rows in less time
 
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
@@ -75,12 +75,10 @@ inline void add_half(Bf16* to, const HalfRow& added) {
     store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
 }
 
-// What becomes bf16 needs no more than the 14 bits of a reciprocal, made 28 by a step of Newton's.
 inline __m512 silu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 e = exp2_negative(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-1.4426950408889634f)));
-    const __m512 sum = _mm512_add_ps(one, e), guess = _mm512_rcp14_ps(sum);
-    const __m512 share = _mm512_mul_ps(guess, _mm512_fnmadd_ps(sum, guess, _mm512_set1_ps(2.0f)));  // sigmoid(|x|)
+    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
+    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
     const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
 }
@@ -192,7 +190,7 @@ class OneCall {
         {
             begin_tiles();
             find_angle_rows(model_, step_.positions, num_rows_, HALF, buffers_->cosines.data(), buffers_->sines.data());
-            if (num_rows_ <= MAX_STEP_ROWS)
+            if (num_rows_ <= MAX_PRODUCT_ROWS)
                 for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer_of_few(layer);
             else
                 run_layers();
@@ -226,7 +224,7 @@ class OneCall {
         buffers_->heads.resize(room * heads_size_);
         buffers_->attended.resize(room * query_size_);
         buffers_->inner.resize(room * model_.intermediate_size);
-        if (num_rows_ > MAX_STEP_ROWS) buffers_->added.resize(room * hidden_);
+        if (num_rows_ > MAX_PRODUCT_ROWS) buffers_->added.resize(room * hidden_);
         buffers_->cosines.resize(room * HALF);
         buffers_->sines.resize(room * HALF);
         std::size_t num_partials = 0;
@@ -285,7 +283,7 @@ class OneCall {
 #pragma omp for schedule(static)
         for (int i = 0; i < num_samples; ++i)
             normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps, normed + i * hidden_);
-        if (num_samples > MAX_STEP_ROWS) return multiply_rows(model_.head, normed, num_samples, logits);
+        if (num_samples > MAX_PRODUCT_ROWS) return multiply_rows(model_.head, normed, num_samples, logits);
         multiply_few(model_.head, normed, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
             keep_results(model_.head, output, result, logits + row * model_.head.num_outputs + output);
         });
@@ -302,7 +300,7 @@ class OneCall {
         const std::int64_t num_units = model_.intermediate_size / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
-            alignas(64) float gates[MAX_STEP_ROWS * UNIT], ups[MAX_STEP_ROWS * UNIT];
+            alignas(64) float gates[MAX_PRODUCT_ROWS * UNIT], ups[MAX_PRODUCT_ROWS * UNIT];
             multiply_unit(weight, unit, buffers_->normed.data(), num_rows_, gates);
             multiply_unit(weight, num_units + unit, buffers_->normed.data(), num_rows_, ups);
             keep_gated(weight, unit, gates, ups, 0, num_rows_);
