@@ -196,7 +196,7 @@ def test_steps_of_many_tokens_are_as_right(models: Models, prompts: list[int], s
 @settings(max_examples=3, deadline=None)
 @given(prompts=st.lists(st.integers(65, 78), min_size=8, max_size=8), seed=st.integers(0, 1000))
 def test_large_steps_are_as_right(models: Models, prompts: list[int], seed: int) -> None:
-    """The same of steps that are too large for one call."""
+    """The same of hundreds of tokens, which are multiplied in several groups."""
     assert_as_right_as_torch(models, [[length, 1] for length in prompts], seed)
 
 
@@ -255,9 +255,12 @@ def test_served_tokens_are_the_best_ones(
     quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Prompts shorter and longer than a small step, answered side by side: each token is, within bf16, the
-    one that transformers in fp32 holds for the best, with weights that are rounded alike."""
-    make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
-    prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150)]
+    one that transformers in fp32 holds for the best, with weights that are rounded alike. Of so many inputs
+    products are sums of several."""
+    make_model_folder(
+        tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64, hidden_size=320, intermediate_size=704
+    )
+    prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150, 700)]
     with caplog.at_level(logging.INFO):
         outputs = greedy(tmp_path / "model", prompts, quantization=quantization)
     assert "Steps: the code compiled for this CPU." in caplog.text
@@ -299,6 +302,6 @@ def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.Log
 
 
 def greedy(folder: Path, prompts: list[list[int]], **options: Any) -> list[list[int]]:
-    llm = LLM(str(folder), multiprocess=False, num_gpu_blocks_override=128, max_model_len=256, **options)
+    llm = LLM(str(folder), multiprocess=False, num_gpu_blocks_override=128, max_model_len=1024, **options)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.loader import load_model
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.linears import Table
+from engine.worker.models.packed_linear import PackedLinear
 from engine.worker.models.quantized_linear import (
     Int4Linear,
     Int8Linear,
@@ -94,7 +96,16 @@ def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
     plain = made(192, 640, torch.bfloat16)
     x = torch.randn(600, 640).bfloat16()
     before = torch.get_num_threads()
-    for linear in (int8_linear(plain, compiled), int4_linear(plain, compiled)):
+    packed = PackedLinear(plain.weight, plain.bias)
+    address = packed.address()
+    assert address is not None
+    assert_near(compiled(x, address), packed(x).double(), torch.bfloat16)
+    products: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        lambda rows: compiled(rows, address),
+        int8_linear(plain, compiled),
+        int4_linear(plain, compiled),
+    )
+    for linear in products:
         together = linear(x)
         try:
             for num_threads in (1, 3):

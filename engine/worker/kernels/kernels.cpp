@@ -1,6 +1,6 @@
-// Attention over the pages of a KV pool, on a CPU: nothing is gathered or copied; and a decoder's small steps. A
-// plain C interface over bare addresses; knows neither torch nor requests. Compiled for one CONTINUUM_HEAD_DIM, a
-// multiple of 8, and for one type of numbers: bf16 with CONTINUUM_BF16, else fp32.
+// Attention over the pages of a KV pool, on a CPU: nothing is gathered or copied; and a decoder's steps. A plain C
+// interface over bare addresses; knows neither torch nor requests. Compiled for one CONTINUUM_HEAD_DIM, a multiple of 8,
+// and for one type of numbers: bf16 with CONTINUUM_BF16, else fp32.
 
 #include "decode.h"
 #include "pool.h"
@@ -21,13 +21,13 @@ extern "C" void continuum_attend_decodes(
 
 #if defined(CONTINUUM_BF16) && defined(__AVX512BF16__)
 
-// to [num_rows, num_outputs] = x [num_rows, inputs] times a weight
+// to [num_rows, num_outputs] = x [num_rows, inputs] times a weight; x has room for whole tiles of rows
 extern "C" void continuum_multiply(
     const Weight* weight, const void* x, std::int64_t num_rows, void* to, std::int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
     {
         begin_tiles();
-        multiply_rows(*weight, static_cast<const Bf16*>(x), num_rows, static_cast<Bf16*>(to));
+        multiply_rows(*weight, plain_rows(*weight, static_cast<const Bf16*>(x)), num_rows, static_cast<Bf16*>(to));
         end_tiles();
     }
 }
@@ -42,45 +42,11 @@ extern "C" void continuum_attend_prompts(
     Prompter<CONTINUUM_HEAD_DIM>(*pool, *prompts, layer, *heads).run(static_cast<int>(num_threads));
 }
 
-// A step of at most continuum_max_step_rows() tokens, from their vectors to the logits.
+// A step, from its tokens' vectors to the logits.
 extern "C" void continuum_run_step(
     const Model* model, const Pool* pool, const Sequences* decodes, const Sequences* prompts, const Step* step,
     std::int64_t num_threads) {
     OneCall<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
-}
-
-extern "C" std::int64_t continuum_max_step_rows() { return MAX_STEP_ROWS; }
-
-// What stands between the products of larger steps, which are not ours.
-
-extern "C" void continuum_find_angles(
-    const Model* model, const std::int64_t* positions, std::int64_t num_rows, float* cosines, float* sines,
-    std::int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    find_angle_rows(*model, positions, num_rows, CONTINUUM_HEAD_DIM / 2, cosines, sines);
-}
-
-// added: null if there is nothing to add
-extern "C" void continuum_add_and_normalise(
-    const Model* model, void* x, const void* added, const void* weight, std::int64_t num_rows, void* to,
-    std::int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    add_and_normalise_rows(static_cast<Bf16*>(x), static_cast<const Bf16*>(added), weight, num_rows, model->hidden_size,
-                           model->norm_eps, static_cast<Bf16*>(to));
-}
-
-extern "C" void continuum_rotate(
-    const Model* model, std::int64_t layer, const Pool* pool, std::int64_t num_rows, const float* cosines,
-    const float* sines, void* heads, std::int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    rotate_rows<CONTINUUM_HEAD_DIM>(*model, model->layers[layer], pool->num_kv_heads, num_rows, cosines, sines,
-                                    static_cast<Bf16*>(heads));
-}
-
-extern "C" void continuum_gate(
-    const Model* model, const void* gate_up, std::int64_t num_rows, void* to, std::int64_t num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    gate_rows(static_cast<const Bf16*>(gate_up), num_rows, model->intermediate_size, static_cast<Bf16*>(to));
 }
 
 #endif

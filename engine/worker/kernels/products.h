@@ -46,58 +46,88 @@ struct PlainWords {
     const std::uint32_t* words;
     std::int64_t stride;
 
-    PlainWords(const std::uint32_t* words, std::int64_t stride) : words(words), stride(stride) {}
+    const std::uint32_t* chunk(std::int64_t word, Chunk&) const { return words + word * stride; }
+};
 
-    PlainWords(const Weight& weight, std::int64_t output)
-        : words(static_cast<const std::uint32_t*>(weight.words) + output / weight.block * weight.block * weight.num_words +
-                output % weight.block),
-          stride(weight.block) {}
+// The same, from memory: each chunk fetches what comes WORDS_AHEAD words later into the core's own cache, for the CPU alone
+// foresees less than memory could give.
+struct FarWords : PlainWords {
+    FarWords(const Weight& weight, std::int64_t output)
+        : PlainWords{static_cast<const std::uint32_t*>(weight.words) +
+                         output / weight.block * weight.block * weight.num_words + output % weight.block,
+                     weight.block} {}
 
-    PlainWords from(std::int64_t word) const { return {words + word * stride, stride}; }
-
-    // And fetches what comes WORDS_AHEAD words later into the core's own cache: the CPU alone foresees less than memory
-    // could give.
     const std::uint32_t* chunk(std::int64_t word, Chunk&) const {
-        const std::uint32_t* begin = words + word * stride;
-        for (int i = 0; i < CHUNK_WORDS; ++i) {
-            __builtin_prefetch(begin + (WORDS_AHEAD + i) * stride, 0, 2);
-            __builtin_prefetch(begin + (WORDS_AHEAD + i) * stride + 16, 0, 2);
-        }
-        return begin;
+        for (int i = 0; i < CHUNK_WORDS; ++i) fetch(word + WORDS_AHEAD + i);
+        return words + word * stride;
+    }
+
+    void fetch(std::int64_t word) const {
+        __builtin_prefetch(words + word * stride, 0, 2);
+        __builtin_prefetch(words + word * stride + 16, 0, 2);
     }
 };
 
-// Words of some rows: `stride` words from those of one to those of the next.
-struct Rows {
-    const std::uint32_t* words;
-    std::int64_t stride;
+// Where the numbers of rows lie: a row after the other or, for whole tiles of rows, as tiles are loaded: TILE_ROWS by
+// HALF_UNIT of them after each other.
+struct Place {
+    std::int64_t width, row_stride, chunk_stride;
 
-    Rows from(std::int64_t row) const { return {words + row * stride, stride}; }
+    static Place plain(std::int64_t width) { return {width, width, HALF_UNIT}; }
+    static Place tiled(std::int64_t width) { return {width, HALF_UNIT, TILE_ROWS * HALF_UNIT}; }
+
+    // HALF_UNIT numbers of a row lie together, from a multiple of it on.
+    std::int64_t of(std::int64_t row, std::int64_t number) const {
+        return row / TILE_ROWS * TILE_ROWS * width + row % TILE_ROWS * row_stride + number / HALF_UNIT * chunk_stride +
+               number % HALF_UNIT;
+    }
 };
 
-// out[row * UNIT + i] = x[row] . output i, or the sum of both where they are to be added
-template <int ROWS, typename Words>
-void unit_in_registers(const Rows& x, const Words (&halves)[2], std::int64_t num_words, bool add, float* out) {
+// Rows of pairs of bf16, from one of them and from a chunk on.
+struct Rows {
+    const Bf16* numbers;
+    Place place;
+    std::int64_t first_row = 0, first_word = 0;
+
+    Rows from(std::int64_t row, std::int64_t word) const { return {numbers, place, first_row + row, first_word + word}; }
+
+    const std::uint32_t* chunk(std::int64_t row, std::int64_t word) const {
+        return reinterpret_cast<const std::uint32_t*>(numbers + place.of(first_row + row, 2 * (first_word + word)));
+    }
+};
+
+// What is done between the chunks of a product.
+struct Nothing {
+    void operator()() const {}
+};
+
+// out[row * UNIT + i] = x[row] . output i, and what `before` has there unless it is null
+template <int ROWS, typename Words, typename Meanwhile>
+void unit_in_registers(
+    const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,
+    Meanwhile& meanwhile) {
     __m512 sums[ROWS][4];
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
-            sums[row][v] = add ? _mm512_loadu_ps(out + row * UNIT + v * 16) : _mm512_setzero_ps();
+            sums[row][v] = before == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(before + row * UNIT + v * 16);
     Chunk room[2];
     for (std::int64_t begin = 0; begin < num_words; begin += CHUNK_WORDS) {
         const std::uint32_t *first = halves[0].chunk(begin, room[0]), *second = halves[1].chunk(begin, room[1]);
+        const std::uint32_t* pairs[ROWS];
+        for (int row = 0; row < ROWS; ++row) pairs[row] = x.chunk(row, begin);
         for (int word = 0; word < CHUNK_WORDS; ++word, first += halves[0].stride, second += halves[1].stride) {
             const __m512bh outputs[] = {load<__m512bh>(first), load<__m512bh>(first + 16), load<__m512bh>(second),
                                         load<__m512bh>(second + 16)};
 #pragma GCC unroll 6
             for (int row = 0; row < ROWS; ++row) {
-                const std::uint32_t pair = x.words[row * x.stride + begin + word];
-                const auto both = bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair)));
+                const auto both = bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(pairs[row][word])));
 #pragma GCC unroll 4
                 for (int v = 0; v < 4; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], both, outputs[v]);
             }
         }
+        meanwhile();
     }
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; ++row)
@@ -105,22 +135,24 @@ void unit_in_registers(const Rows& x, const Words (&halves)[2], std::int64_t num
         for (int v = 0; v < 4; ++v) _mm512_storeu_ps(out + row * UNIT + v * 16, sums[row][v]);
 }
 
-template <int ROWS, typename Words>
+template <int ROWS, typename Words, typename Meanwhile>
 void unit_in_registers_of(
-    int num_rows, const Rows& x, const Words (&halves)[2], std::int64_t num_words, bool add, float* out) {
+    int num_rows, const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,
+    Meanwhile& meanwhile) {
     if (num_rows == ROWS)
-        unit_in_registers<ROWS>(x, halves, num_words, add, out);
+        unit_in_registers<ROWS>(x, halves, num_words, before, out, meanwhile);
     else if constexpr (ROWS > 1)
-        unit_in_registers_of<ROWS - 1>(num_rows, x, halves, num_words, add, out);
+        unit_in_registers_of<ROWS - 1>(num_rows, x, halves, num_words, before, out, meanwhile);
 }
 
 #if defined(__AMX_BF16__)
 
 // As unit_in_registers, for half a unit and 16 rows or, with BOTH, 32.
-template <bool BOTH, typename Words>
-void half_unit_in_tiles(const Rows& x, const Words& half, std::int64_t num_words, bool add, float* out) {
-    if (add)
-        load_sums<BOTH>(out, UNIT);
+template <bool BOTH, typename Words, typename Meanwhile>
+void half_unit_in_tiles(
+    const Rows& x, const Words& half, std::int64_t num_words, const float* before, float* out, Meanwhile& meanwhile) {
+    if (before != nullptr)
+        load_sums<BOTH>(before, UNIT);
     else
         zero_sums<BOTH>();
     Chunk room[2];  // the next words are on their way into one while tiles are read from the other
@@ -128,37 +160,40 @@ void half_unit_in_tiles(const Rows& x, const Words& half, std::int64_t num_words
     for (std::int64_t word = 0; word < num_words; word += CHUNK_WORDS) {
         const std::uint32_t* words = next;
         if (word + CHUNK_WORDS < num_words) next = half.chunk(word + CHUNK_WORDS, room[(word / CHUNK_WORDS + 1) % 2]);
-        add_products<BOTH>(x.words + word, x.stride, words, half.stride);
+        add_products<BOTH>(x.chunk(0, word), x.chunk(TILE_ROWS, word), x.place.row_stride / 2, words, half.stride);
+        meanwhile();
     }
     store_sums<BOTH>(out, UNIT);
 }
 
 #endif
 
-// The unit-th UNIT outputs of a weight. The last unit may have but one half: what the other one is then is not looked at.
+// UNIT outputs of a weight: those that begin with two of them, which may be the same where there are no more.
 template <typename Words>
 struct Unit {
     Words halves[2];
 
     Unit(const Words& first, const Words& second) : halves{first, second} {}
-
-    Unit(const Weight& weight, std::int64_t unit)
-        : halves{{weight, unit * UNIT},
-                 {weight, unit * UNIT + (unit * UNIT + HALF_UNIT < weight.num_outputs ? HALF_UNIT : 0)}} {}
+    Unit(const Weight& weight, std::int64_t first, std::int64_t second) : halves{{weight, first}, {weight, second}} {}
 };
 
-// out [MAX_PRODUCT_ROWS, UNIT] = x [num_rows, num_words], with room for whole tiles of rows, times a unit, or the sum of
-// both. Between begin_tiles and end_tiles.
-template <typename Words>
+inline const float* from(const float* sums, std::int64_t place) { return sums == nullptr ? nullptr : sums + place; }
+
+// out [num_rows, UNIT] = x [num_rows, num_words], both with room for whole tiles of rows, times a unit, and what `before`
+// has unless it is null. Between begin_tiles and end_tiles.
+template <typename Words, typename Meanwhile = const Nothing>
 void multiply_halves(
-    const Words (&halves)[2], std::int64_t num_words, const Rows& x, int num_rows, bool add, float* out) {
+    const Words (&halves)[2], std::int64_t num_words, const Rows& x, int num_rows, const float* before, float* out,
+    Meanwhile& meanwhile = Nothing{}) {
 #if defined(__AMX_BF16__)
     if (may_use_tiles()) {
         for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
             const bool both = num_rows - row > TILE_ROWS;
-            const auto multiply = both ? half_unit_in_tiles<true, Words> : half_unit_in_tiles<false, Words>;
-            for (int half = 0; half < 2; ++half)
-                multiply(x.from(row), halves[half], num_words, add, out + row * UNIT + half * HALF_UNIT);
+            const auto multiply = both ? half_unit_in_tiles<true, Words, Meanwhile> : half_unit_in_tiles<false, Words, Meanwhile>;
+            for (int half = 0; half < 2; ++half) {
+                const int place = row * UNIT + half * HALF_UNIT;
+                multiply(x.from(row, 0), halves[half], num_words, from(before, place), out + place, meanwhile);
+            }
         }
         return;
     }
@@ -166,7 +201,8 @@ void multiply_halves(
     const int num_parts = (num_rows + REGISTER_ROWS - 1) / REGISTER_ROWS;
     for (int part = 0; part < num_parts; ++part) {
         const int begin = num_rows * part / num_parts, end = num_rows * (part + 1) / num_parts;
-        unit_in_registers_of<REGISTER_ROWS>(end - begin, x.from(begin), halves, num_words, add, out + begin * UNIT);
+        unit_in_registers_of<REGISTER_ROWS>(
+            end - begin, x.from(begin, 0), halves, num_words, from(before, begin * UNIT), out + begin * UNIT, meanwhile);
     }
 }
 

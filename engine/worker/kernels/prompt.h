@@ -84,7 +84,7 @@ inline void multiply_in_tiles(
         else
             load_sums<BOTH>(c + column, c_stride);
         for (int word = 0; word < num_words; word += 16)
-            add_products<BOTH>(a + word, a_stride, b + word * 16 * VECTORS + column, 16 * VECTORS);
+            add_products<BOTH>(a + word, a + TILE_ROWS * a_stride + word, a_stride, b + word * 16 * VECTORS + column, 16 * VECTORS);
         store_sums<BOTH>(c + column, c_stride);
     }
 }

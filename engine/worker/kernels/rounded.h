@@ -97,12 +97,12 @@ struct Words4 {
     };
 };
 
-// use(the unit-th unit of a weight), whatever its bits
+// use(the unit of a weight whose halves begin with two of its outputs), whatever its bits
 template <typename Use>
-inline void with_unit(const Weight& weight, std::int64_t unit, Use use) {
-    if (weight.bits == 8) return use(Unit<Words8>(weight, unit));
-    if (weight.bits == 4) return use(Unit<Words4>(weight, unit));
-    use(Unit<PlainWords>(weight, unit));
+inline void with_unit(const Weight& weight, std::int64_t first, std::int64_t second, Use use) {
+    if (weight.bits == 8) return use(Unit<Words8>(weight, first, second));
+    if (weight.bits == 4) return use(Unit<Words4>(weight, first, second));
+    use(Unit<FarWords>(weight, first, second));
 }
 
 // What the sums `out` of the outputs that begin with `output` are with their scales and biases.

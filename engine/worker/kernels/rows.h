@@ -11,19 +11,30 @@
 
 namespace {
 
+// Of the outputs of a weight UNIT are computed together, HALF_UNIT after each of two. The last unit may have but one half:
+// what the other one is then is not looked at.
+struct Halves {
+    std::int64_t first, second;
+};
+
 inline std::int64_t num_units_of(const Weight& weight) { return (weight.num_outputs + UNIT - 1) / UNIT; }
 
-inline Rows rows_of(const Weight& weight, const Bf16* x) {
-    return {reinterpret_cast<const std::uint32_t*>(x), weight.num_words};
+inline Halves halves_of(const Weight& weight, std::int64_t unit) {
+    const std::int64_t first = unit * UNIT, second = first + HALF_UNIT;
+    return {first, second < weight.num_outputs ? second : first};
 }
 
+inline Rows plain_rows(const Weight& weight, const Bf16* x) { return {x, Place::plain(2 * weight.num_words)}; }
+
 // sums as multiply_halves', of a unit of a weight
-inline void multiply_unit(const Weight& weight, std::int64_t unit, const Bf16* x, int num_rows, float* sums) {
-    with_unit(weight, unit, [&](const auto& words) {
-        multiply_halves(words.halves, weight.num_words, rows_of(weight, x), num_rows, false, sums);
+inline void multiply_unit(const Weight& weight, std::int64_t unit, const Rows& x, int num_rows, float* sums) {
+    const Halves outputs = halves_of(weight, unit);
+    with_unit(weight, outputs.first, outputs.second, [&](const auto& words) {
+        multiply_halves(words.halves, weight.num_words, x, num_rows, nullptr, sums);
     });
 }
 
+// finish(row, output, the HALF_UNIT results from that output on) for both halves of a unit.
 template <typename Finish>
 inline void finish_unit(const Weight& weight, std::int64_t unit, int num_rows, const float* sums, Finish finish) {
     const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
@@ -32,10 +43,10 @@ inline void finish_unit(const Weight& weight, std::int64_t unit, int num_rows, c
             finish(row, output, result_of(weight, output, sums + row * UNIT + output % UNIT));
 }
 
-// finish(row, output, the HALF_UNIT results from that output on) for all rows, at most MAX_PRODUCT_ROWS, and outputs. x has
-// room for whole tiles of rows. This and what follows is run by all threads of a team.
+// finish as finish_unit's for all rows, at most MAX_PRODUCT_ROWS, and outputs. x has room for whole tiles of rows. This and
+// what follows is run by all threads of a team.
 template <typename Finish>
-void multiply_few(const Weight& weight, const Bf16* x, int num_rows, Finish finish) {
+void multiply_few(const Weight& weight, const Rows& x, int num_rows, Finish finish) {
     const std::int64_t num_units = num_units_of(weight);
 #pragma omp for schedule(static)
     for (std::int64_t unit = 0; unit < num_units; ++unit) {
@@ -45,10 +56,11 @@ void multiply_few(const Weight& weight, const Bf16* x, int num_rows, Finish fini
     }
 }
 
-// Of each output of a unit, in bf16: a core's nearest cache keeps them while many rows are multiplied with them.
-constexpr std::int64_t SLICE_WORDS = 128;
-constexpr std::int64_t GROUP_ROWS = 256;  // so many that the next cache keeps them for all outputs; MAX_PRODUCT_ROWS times n
+constexpr std::int64_t SLICE_WORDS = 128;  // of each output of a unit: a core's nearest cache keeps them while rows pass
+constexpr std::int64_t GROUP_ROWS = 256;   // so many that the next cache keeps them for all outputs
+constexpr std::int64_t BLOCK_ROWS = 2 * TILE_ROWS;  // of which a product is computed at a time
 
+// Words of a unit, in bf16.
 struct Slice {
     alignas(64) std::uint32_t room[2][SLICE_WORDS * HALF_UNIT];
 
@@ -60,68 +72,97 @@ struct Slice {
         return {{room[0], HALF_UNIT}, {room[1], HALF_UNIT}};
     }
 
-    Unit<PlainWords> of(const Unit<PlainWords>& unit, std::int64_t begin, std::int64_t) {
-        return {unit.halves[0].from(begin), unit.halves[1].from(begin)};
+    Unit<PlainWords> of(const Unit<FarWords>& unit, std::int64_t begin, std::int64_t) {
+        const auto from = [&](const FarWords& half) { return PlainWords{half.words + begin * half.stride, half.stride}; };
+        return {from(unit.halves[0]), from(unit.halves[1])};
     }
 };
 
-// Rows behind the last whole MAX_PRODUCT_ROWS, with room for as many.
-inline const Bf16* with_room(const Bf16* x, std::int64_t num_rows, std::int64_t width) {
-    static thread_local Lines<Bf16> kept;
-    kept.resize(MAX_PRODUCT_ROWS * width);
-    std::memcpy(kept.data(), x, num_rows * width * sizeof(Bf16));
-    return kept.data();
-}
+// What a core needs next of a weight, fetched into its own cache little by little.
+template <typename Words>
+struct Ahead {
+    Ahead(const Unit<Words>&, std::int64_t, std::int64_t, std::int64_t) {}  // who makes pairs of bf16 fetches for himself
+    void operator()() {}
+};
 
-// Any number of rows, and products of theirs with a unit.
-class ManyRows {
-  public:
-    // x [num_rows, width]
-    ManyRows(const Bf16* x, std::int64_t num_rows, std::int64_t width)
-        : x_(x),
-          width_(width),
-          last_(num_rows / MAX_PRODUCT_ROWS * MAX_PRODUCT_ROWS),
-          last_rows_(with_room(x + last_ * width, num_rows - last_, width)) {}
+template <>
+struct Ahead<FarWords> {
+    // The words from `begin` to `end` of a unit, in `num_calls` calls.
+    Ahead(const Unit<FarWords>& unit, std::int64_t begin, std::int64_t end, std::int64_t num_calls)
+        : unit_(unit), next_(begin), end_(end), share_((end - begin + num_calls - 1) / num_calls) {}
 
-    // sums [end - begin, UNIT], with room for whole MAX_PRODUCT_ROWS: of the rows `begin` to `end`, GROUP_ROWS at most
-    void multiply(const Weight& weight, std::int64_t unit, std::int64_t begin, std::int64_t end, float* sums) const {
-        with_unit(weight, unit, [&](const auto& words) {
-            Slice slice;
-            for (std::int64_t word = 0; word < weight.num_words; word += SLICE_WORDS) {
-                const std::int64_t num_words = std::min(SLICE_WORDS, weight.num_words - word);
-                const Unit<PlainWords> plain = slice.of(words, word, num_words);
-                for (std::int64_t row = begin; row < end; row += MAX_PRODUCT_ROWS) {
-                    const int count = static_cast<int>(std::min<std::int64_t>(MAX_PRODUCT_ROWS, end - row));
-                    const Rows rows = rows_of(weight, row < last_ ? x_ + row * width_ : last_rows_);
-                    multiply_halves(plain.halves, num_words, {rows.words + word, rows.stride}, count, word > 0,
-                                    sums + (row - begin) * UNIT);
-                }
-            }
-        });
+    void operator()() {
+        for (const std::int64_t last = std::min(next_ + share_, end_); next_ < last; ++next_)
+            for (const FarWords& half : unit_.halves) half.fetch(next_);
     }
 
   private:
-    const Bf16* const x_;
-    const std::int64_t width_, last_;
-    const Bf16* const last_rows_;
+    const Unit<FarWords> unit_;
+    std::int64_t next_;
+    const std::int64_t end_, share_;
+};
+
+// The product of rows, in room for whole tiles, with a weight.
+class ManyRows {
+  public:
+    ManyRows(const Weight& weight, const Rows& x, std::int64_t num_rows) : weight_(weight), x_(x), num_rows_(num_rows) {}
+
+    // finish(unit, row, the sums of its UNIT outputs) for all rows and units.
+    template <typename OutputsOf, typename Finish>
+    void multiply(std::int64_t num_units, OutputsOf outputs_of, Finish finish) const {
+        for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS) {
+            const std::int64_t end = std::min(begin + GROUP_ROWS, num_rows_);
+#pragma omp for schedule(static) nowait
+            for (std::int64_t unit = 0; unit < num_units; ++unit) {
+                const Halves outputs = outputs_of(unit);
+                with_unit(weight_, outputs.first, outputs.second, [&](const auto& words) {
+                    multiply_unit(words, begin, end, [&](std::int64_t row, const float* sums) { finish(unit, row, sums); });
+                });
+            }
+        }
+    }
+
+  private:
+    template <typename Words, typename Finish>
+    void multiply_unit(const Unit<Words>& unit, std::int64_t begin, std::int64_t end, Finish finish) const {
+        static thread_local Lines<float> kept(GROUP_ROWS * UNIT);
+        const std::int64_t num_words = weight_.num_words;
+        const std::int64_t num_blocks = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        Slice slice;
+        alignas(64) float last[BLOCK_ROWS * UNIT];
+        for (std::int64_t word = 0; word < num_words; word += SLICE_WORDS) {
+            const std::int64_t next = std::min(word + SLICE_WORDS, num_words);
+            const Unit<PlainWords> plain = slice.of(unit, word, next - word);
+            // Of the last slice what comes next is most often what follows it in memory.
+            Ahead<Words> ahead(unit, next, next + SLICE_WORDS, num_blocks * 2 * (next - word) / CHUNK_WORDS);
+            for (std::int64_t row = begin; row < end; row += BLOCK_ROWS) {
+                const int count = static_cast<int>(std::min(BLOCK_ROWS, end - row));
+                float* const sums = kept.data() + (row - begin) * UNIT;
+                const float* before = word > 0 ? sums : nullptr;
+                if (next < num_words) {
+                    multiply_halves(plain.halves, next - word, x_.from(row, word), count, before, sums, ahead);
+                } else {
+                    multiply_halves(plain.halves, next - word, x_.from(row, word), count, before, last, ahead);
+                    for (int i = 0; i < count; ++i) finish(row + i, last + i * UNIT);
+                }
+            }
+        }
+    }
+
+    const Weight& weight_;
+    const Rows x_;
+    const std::int64_t num_rows_;
 };
 
 // to [num_rows, num_outputs] = x [num_rows, num_words * 2] times a weight
-inline void multiply_rows(const Weight& weight, const Bf16* x, std::int64_t num_rows, Bf16* to) {
-    static thread_local Lines<float> sums(GROUP_ROWS * UNIT);
-    const ManyRows rows(x, num_rows, weight.num_words * 2);
-    const std::int64_t num_units = num_units_of(weight);
-    for (std::int64_t begin = 0; begin < num_rows; begin += GROUP_ROWS) {
-        const std::int64_t end = std::min(begin + GROUP_ROWS, num_rows);
-#pragma omp for schedule(static) nowait
-        for (std::int64_t unit = 0; unit < num_units; ++unit) {
-            rows.multiply(weight, unit, begin, end, sums.data());
-            finish_unit(weight, unit, static_cast<int>(end - begin), sums.data(),
-                        [&](int row, std::int64_t output, const HalfRow& results) {
-                            keep_results(weight, output, results, to + (begin + row) * weight.num_outputs + output);
-                        });
-        }
-    }
+inline void multiply_rows(const Weight& weight, const Rows& x, std::int64_t num_rows, Bf16* to) {
+    const auto outputs_of = [&](std::int64_t unit) { return halves_of(weight, unit); };
+    const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
+        finish_unit(weight, unit, 1, sums, [&](int, std::int64_t output, const HalfRow& results) {
+            keep_results(weight, output, results, to + row * weight.num_outputs + output);
+        });
+    };
+    ManyRows(weight, x, num_rows).multiply(num_units_of(weight), outputs_of, keep);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // All layers of a decoder over the tokens of a step, by one team of threads: a small step pays for calls and for threads
-// that have to be woken, not for numbers, so it is one call. Numbers are rounded to bf16 where the plain path rounds them.
+// that have to be woken, not for numbers, and a large one for passes over rows. Numbers are rounded to bf16 where the plain
+// path rounds them.
 
 #pragma once
 
@@ -44,16 +45,15 @@ struct Step {
 
 namespace {
 
-constexpr std::int64_t MAX_STEP_ROWS = 512;  // of a step that is one call; oneDNN multiplies more rows in less time
-
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
     Lines<Bf16> normed, heads, attended, inner, added;  // rows, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
 
-// to = from / its root mean square * weight; width: a multiple of HALF_UNIT
-inline void normalise(const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to) {
+// to = from / its root mean square * weight; width: a multiple of HALF_UNIT, of which `to` has each after `stride` numbers
+inline void normalise(
+    const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to, std::int64_t stride = HALF_UNIT) {
     __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
     for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
         const HalfRow x = load_half(from + i);
@@ -64,8 +64,8 @@ inline void normalise(const Bf16* from, const void* weight, std::int64_t width, 
     const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
     for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
         const HalfRow x = load_half(from + i), w = load_half(static_cast<const Bf16*>(weight) + i);
-        store_half(to + i, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
-                           _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
+        store_half(to + i / HALF_UNIT * stride, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
+                                                _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
     }
 }
 
@@ -104,13 +104,14 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines) {
 
 // to = the norm of x, to which `added` is added before unless it is null
 inline void add_and_normalise_rows(
-    Bf16* x, const Bf16* added, const void* weight, std::int64_t num_rows, std::int64_t width, double eps, Bf16* to) {
+    Bf16* x, const Bf16* added, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Place& place) {
+    const std::int64_t width = place.width;
 #pragma omp for schedule(static)
     for (std::int64_t row = 0; row < num_rows; ++row) {
         Bf16* sum = x + row * width;
         for (std::int64_t i = 0; added != nullptr && i < width; i += HALF_UNIT)
             add_half(sum + i, load_half(added + row * width + i));
-        normalise(sum, weight, width, eps, to + row * width);
+        normalise(sum, weight, width, eps, to + place.of(row, 0), place.chunk_stride);
     }
 }
 
@@ -153,16 +154,6 @@ inline void add_rows(const Bf16* added, std::int64_t size, Bf16* x) {
 inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
     const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
     return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
-}
-
-// gate_up: [num_rows, 2 * size], the gates first -> to [num_rows, size]
-inline void gate_rows(const Bf16* gate_up, std::int64_t num_rows, std::int64_t size, Bf16* to) {
-#pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < num_rows; ++row)
-        for (std::int64_t i = 0; i < size; i += HALF_UNIT) {
-            const Bf16* gate = gate_up + row * 2 * size + i;
-            store_half(to + row * size + i, gated(load_half(gate), load_half(gate + size)));
-        }
 }
 
 template <int HEAD_DIM>
@@ -239,39 +230,46 @@ class OneCall {
     // For so few rows what follows a product is done with its results while they are at hand.
     void run_layer_of_few(std::int64_t index) const {
         const Layer& layer = model_.layers[index];
-        Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
-        add_and_normalise_rows(x_, nullptr, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
-        multiply_few(layer.qkv, normed, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
+        Bf16* const heads = buffers_->heads.data();
+        multiply_few(layer.qkv, norm_of(layer.input_norm), num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
             store_half(heads + row * heads_size_ + output, result);
         });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
                               buffers_->sines.data(), heads);
         attend(index);
-        multiply_into_residual(layer.output, buffers_->attended.data());
-        add_and_normalise_rows(x_, nullptr, layer.post_attention_norm, num_rows_, hidden_, model_.norm_eps, normed);
-        multiply_gated(layer.gate_up);
-        multiply_into_residual(layer.down, buffers_->inner.data());
+        multiply_into_residual(layer.output, attended());
+        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm));
+        multiply_into_residual(layer.down, inner());
     }
 
     void run_layers() const {
         const Bf16* added = nullptr;
-        Bf16 *const normed = buffers_->normed.data(), *const heads = buffers_->heads.data();
+        Bf16* const heads = buffers_->heads.data();
         for (std::int64_t index = 0; index < model_.num_layers; ++index) {
             const Layer& layer = model_.layers[index];
-            add_and_normalise_rows(x_, added, layer.input_norm, num_rows_, hidden_, model_.norm_eps, normed);
-            multiply(layer.qkv, normed, heads);
+            multiply(layer.qkv, norm_of(layer.input_norm, added), heads);
             rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
                                   buffers_->sines.data(), heads);
             attend(index);
-            added = multiply(layer.output, buffers_->attended.data(), buffers_->added.data());
-            add_and_normalise_rows(x_, added, layer.post_attention_norm, num_rows_, hidden_, model_.norm_eps, normed);
-            multiply_gated_rows(layer.gate_up);
-            multiply(layer.down, buffers_->inner.data(), buffers_->added.data());
+            added = multiply(layer.output, attended(), buffers_->added.data());
+            multiply_gated_rows(layer.gate_up, norm_of(layer.post_attention_norm, added));
+            multiply(layer.down, inner(), buffers_->added.data());
         }
         add_rows(added, num_rows_ * hidden_, x_);
     }
 
-    const Bf16* multiply(const Weight& weight, const Bf16* x, Bf16* to) const {
+    // What products are of: what the layer before or the part of a layer before has left.
+    Rows norm_of(const void* weight, const Bf16* added = nullptr) const {
+        const Rows to{buffers_->normed.data(), Place::tiled(hidden_)};
+        add_and_normalise_rows(x_, added, weight, num_rows_, model_.norm_eps, buffers_->normed.data(), to.place);
+        return to;
+    }
+
+    Rows attended() const { return {buffers_->attended.data(), Place::plain(query_size_)}; }
+
+    Rows inner() const { return {buffers_->inner.data(), Place::tiled(model_.intermediate_size)}; }
+
+    const Bf16* multiply(const Weight& weight, const Rows& x, Bf16* to) const {
         multiply_rows(weight, x, num_rows_, to);
 #pragma omp barrier
         return to;
@@ -279,62 +277,54 @@ class OneCall {
 
     void find_logits() const {
         Bf16 *const normed = buffers_->normed.data(), *const logits = static_cast<Bf16*>(step_.logits);
+        const Rows rows{normed, Place::tiled(hidden_)};
         const auto num_samples = static_cast<int>(step_.num_samples);
 #pragma omp for schedule(static)
         for (int i = 0; i < num_samples; ++i)
-            normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps, normed + i * hidden_);
-        if (num_samples > MAX_PRODUCT_ROWS) return multiply_rows(model_.head, normed, num_samples, logits);
-        multiply_few(model_.head, normed, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
+            normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps,
+                      normed + rows.place.of(i, 0), rows.place.chunk_stride);
+        if (num_samples > MAX_PRODUCT_ROWS) return multiply_rows(model_.head, rows, num_samples, logits);
+        multiply_few(model_.head, rows, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
             keep_results(model_.head, output, result, logits + row * model_.head.num_outputs + output);
         });
     }
 
-    void multiply_into_residual(const Weight& weight, const Bf16* x) const {
+    void multiply_into_residual(const Weight& weight, const Rows& x) const {
         multiply_few(weight, x, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
             add_half(x_ + row * hidden_ + output, rounded(result));
         });
     }
 
     // inner = silu(gate) * up; the gates are the first half of the outputs.
-    void multiply_gated(const Weight& weight) const {
+    void multiply_gated(const Weight& weight, const Rows& x) const {
         const std::int64_t num_units = model_.intermediate_size / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
             alignas(64) float gates[MAX_PRODUCT_ROWS * UNIT], ups[MAX_PRODUCT_ROWS * UNIT];
-            multiply_unit(weight, unit, buffers_->normed.data(), num_rows_, gates);
-            multiply_unit(weight, num_units + unit, buffers_->normed.data(), num_rows_, ups);
-            keep_gated(weight, unit, gates, ups, 0, num_rows_);
+            multiply_unit(weight, unit, x, num_rows_, gates);
+            multiply_unit(weight, num_units + unit, x, num_rows_, ups);
+            for (int i = 0; i < num_rows_ * UNIT; i += HALF_UNIT)
+                keep_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
         }
     }
 
-    // The same for many rows.
-    void multiply_gated_rows(const Weight& weight) const {
-        static thread_local Lines<float> gates(GROUP_ROWS * UNIT), ups(GROUP_ROWS * UNIT);
-        const ManyRows rows(buffers_->normed.data(), num_rows_, hidden_);
-        const std::int64_t num_units = model_.intermediate_size / UNIT;
-        for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS) {
-            const std::int64_t end = std::min<std::int64_t>(begin + GROUP_ROWS, num_rows_);
-#pragma omp for schedule(static) nowait
-            for (std::int64_t unit = 0; unit < num_units; ++unit) {
-                rows.multiply(weight, unit, begin, end, gates.data());
-                rows.multiply(weight, num_units + unit, begin, end, ups.data());
-                keep_gated(weight, unit, gates.data(), ups.data(), begin, end);
-            }
-        }
+    // The same for many rows: a unit is gates and what they are multiplied with.
+    void multiply_gated_rows(const Weight& weight, const Rows& x) const {
+        const std::int64_t size = model_.intermediate_size;
+        const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
+        const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
+            keep_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
+        };
+        ManyRows(weight, x, num_rows_).multiply(size / HALF_UNIT, outputs_of, keep);
 #pragma omp barrier
     }
 
-    // Of the rows `begin` to `end`, whose sums these are.
+    // Of the HALF_UNIT outputs that begin with `output`, whose sums these are.
     void keep_gated(
-        const Weight& weight, std::int64_t unit, const float* gates, const float* ups, std::int64_t begin,
-        std::int64_t end) const {
-        const std::int64_t size = model_.intermediate_size;
-        for (std::int64_t i = 0; i < (end - begin) * UNIT; i += HALF_UNIT) {
-            const std::int64_t output = unit * UNIT + i % UNIT;
-            const HalfRow gate = rounded(result_of(weight, output, gates + i));
-            const HalfRow up = rounded(result_of(weight, size + output, ups + i));
-            store_half(buffers_->inner.data() + (begin + i / UNIT) * size + output, gated(gate, up));
-        }
+        const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
+        const HalfRow gate = rounded(result_of(weight, output, gates));
+        const HalfRow up = rounded(result_of(weight, model_.intermediate_size + output, ups));
+        store_half(buffers_->inner.data() + inner().place.of(row, output), gated(gate, up));
     }
 
     void attend(std::int64_t layer) const {

@@ -26,11 +26,12 @@ inline bool may_use_tiles() {
 // Eight tiles of 16 rows of 64 bytes for the calling thread, until end_tiles.
 inline void begin_tiles() {
     if (!may_use_tiles()) return;
-    struct alignas(64) {
+    struct alignas(64) Config {
         std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
         std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } const config;
+    };
+    static const Config config;  // kept in memory: the compiler would not see that all of it is read
     _tile_loadconfig(&config);
 }
 
@@ -65,17 +66,19 @@ inline void store_sums(float* to, std::int64_t stride) {
     if constexpr (BOTH) _tile_stored(3, to + TILE_ROWS * stride + 16, stride * 4);
 }
 
-// sums += a . b over 16 words, which are pairs of bf16; a: [rows, word], b: [word, column]
+// sums += a . b over 16 words, which are pairs of bf16; a: [rows, word], of which the second TILE_ROWS rows begin at `lower`;
+// b: [word, column]
 template <bool BOTH>
 inline void add_products(
-    const std::uint32_t* a, std::int64_t a_stride, const std::uint32_t* b, std::int64_t b_stride) {
+    const std::uint32_t* a, const std::uint32_t* lower, std::int64_t a_stride, const std::uint32_t* b,
+    std::int64_t b_stride) {
     _tile_loadd(6, b, b_stride * 4);
     _tile_loadd(7, b + 16, b_stride * 4);
     _tile_loadd(4, a, a_stride * 4);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (BOTH) {
-        _tile_loadd(5, a + TILE_ROWS * a_stride, a_stride * 4);
+        _tile_loadd(5, lower, a_stride * 4);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch import nn
 
 from engine.worker.kernels.library import KernelUnavailable, load_library, typed
 
@@ -12,6 +13,8 @@ BLOCKS = (32, 64)
 """Outputs of a bf16 weight that may be interleaved."""
 INTERLEAVED = 32
 """Outputs of a rounded weight that are."""
+_TILE_ROWS = 16
+"""Rows are read in multiples of them."""
 
 
 class WeightAddress(ctypes.Structure):
@@ -48,7 +51,7 @@ class CompiledProduct:
 
     def __call__(self, x: torch.Tensor, weight: WeightAddress) -> torch.Tensor:
         """x [n, inputs], bf16 -> [n, outputs]"""
-        x = x.contiguous()
+        rows = nn.functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS)).contiguous()
         product = x.new_empty(len(x), weight.num_outputs)
-        self._multiply(weight, x.data_ptr(), len(x), product.data_ptr(), torch.get_num_threads())
+        self._multiply(weight, rows.data_ptr(), len(x), product.data_ptr(), torch.get_num_threads())
         return product

@@ -1,5 +1,4 @@
-"""A decoder whose steps are one call of compiled code, but for the largest: those are oneDNN's products with
-compiled code between them.
+"""A decoder whose steps are one call of compiled code.
 
 A step of a few tokens pays for calls, of which torch makes a dozen for each layer, and for threads that have
 to be woken for each; a large one for every pass over its rows.
@@ -118,8 +117,16 @@ class CompiledDecoder:
         self._attention = attention
         layers = (_layer(model, index) for index in range(model.num_layers))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
-        self._code = _Code(attention.library)
-        self._max_tokens: int = attention.library.continuum_max_step_rows()
+        sequences = ctypes.POINTER(SequenceAddresses)
+        self._run_step = typed(
+            attention.library.continuum_run_step,
+            ctypes.POINTER(_Model),
+            ctypes.POINTER(PoolAddress),
+            sequences,
+            sequences,
+            ctypes.POINTER(_Step),
+            ctypes.c_int64,
+        )
 
     def forward(
         self,
@@ -132,15 +139,6 @@ class CompiledDecoder:
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         x = self._plain.embedding(input_ids).contiguous()
-        if len(x) <= self._max_tokens:
-            return self._run_at_once(x, positions, sample_rows)
-        x = self._run_layers(x, positions)
-        return self._plain.logits_of(x[sample_rows])
-
-    def _run_at_once(
-        self, x: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor
-    ) -> torch.Tensor:
-        """x [num_tokens, hidden_size], overwritten -> the logits of the rows to sample"""
         logits = torch.empty((len(sample_rows), self._plain.shape.vocab_size), dtype=x.dtype)
         step = _Step(
             len(x),
@@ -151,67 +149,8 @@ class CompiledDecoder:
             logits.data_ptr(),
         )
         pool, decodes, prompts = self._attention.addresses
-        self._code.run_step(self._model, pool, decodes, prompts, step, torch.get_num_threads())
+        self._run_step(self._model, pool, decodes, prompts, step, torch.get_num_threads())
         return logits
-
-    def _run_layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Product by product, and the compiled code for what stands between them: torch's own passes over
-        the rows take as long as the products. x [num_tokens, hidden_size], overwritten -> after all layers"""
-        shape, code, model, num_rows = self._plain.shape, self._code, self._model, len(x)
-        threads = torch.get_num_threads()
-        pool = self._attention.addresses[0]
-        cosines, sines = torch.empty((2, num_rows, shape.head_dim // 2))
-        code.find_angles(model, positions.data_ptr(), num_rows, cosines.data_ptr(), sines.data_ptr(), threads)
-        normed = torch.empty_like(x)
-        inner = torch.empty((num_rows, shape.intermediate_size), dtype=x.dtype)
-        added: torch.Tensor | None = None
-        for index, layer in enumerate(self._plain.layers):
-            assert isinstance(layer, DecoderLayer)
-            self._add_and_normalise(x, added, layer.input_norm, normed)
-            heads = layer.qkv(normed)
-            code.rotate(
-                model, index, pool, num_rows, cosines.data_ptr(), sines.data_ptr(), heads.data_ptr(), threads
-            )
-            added = layer.output(layer.attend(heads, self._attention))
-            self._add_and_normalise(x, added, layer.post_attention_norm, normed)
-            gate_up = layer.gate_up(normed)
-            code.gate(model, gate_up.data_ptr(), num_rows, inner.data_ptr(), threads)
-            added = layer.down(inner)
-        return x if added is None else x.add_(added)
-
-    def _add_and_normalise(
-        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, normed: torch.Tensor
-    ) -> None:
-        """x += added, and ``normed`` the norm of that."""
-        self._code.add_and_normalise(
-            self._model,
-            x.data_ptr(),
-            None if added is None else added.data_ptr(),
-            weight.data_ptr(),
-            len(x),
-            normed.data_ptr(),
-            torch.get_num_threads(),
-        )
-
-
-class _Code:
-    """The functions of the compiled library, told what their arguments are."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        address, number, model = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Model)
-        pool, sequences = ctypes.POINTER(PoolAddress), ctypes.POINTER(SequenceAddresses)
-        step = ctypes.POINTER(_Step)
-        self.run_step = typed(library.continuum_run_step, model, pool, sequences, sequences, step, number)
-        self.find_angles = typed(
-            library.continuum_find_angles, model, address, number, address, address, number
-        )
-        self.add_and_normalise = typed(
-            library.continuum_add_and_normalise, model, address, address, address, number, address, number
-        )
-        self.rotate = typed(
-            library.continuum_rotate, model, number, pool, number, address, address, address, number
-        )
-        self.gate = typed(library.continuum_gate, model, address, number, address, number)
 
 
 def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
