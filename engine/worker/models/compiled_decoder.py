@@ -21,6 +21,7 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.packed_linear import PackedLinear, PackedTable
 from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable
+from engine.worker.thread_team import ThreadTeam
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class CompiledDecoder:
         )
         self._plain = model
         self._attention = attention
+        self._team = ThreadTeam(torch.get_num_threads())
         layers = (_layer(model, index) for index in range(model.num_layers))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         sequences = ctypes.POINTER(SequenceAddresses)
@@ -149,7 +151,9 @@ class CompiledDecoder:
             logits.data_ptr(),
         )
         pool, decodes, prompts = self._attention.addresses
-        self._run_step(self._model, pool, decodes, prompts, step, torch.get_num_threads())
+        self._team.compute(
+            len(x), lambda threads: self._run_step(self._model, pool, decodes, prompts, step, threads)
+        )
         return logits
 
 
