@@ -219,9 +219,8 @@ inline void store_half(Bf16* to, const HalfRow& row) { store(to, _mm512_cvtne2ps
 
 // What a row of bf16 is: what is computed in several steps is rounded after each, as the plain path does it.
 inline HalfRow rounded(const HalfRow& row) {
-    Bf16 kept[HALF_UNIT];
-    store_half(kept, row);
-    return load_half(kept);
+    const auto as_bf16 = [](__m512 x) { return as_floats(bits_as<__m256i>(_mm512_cvtneps_pbh(x))); };
+    return {as_bf16(row.low), as_bf16(row.high)};
 }
 
 }  // namespace

@@ -349,8 +349,10 @@ class Prompter {
         std::uint32_t* weights = scratch.weights.data() + row % TILE * (BLOCK / 2);
         // All in powers of two: one product scales a score and turns the base.
         const float factor = static_cast<float>(heads_.scale * 1.4426950408889634);
+        // Behind its own key a row sees nothing, of a block or of a whole short prompt.
+        const int end_seen = static_cast<int>(std::clamp<std::int64_t>((seen.end + 15) / 16 * 16, first, end));
         __m512 even = _mm512_set1_ps(MASKED), odd = even;
-        for (int i = first; i < end; i += 32) {
+        for (int i = first; i < end_seen; i += 32) {
             even = _mm512_max_ps(even, seen_scores(seen, scores, i));
             odd = _mm512_max_ps(odd, seen_scores(seen, scores, i + 16));
         }
@@ -358,13 +360,14 @@ class Prompter {
         const float maximum = std::max(before, _mm512_reduce_max_ps(_mm512_max_ps(even, odd)) * factor);
         const __m512 factors = _mm512_set1_ps(factor), most = _mm512_set1_ps(-maximum);
         __m512 sums = _mm512_setzero_ps();
-        for (int i = first; i < end; i += 16) {
+        for (int i = first; i < end_seen; i += 16) {
             // Above 0 is only what was rounded, of a score that is all masked by far.
             const __m512 x = _mm512_fmadd_ps(seen_scores(seen, scores, i), factors, most);
             const __m512 weight = exp2_negative(_mm512_min_ps(x, _mm512_setzero_ps()));
             sums = _mm512_add_ps(sums, weight);
             store(weights + i / 2, _mm512_cvtneps_pbh(weight));
         }
+        std::fill(weights + end_seen / 2, weights + end / 2, 0u);
         const float correction = std::exp2(before - maximum);
         scratch.maxima[row] = maximum;
         scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(sums);
