@@ -7,9 +7,10 @@ tokens are equal but whose KV is not: cache salt, adapter, media content.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from operator import add
 
 import msgspec
 
@@ -64,12 +65,13 @@ class BlockHasher:
             return
         num_tokens = num_blocks * size
         # All blocks at once: packed one by one they take nearly as long as their hashes.
-        packed = struct.pack(f"={num_tokens}I", *token_ids[first : first + num_tokens])
+        packed = struct.Struct(f"={num_tokens}I").pack(*token_ids[first : first + num_tokens])
+        contents: Iterable[bytes] = struct.unpack(f"{_TOKEN_BYTES * size}s" * num_blocks, packed)
+        if context is not NO_CONTEXT:
+            starts = range(first, first + num_tokens, size)
+            contents = map(add, contents, (context.extra_keys(start, start + size) for start in starts))
         parent = hashes[-1] if hashes else ROOT_HASH
-        for tokens in struct.unpack(f"{_TOKEN_BYTES * size}s" * num_blocks, packed):
-            payload = parent + tokens
-            if context is not NO_CONTEXT:
-                payload += context.extra_keys(first, first + size)
-                first += size
-            parent = sha256(payload).digest()
-            hashes.append(parent)
+        append = hashes.append
+        for content in contents:
+            parent = sha256(parent + content).digest()
+            append(parent)
