@@ -41,6 +41,7 @@ from engine.messages import (
     UtilityRequest,
 )
 from engine.policy import PolicyFactory
+from engine.prompt_encoder import EncodedTokens
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,16 @@ MAX_MESSAGES_PER_TURN = 16
 """Read by an event loop before it looks at anything else."""
 TELL_WITHIN_S = 0.002
 """What is told without being waited for leaves with the next message, or after this time."""
+
+
+def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
+    """The request to be written down, which takes as long as reading it: of tokens that a tokenizer has made
+    for us most have been written for turns before."""
+    tokens = request.prompt_token_ids
+    if not isinstance(tokens, EncodedTokens):
+        return request
+    written: Any = msgspec.Raw(tokens.as_msgpack)
+    return msgspec.structs.replace(request, prompt_token_ids=written)
 
 
 class EngineCoreClient(Protocol):
@@ -258,7 +269,7 @@ class MPClient:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         request.client_index = self._core.client_index
-        self._send(EngineCoreRequestType.ADD, request)
+        self._send(EngineCoreRequestType.ADD, as_written(request))
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
         if request_ids:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from engine.errors import RequestError
 
 Message = dict[str, Any]
@@ -99,7 +101,15 @@ def _arguments_of(arguments: object, where: str) -> Message | str:
     if not isinstance(arguments, str):
         raise RequestError(f"{where}.function.arguments must be a JSON string.", where)
     try:
-        value = json.loads(arguments)
+        value = _parsed(arguments)
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def _parsed(text: str) -> Any:
+    """As json.loads has it, which also takes what is not quite JSON; an agent's history has hundreds."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return json.loads(text)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,7 +217,19 @@ def test_pieces_come_out_as_the_whole(
         tokens = encoder.encode(text)
         assert tokens == expected
         assert tokens.highest == max(expected, default=0)
+        assert tokens.as_msgpack == msgspec.msgpack.encode(expected)
         assert encoder.statistics().num_bytes <= max_bytes
+
+
+@pytest.mark.parametrize("num_tokens", [15, 16, 2**16 - 1, 2**16])
+def test_a_prompt_of_any_length_is_written_as_msgpack_has_it(backend: Tokenizer, num_tokens: int) -> None:
+    """A list's length is written in one, three or five bytes."""
+    encoder = PromptEncoder.of(backend)
+    assert encoder is not None
+    cut = cut_tokens(backend.get_added_tokens_decoder())[0]
+    tokens = encoder.encode(cut * num_tokens)
+    assert len(tokens) == num_tokens
+    assert tokens.as_msgpack == msgspec.msgpack.encode(list(tokens))
 
 
 def test_only_what_is_new_is_tokenised(backend: Tokenizer) -> None:
