@@ -13,9 +13,9 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.garbage import give_back_freed
 from engine.worker.checkpoint import Checkpoint
 from engine.worker.load_plan import LoadPlan, check_memory
-from engine.worker.memory import give_back_freed
 from engine.worker.model_folder import (
     check_rope,
     choose_device,

@@ -29,15 +29,6 @@ def available_bytes(device: torch.device) -> int:
     return min(_host_bytes(), _container_bytes())
 
 
-def give_back_freed() -> None:
-    """Return to the system what was freed: an allocator keeps it for later, and weights come but once.
-
-    Does nothing where the C library is not glibc (malloc_trim(3))."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def keep_freed() -> None:
     """From here on keep what is freed, up to 64 MiB at a time: the next step wants as much, and pages that
     come anew from the system take a quarter of the time of a short prompt.
