@@ -6,7 +6,6 @@ front end's, keeps all others waiting; without it they may be done sooner."""
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 
 MAX_KEPT_WAITING = 0.2
@@ -14,6 +13,8 @@ MAX_KEPT_WAITING = 0.2
 is more it is seen whether fewer threads take less time."""
 MIN_STEPS_BETWEEN_TRIALS, MAX_STEPS_BETWEEN_TRIALS = 8, 128
 """Trials of the other number of threads come less and less often while it is the slower one."""
+KNOWN_FOR_S = 1.0
+"""What was measured is of no more use so long after the last step of its size: other work comes and goes."""
 WEIGHT_OF_LAST = 0.5
 """Of what is measured, in the averages of what was."""
 
@@ -22,6 +23,7 @@ class _Pace:
     """Of steps of about the same size: how long they take by the full team and by a smaller one."""
 
     def __init__(self) -> None:
+        self.last_used = 0.0
         self._waiting = 0.0
         self._smaller_is_chosen = False
         self._seconds: dict[bool, float] = {}
@@ -75,17 +77,24 @@ class ThreadTeam:
         self._size = size
         self._clock = clock
         self._busy_clock = busy_clock
-        self._paces: defaultdict[int, _Pace] = defaultdict(_Pace)
+        self._paces: dict[int, _Pace] = {}
 
     def compute(self, num_tokens: int, step: Callable[[int], None]) -> None:
         """``step(number of threads)``; ``num_tokens``: its size."""
         if self._size == 1 or not num_tokens:
             step(self._size)
             return
-        pace = self._paces[num_tokens.bit_length()]
-        by_smaller = pace.takes_smaller()
         began, began_busy = self._clock(), self._busy_clock()
+        pace = self._pace(num_tokens.bit_length(), began)
+        by_smaller = pace.takes_smaller()
         step(self._size - by_smaller)
-        seconds, busy = self._clock() - began, self._busy_clock() - began_busy
+        pace.last_used = self._clock()
+        seconds, busy = pace.last_used - began, self._busy_clock() - began_busy
         if seconds > 0:
             pace.note(by_smaller, seconds / num_tokens, 1 - busy / seconds)
+
+    def _pace(self, size_class: int, now: float) -> _Pace:
+        pace = self._paces.get(size_class)
+        if pace is None or now - pace.last_used > KNOWN_FOR_S:
+            pace = self._paces[size_class] = _Pace()
+        return pace

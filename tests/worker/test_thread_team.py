@@ -8,6 +8,8 @@ import pytest
 
 from engine.worker.thread_team import MAX_STEPS_BETWEEN_TRIALS, ThreadTeam
 
+WORK_S = 0.01
+
 
 @dataclass
 class Machine:
@@ -19,8 +21,8 @@ class Machine:
     busy: float = 0.0
     sizes: list[int] = field(default_factory=list)
 
-    def step(self, threads: int, work: float = 1.0) -> None:
-        alone = work / threads
+    def step(self, threads: int) -> None:
+        alone = WORK_S / threads
         self.busy += alone
         self.now += alone * (self.stall if threads == 2 else 1.0)
         self.sizes.append(threads)
@@ -46,7 +48,7 @@ def test_where_one_is_kept_from_its_core_the_others_do_without() -> None:
     machine = Machine(stall=3.0)
     sizes = run(machine, machine.team(), 1000)
     assert 1 in sizes[:4]
-    assert machine.now < 1.03 * 1000
+    assert machine.now < 1.03 * 1000 * WORK_S
     assert sizes[-100:].count(2) <= 1
 
 
@@ -56,6 +58,17 @@ def test_with_the_core_back_it_is_all_again() -> None:
     run(machine, team, 1000)
     machine.stall = 1.0
     assert set(run(machine, team, 1000)[3 * MAX_STEPS_BETWEEN_TRIALS :]) == {2}
+
+
+def test_what_was_measured_a_while_ago_is_of_no_use() -> None:
+    """The next step is computed by all, however clear it was that fewer were better."""
+    machine = Machine(stall=3.0)
+    team = machine.team()
+    assert run(machine, team, 100)[-1] == 1
+    machine.now += 0.9
+    assert run(machine, team, 20)[-1] == 1
+    machine.now += 1.1
+    assert run(machine, team, 1) == [2]
 
 
 def test_all_stay_where_fewer_would_be_slower() -> None:
