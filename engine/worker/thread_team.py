@@ -8,15 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-MAX_KEPT_WAITING = 0.2
+MAX_KEPT_WAITING = 0.3
 """Of a step's time, the share in which its first thread has no core or waits for one that has none. Where it
 is more it is seen whether fewer threads take less time."""
+MIN_STEP_S = 0.005
+"""In shorter steps to wake a thread takes a good part of the time, which looks as if it were kept from its
+core."""
 MIN_STEPS_BETWEEN_TRIALS, MAX_STEPS_BETWEEN_TRIALS = 8, 128
 """Trials of the other number of threads come less and less often while it is the slower one."""
 KNOWN_FOR_S = 1.0
 """What was measured is of no more use so long after the last step of its size: other work comes and goes."""
-WEIGHT_OF_LAST = 0.5
+WEIGHT_OF_LAST = 0.25
 """Of what is measured, in the averages of what was."""
+LESS_THAN_CHANCE = 0.9
+"""Fewer threads have to be faster by a tenth."""
 
 
 class _Pace:
@@ -50,7 +55,7 @@ class _Pace:
 
     def _judge(self) -> None:
         """The other team has been tried."""
-        is_smaller_faster = self._seconds[True] < self._seconds[False]
+        is_smaller_faster = self._seconds[True] < LESS_THAN_CHANCE * self._seconds[False]
         if is_smaller_faster == self._smaller_is_chosen:
             self._between_trials = min(2 * self._between_trials, MAX_STEPS_BETWEEN_TRIALS)
         else:
@@ -90,8 +95,8 @@ class ThreadTeam:
         step(self._size - by_smaller)
         pace.last_used = self._clock()
         seconds, busy = pace.last_used - began, self._busy_clock() - began_busy
-        if seconds > 0:
-            pace.note(by_smaller, seconds / num_tokens, 1 - busy / seconds)
+        waiting = 1 - busy / seconds if seconds >= MIN_STEP_S else 0.0
+        pace.note(by_smaller, seconds / num_tokens, waiting)
 
     def _pace(self, size_class: int, now: float) -> _Pace:
         pace = self._paces.get(size_class)
