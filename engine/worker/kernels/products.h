@@ -177,7 +177,7 @@ struct Unit {
     Unit(const Weight& weight, std::int64_t first, std::int64_t second) : halves{{weight, first}, {weight, second}} {}
 };
 
-inline const float* from(const float* sums, std::int64_t place) { return sums == nullptr ? nullptr : sums + place; }
+inline const float* at(const float* sums, std::int64_t place) { return sums == nullptr ? nullptr : sums + place; }
 
 // out [num_rows, UNIT] = x [num_rows, num_words], both with room for whole tiles of rows, times a unit, and what `before`
 // has unless it is null. Between begin_tiles and end_tiles.
@@ -192,7 +192,7 @@ void multiply_halves(
             const auto multiply = both ? half_unit_in_tiles<true, Words, Meanwhile> : half_unit_in_tiles<false, Words, Meanwhile>;
             for (int half = 0; half < 2; ++half) {
                 const int place = row * UNIT + half * HALF_UNIT;
-                multiply(x.from(row, 0), halves[half], num_words, from(before, place), out + place, meanwhile);
+                multiply(x.from(row, 0), halves[half], num_words, at(before, place), out + place, meanwhile);
             }
         }
         return;
@@ -202,7 +202,7 @@ void multiply_halves(
     for (int part = 0; part < num_parts; ++part) {
         const int begin = num_rows * part / num_parts, end = num_rows * (part + 1) / num_parts;
         unit_in_registers_of<REGISTER_ROWS>(
-            end - begin, x.from(begin, 0), halves, num_words, from(before, begin * UNIT), out + begin * UNIT, meanwhile);
+            end - begin, x.from(begin, 0), halves, num_words, at(before, begin * UNIT), out + begin * UNIT, meanwhile);
     }
 }
 
