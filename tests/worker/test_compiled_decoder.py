@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -27,10 +28,12 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.kernels.library import KernelUnavailable
 from engine.worker.loader import load_model
+from engine.worker.models import compiled_decoder
 from engine.worker.models.base import CausalModel
 from engine.worker.models.compiled_decoder import CompiledDecoder, with_compiled_steps
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.packed_linear import can_pack
+from engine.worker.thread_team import ThreadTeam
 from engine.worker.tiny_models import make_model_folder
 from tests.worker.generation import random_tokens
 from tests.worker.rounding import round_weights
@@ -272,6 +275,38 @@ def test_served_tokens_are_the_best_ones(
             logits = reference(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         assert (logits.max(dim=-1).values - chosen < 0.03 * logits.std()).all()
+
+
+def test_a_step_without_one_of_its_threads_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine on which other work always has a core, and steps take less time without its thread."""
+    make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
+    prompts = [random_tokens(length, seed=length) for length in (5, 40, 300)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        by_all = greedy(tmp_path / "model", prompts)
+        now, sizes = 0.0, list[int]()
+        compute = ThreadTeam.compute
+
+        def noted(team: ThreadTeam, num_tokens: int, step: Callable[[int], None]) -> None:
+            def timed(threads: int) -> None:
+                nonlocal now
+                step(threads)
+                now += 0.01 * threads
+                sizes.append(threads)
+
+            compute(team, num_tokens, timed)
+
+        monkeypatch.setattr(ThreadTeam, "compute", noted)
+        monkeypatch.setattr(
+            compiled_decoder, "ThreadTeam", partial(ThreadTeam, clock=lambda: now, busy_clock=lambda: 0.0)
+        )
+        assert greedy(tmp_path / "model", prompts) == by_all
+    finally:
+        torch.set_num_threads(before)
+    assert {1, 2} == set(sizes)
 
 
 @pytest.mark.parametrize(

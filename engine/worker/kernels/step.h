@@ -258,7 +258,7 @@ class OneCall {
         add_rows(added, num_rows_ * hidden_, x_);
     }
 
-    // What products are of: what the layer before or the part of a layer before has left.
+    // The norm of x, to which `added` is added before: what the products of a half of a layer are of.
     Rows norm_of(const void* weight, const Bf16* added = nullptr) const {
         const Rows to{buffers_->normed.data(), Place::tiled(hidden_)};
         add_and_normalise_rows(x_, added, weight, num_rows_, model_.norm_eps, buffers_->normed.data(), to.place);
