@@ -16,6 +16,7 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.garbage import give_back_freed
 from engine.worker.checkpoint import Checkpoint
 from engine.worker.load_plan import LoadPlan, check_memory
+from engine.worker.memory import use_large_pages
 from engine.worker.model_folder import (
     check_rope,
     choose_device,
@@ -111,6 +112,8 @@ def _load_native(plan: LoadPlan) -> CausalModel:
         _fill(model.checkpoint_parts(), checkpoint, plan)
         model.finish_loading(plan.options.quantization)
     give_back_freed()
+    if plan.device.type == "cpu":
+        use_large_pages(model.buffers())
     return model
 
 

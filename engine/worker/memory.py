@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import torch
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
+_LARGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
 _BEHIND_ALL_OTHERS = 19
 
@@ -54,24 +55,64 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages, large ones if there are, the system hands out when they are first touched. They are
     shared with no other tensor."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _map(math.prod(shape) * dtype.itemsize)
     with suppress(OSError, AttributeError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
+def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor on pages of its own, from the begin of what could be a large page on."""
+    num_numbers = math.prod(shape)
+    memory = _map(num_numbers * dtype.itemsize + _LARGE_PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return torch.frombuffer(memory, dtype=dtype, count=num_numbers, offset=-start % _LARGE_PAGE).view(*shape)
+
+
+def use_large_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Move those that are of ``empty_pages`` to large pages, in the background while nothing else wants the
+    core: to wait for them when memory is first touched takes seconds (Linux 6.1 and later)."""
+    starts = [start for tensor in tensors for start in _whole_large_pages(tensor)]
+    threading.Thread(target=_collapse, args=(starts,), name="large-pages", daemon=True).start()
+
+
+def _whole_large_pages(tensor: torch.Tensor) -> range:
+    """Where those begin that have nothing else, if the tensor begins with one."""
+    start = tensor.data_ptr()
+    end = start + tensor.nbytes - _LARGE_PAGE + 1 if start % _LARGE_PAGE == 0 else start
+    return range(start, end, _LARGE_PAGE)
+
+
+def _collapse(starts: Sequence[int]) -> None:
+    madvise = _madvise_behind_all_others()
+    for start in starts:
+        if madvise is None or madvise(start, _LARGE_PAGE, _MADV_COLLAPSE):
+            return
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def _populate(zeros: torch.Tensor) -> None:
     """Touch all pages without changing them, while nothing else wants the core (Linux 5.14 and later)."""
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)  # mmap's own holds the interpreter's lock
-    if madvise is None or not hasattr(os, "setpriority"):
-        return
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_ALL_OTHERS)
+    madvise = _madvise_behind_all_others()
     for start in range(0, zeros.nbytes, _POPULATED_AT_ONCE):
         num_bytes = min(_POPULATED_AT_ONCE, zeros.nbytes - start)
-        if madvise(zeros.data_ptr() + start, num_bytes, _MADV_POPULATE_WRITE):
+        if madvise is None or madvise(zeros.data_ptr() + start, num_bytes, _MADV_POPULATE_WRITE):
             return
+
+
+def _madvise_behind_all_others() -> Callable[[int, int, int], int] | None:
+    """madvise(2) for a thread that from here on has a core only where no other wants it; None where there is
+    no such thing. mmap's own holds the interpreter's lock."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None or not hasattr(os, "setpriority"):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_ALL_OTHERS)
+    told: Callable[[int, int, int], int] = madvise
+    return told
 
 
 def as_gib(num_bytes: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,12 @@ from engine.sampling_params import SamplingParams
 from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.loader import load_model
 from engine.worker.models.decoder import Decoder
+from engine.worker.models.interleaved_weight import compiled_product, interleaved_linear
 from engine.worker.models.linears import Table
-from engine.worker.models.packed_linear import PackedLinear
 from engine.worker.models.quantized_linear import (
     Int4Linear,
     Int8Linear,
     Int8Table,
-    compiled_product,
     int4_linear,
     int8_linear,
     int8_table,
@@ -38,6 +36,7 @@ from tests.worker.test_packed_linear import resident_bytes
 WITHIN = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 1e-2), torch.float16: (2e-3, 2e-3)}
 """How far a product may be from that in 64 bits: relative, absolute."""
 DTYPES = tuple(WITHIN)
+CPU = torch.device("cpu")
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -52,7 +51,7 @@ def made(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = 
 
 @pytest.fixture
 def compiled() -> CompiledProduct:
-    found = compiled_product(32, torch.bfloat16)
+    found = compiled_product(32, CPU, torch.bfloat16)
     if found is None:
         pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
     return found
@@ -96,12 +95,8 @@ def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
     plain = made(192, 640, torch.bfloat16)
     x = torch.randn(600, 640).bfloat16()
     before = torch.get_num_threads()
-    packed = PackedLinear(plain.weight, plain.bias)
-    address = packed.address()
-    assert address is not None
-    assert_near(compiled(x, address), packed(x).double(), torch.bfloat16)
-    products: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-        lambda rows: compiled(rows, address),
+    products: tuple[nn.Module, ...] = (
+        interleaved_linear(plain, compiled),
         int8_linear(plain, compiled),
         int4_linear(plain, compiled),
     )
@@ -119,7 +114,7 @@ def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
 
 def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(product: CompiledProduct | None) -> None:
     """Other types, and inputs that fill no group."""
-    assert compiled_product(32, torch.float32) is None
+    assert compiled_product(32, CPU, torch.float32) is None
     plain = made(64, 48, torch.bfloat16)
     assert isinstance(int8_linear(plain, product), Int8Linear)
     assert isinstance(int4_linear(plain, product), Int8Linear)

@@ -16,17 +16,15 @@
 
 namespace {
 
-constexpr int LINE_BYTES = 64;
 constexpr int LINES_AHEAD = 32;
 
-inline void fetch_lines_ahead(const void* memory, int num_lines) {
-    const char* begin = static_cast<const char*>(memory) + LINES_AHEAD * LINE_BYTES;
-    for (int i = 0; i < num_lines; ++i) __builtin_prefetch(begin + i * LINE_BYTES, 0, 2);
+template <int LINES>
+inline void fetch_lines_ahead(const void* memory) {
+    fetch_lines<LINES>(static_cast<const char*>(memory) + LINES_AHEAD * LINE_BYTES);
 }
 
 // Numbers of 8 bits, which bf16 holds as they are; the scales come into the results.
 struct Words8 {
-    static constexpr std::int64_t stride = HALF_UNIT;
     const std::int8_t* numbers;
 
     Words8(const Weight& weight, std::int64_t output)
@@ -34,7 +32,7 @@ struct Words8 {
 
     const std::uint32_t* chunk(std::int64_t word, Chunk& room) const {
         const std::int8_t* from = numbers + word * 2 * HALF_UNIT;
-        fetch_lines_ahead(from, CHUNK_WORDS);
+        fetch_lines_ahead<CHUNK_WORDS>(from);
         for (int i = 0; i < CHUNK_WORDS * HALF_UNIT; i += 16) {
             const __m512 low = floats(from + 2 * i), high = floats(from + 2 * i + 16);
             store(room.words + i, _mm512_cvtne2ps_pbh(high, low));
@@ -48,7 +46,6 @@ struct Words8 {
 
 // Numbers of 4 bits; scales and zeros come into the words.
 struct Words4 {
-    static constexpr std::int64_t stride = HALF_UNIT;
     const std::uint32_t *numbers, *grid;
 
     Words4(const Weight& weight, std::int64_t output)
@@ -58,8 +55,8 @@ struct Words4 {
     const std::uint32_t* chunk(std::int64_t word, Chunk& room) const {
         const std::uint32_t* from = numbers + word * HALF_UNIT / 4;
         const std::uint32_t* line = grid + word / CHUNK_WORDS * HALF_UNIT;
-        fetch_lines_ahead(from, 8);
-        fetch_lines_ahead(line, 2);
+        fetch_lines_ahead<8>(from);
+        fetch_lines_ahead<2>(line);
         for (int part = 0; part < 2; ++part) {  // 16 outputs, of which a register has 8
             const Scale low(line + part * 16, 0), high(line + part * 16, 8);
             for (int eight = 0; eight < 2; ++eight) {

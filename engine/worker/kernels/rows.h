@@ -69,11 +69,11 @@ struct Slice {
         for (int half = 0; half < 2; ++half)
             for (std::int64_t word = 0; word < num_words; word += CHUNK_WORDS)
                 unit.halves[half].chunk(begin + word, *reinterpret_cast<Chunk*>(room[half] + word * HALF_UNIT));
-        return {{room[0], HALF_UNIT}, {room[1], HALF_UNIT}};
+        return {{room[0]}, {room[1]}};
     }
 
     Unit<PlainWords> of(const Unit<FarWords>& unit, std::int64_t begin, std::int64_t) {
-        const auto from = [&](const FarWords& half) { return PlainWords{half.words + begin * half.stride, half.stride}; };
+        const auto from = [&](const FarWords& half) { return PlainWords{half.words + begin * HALF_UNIT}; };
         return {from(unit.halves[0]), from(unit.halves[1])};
     }
 };

@@ -9,16 +9,14 @@ from torch import nn
 
 from engine.worker.kernels.library import KernelUnavailable, load_library, typed
 
-BLOCKS = (32, 64)
-"""Outputs of a bf16 weight that may be interleaved."""
 INTERLEAVED = 32
-"""Outputs of a rounded weight that are."""
+"""Outputs of a weight that lie between each other."""
 _TILE_ROWS = 16
 """Rows are read in multiples of them."""
 
 
 class WeightAddress(ctypes.Structure):
-    """A weight [num_outputs, 2 * num_words] of 16 bits in blocks, or rounded to 8 or 4 (``rounded.h``)."""
+    """A weight [num_outputs, 2 * num_words] in 16 bits (``products.h``), or in 8 or 4 (``rounded.h``)."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -26,7 +24,6 @@ class WeightAddress(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("num_outputs", ctypes.c_int64),
         ("num_words", ctypes.c_int64),
-        ("block", ctypes.c_int64),
         ("bits", ctypes.c_int64),
     )
 

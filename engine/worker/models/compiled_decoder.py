@@ -19,8 +19,7 @@ from engine.worker.kernels.library import typed
 from engine.worker.kernels.weights import WeightAddress
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
-from engine.worker.models.packed_linear import PackedLinear, PackedTable
-from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable
+from engine.worker.models.interleaved_weight import InterleavedLinear, InterleavedTable
 from engine.worker.thread_team import ThreadTeam
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ def _is_known(model: Decoder) -> bool:
     shape = model.shape
     sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
     return all(size % _UNIT == 0 for size in sizes) and all(
-        _address(product) is not None
+        isinstance(product, InterleavedLinear | InterleavedTable)
         for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
     )
 
@@ -185,13 +184,5 @@ def _layer(model: Decoder, index: int) -> _Layer:
 
 
 def _weight(product: nn.Module) -> WeightAddress:
-    address = _address(product)
-    assert address is not None
-    return address
-
-
-def _address(product: nn.Module) -> WeightAddress | None:
-    """Where the weight lies; None where the compiled code cannot read it."""
-    if isinstance(product, PackedLinear | PackedTable | RoundedLinear | RoundedTable):
-        return product.address()
-    return None
+    assert isinstance(product, InterleavedLinear | InterleavedTable)
+    return product.address()

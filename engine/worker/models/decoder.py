@@ -5,6 +5,7 @@ Tokens of all sequences are flattened into one axis; which belongs to whom only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,18 +16,23 @@ from torch.nn.functional import rms_norm, silu
 
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.models.base import layer_windows
+from engine.worker.models.interleaved_weight import (
+    InterleavedTable,
+    compiled_product,
+    interleaved_linear,
+    interleaved_table,
+)
 from engine.worker.models.linears import Table, replace_modules
 from engine.worker.models.packed_linear import PackedTable, can_pack, packed_linear, packed_table
 from engine.worker.models.quantized_linear import (
     Int8Table,
-    compiled_product,
     int4_linear,
     int8_linear,
     int8_table,
 )
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
-from engine.worker.models.rounded_weight import RoundedTable
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
 from engine.worker.tensor_part import TensorPart
@@ -262,7 +268,7 @@ class Decoder(nn.Module):
 
     def _make_embedding(
         self, dtype: torch.dtype
-    ) -> Table | PackedTable | Int8Table | RoundedTable | VocabularyTable:
+    ) -> Table | PackedTable | Int8Table | InterleavedTable | VocabularyTable:
         num_vectors = self.shape.vocab_size // self._group.size
         table = Table(_parameter(dtype, num_vectors, self.shape.hidden_size))
         return table if self._group.size == 1 else VocabularyTable(table, self._group)
@@ -287,16 +293,27 @@ class Decoder(nn.Module):
     def finish_loading(self, quantization: str | None = None) -> None:
         """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
         bits; ``checkpoint_parts`` are no more."""
+        device, dtype = self.final_norm.device, self.final_norm.dtype
+        product = compiled_product(self.head_dim, device, dtype)
         if quantization is not None:
-            self._quantize(quantization)
-        elif can_pack(self.final_norm.device, self.final_norm.dtype):
-            replace_modules(self, nn.Linear, packed_linear)
-            if self.lm_head is None:
-                replace_modules(self, Table, packed_table)
+            self._quantize(quantization, product)
+        elif product is not None:
+            self._replace_weights(
+                partial(interleaved_linear, product=product), partial(interleaved_table, product=product)
+            )
+        elif can_pack(device, dtype):
+            self._replace_weights(packed_linear, packed_table)
 
-    def _quantize(self, quantization: str) -> None:
+    def _replace_weights(
+        self, linear: Callable[[nn.Linear], nn.Module], table: Callable[[Table], nn.Module]
+    ) -> None:
+        """An embedding that is not also the head is left alone: nothing is multiplied with it."""
+        replace_modules(self, nn.Linear, linear)
+        if self.lm_head is None:
+            replace_modules(self, Table, table)
+
+    def _quantize(self, quantization: str, product: CompiledProduct | None) -> None:
         """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
-        product = compiled_product(self.head_dim, self.final_norm.dtype)
         if isinstance(self.lm_head, nn.Linear):
             self.add_module("lm_head", int8_linear(self.lm_head, product))
         elif isinstance(self.embedding, Table):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.worker.kernels.weights import BLOCKS, WeightAddress
 from engine.worker.models.linears import Table
 
 logger = logging.getLogger(__name__)
@@ -43,16 +42,6 @@ class PackedWeight:
     def _first_byte(self) -> int:
         address: int = torch.ops.mkldnn.data_ptr(self.packed)
         return address
-
-    def address(self, bias: torch.Tensor | None) -> WeightAddress | None:
-        """As the compiled code is told of it, valid as long as this and ``bias`` are held; None where it does
-        not know the layout."""
-        if self.block not in BLOCKS:
-            return None
-        bias_address = None if bias is None else bias.data_ptr()
-        return WeightAddress(
-            self._first_byte(), None, bias_address, self.num_rows, self.width // 2, self.block, 16
-        )
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [n, width] -> [n, num_rows]"""
@@ -94,10 +83,6 @@ class PackedLinear(nn.Module):
         self.weight = PackedWeight(weight)
         self.bias = bias
 
-    def address(self) -> WeightAddress | None:
-        """See PackedWeight.address."""
-        return self.weight.address(self.bias)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
         return self.weight.product(x, self.bias)
@@ -114,10 +99,6 @@ class PackedTable(nn.Module):
         self.weight = PackedWeight(weight)
         if self.weight.block is None:
             raise RuntimeError("oneDNN's layout is not the expected one")
-
-    def address(self) -> WeightAddress | None:
-        """See PackedWeight.address."""
-        return self.weight.address(None)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """As Table's."""

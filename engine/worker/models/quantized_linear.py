@@ -5,19 +5,15 @@ Inputs and outputs keep their type; what is lost is what rounding the weight los
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from engine.worker.kernels.library import KernelUnavailable
 from engine.worker.kernels.weights import CompiledProduct
+from engine.worker.models.interleaved_weight import InterleavedLinear, InterleavedTable, Weight4, Weight8
 from engine.worker.models.linears import Table
-from engine.worker.models.rounded_weight import RoundedLinear, RoundedTable, Weight4, Weight8
 from engine.worker.models.rounding import GROUP_SIZE, by_rows, to_int4, to_int8
-
-logger = logging.getLogger(__name__)
 
 Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -70,40 +66,29 @@ class Int8Table(nn.Module):
         return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
 
-def compiled_product(head_dim: int, dtype: torch.dtype) -> CompiledProduct | None:
-    """The compiled code's product for the linears of a decoder; None where torch has to multiply."""
-    if dtype != torch.bfloat16:
-        return None
-    try:
-        return CompiledProduct.load(head_dim)
-    except KernelUnavailable as error:
-        logger.info("Rounded weights are multiplied by torch: %s.", error)
-        return None
-
-
-def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int8Linear | RoundedLinear:
+def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int8Linear | InterleavedLinear:
     if product is None or plain.in_features % GROUP_SIZE:
         return Int8Linear(plain.weight, plain.bias)
-    return RoundedLinear(Weight8(plain.weight), plain.bias, product)
+    return InterleavedLinear(Weight8(plain.weight), plain.bias, product)
 
 
 def int4_linear(
     plain: nn.Linear, product: CompiledProduct | None = None
-) -> Int4Linear | Int8Linear | RoundedLinear:
+) -> Int4Linear | Int8Linear | InterleavedLinear:
     """In 8 bits where its sizes are not those that are multiplied in 4."""
     if plain.in_features % GROUP_SIZE:
         return int8_linear(plain, product)
     if product is not None:
-        return RoundedLinear(Weight4(plain.weight), plain.bias, product)
+        return InterleavedLinear(Weight4(plain.weight), plain.bias, product)
     if plain.out_features % _LANES:
         return int8_linear(plain)
     return Int4Linear(plain.weight, plain.bias)
 
 
-def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Table | RoundedTable:
+def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Table | InterleavedTable:
     if product is None or table.weight.shape[1] % GROUP_SIZE:
         return Int8Table(table)
-    return RoundedTable(table.weight, product)
+    return InterleavedTable(Weight8(table.weight), product)
 
 
 def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
