@@ -27,7 +27,8 @@ extern "C" void continuum_multiply(
 #pragma omp parallel num_threads(num_threads)
     {
         begin_tiles();
-        multiply_rows(*weight, plain_rows(*weight, static_cast<const Bf16*>(x)), num_rows, static_cast<Bf16*>(to));
+        multiply_rows(*weight, plain_rows(*weight, static_cast<const Bf16*>(x)), num_rows,
+                      keep_rows(*weight, static_cast<Bf16*>(to)));
         end_tiles();
     }
 }

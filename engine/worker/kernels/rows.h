@@ -34,26 +34,12 @@ inline void multiply_unit(const Weight& weight, std::int64_t unit, const Rows& x
     });
 }
 
-// finish(row, output, the HALF_UNIT results from that output on) for both halves of a unit.
+// finish(row, output, the HALF_UNIT results from that output on) for both halves of a unit, whose sums these are.
 template <typename Finish>
-inline void finish_unit(const Weight& weight, std::int64_t unit, int num_rows, const float* sums, Finish finish) {
+inline void finish_row(const Weight& weight, std::int64_t unit, std::int64_t row, const float* sums, Finish finish) {
     const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
-    for (int row = 0; row < num_rows; ++row)
-        for (std::int64_t output = unit * UNIT; output < end; output += HALF_UNIT)
-            finish(row, output, result_of(weight, output, sums + row * UNIT + output % UNIT));
-}
-
-// finish as finish_unit's for all rows, at most MAX_PRODUCT_ROWS, and outputs. x has room for whole tiles of rows. This and
-// what follows is run by all threads of a team.
-template <typename Finish>
-void multiply_few(const Weight& weight, const Rows& x, int num_rows, Finish finish) {
-    const std::int64_t num_units = num_units_of(weight);
-#pragma omp for schedule(static)
-    for (std::int64_t unit = 0; unit < num_units; ++unit) {
-        alignas(64) float sums[MAX_PRODUCT_ROWS * UNIT];
-        multiply_unit(weight, unit, x, num_rows, sums);
-        finish_unit(weight, unit, num_rows, sums, finish);
-    }
+    for (std::int64_t output = unit * UNIT; output < end; output += HALF_UNIT)
+        finish(row, output, result_of(weight, output, sums + output % UNIT));
 }
 
 constexpr std::int64_t SLICE_WORDS = 128;  // of each output of a unit: a core's nearest cache keeps them while rows pass
@@ -107,7 +93,8 @@ class ManyRows {
   public:
     ManyRows(const Weight& weight, const Rows& x, std::int64_t num_rows) : weight_(weight), x_(x), num_rows_(num_rows) {}
 
-    // finish(unit, row, the sums of its UNIT outputs) for all rows and units.
+    // finish(unit, row, the sums of its UNIT outputs) for all rows and units. Run by all threads of a team, and ended when all
+    // have done theirs.
     template <typename OutputsOf, typename Finish>
     void multiply(std::int64_t num_units, OutputsOf outputs_of, Finish finish) const {
         for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS) {
@@ -120,6 +107,7 @@ class ManyRows {
                 });
             }
         }
+#pragma omp barrier
     }
 
   private:
@@ -154,15 +142,31 @@ class ManyRows {
     const std::int64_t num_rows_;
 };
 
-// to [num_rows, num_outputs] = x [num_rows, num_words * 2] times a weight
-inline void multiply_rows(const Weight& weight, const Rows& x, std::int64_t num_rows, Bf16* to) {
-    const auto outputs_of = [&](std::int64_t unit) { return halves_of(weight, unit); };
-    const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
-        finish_unit(weight, unit, 1, sums, [&](int, std::int64_t output, const HalfRow& results) {
-            keep_results(weight, output, results, to + row * weight.num_outputs + output);
-        });
+// finish as finish_row's for all rows of x, which has room for whole tiles, and all outputs of a weight. Run by all threads
+// of a team, and ended when all have done theirs.
+template <typename Finish>
+void multiply_rows(const Weight& weight, const Rows& x, std::int64_t num_rows, Finish finish) {
+    const std::int64_t num_units = num_units_of(weight);
+    if (num_rows > MAX_PRODUCT_ROWS) {
+        const auto outputs_of = [&](std::int64_t unit) { return halves_of(weight, unit); };
+        const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
+            finish_row(weight, unit, row, sums, finish);
+        };
+        return ManyRows(weight, x, num_rows).multiply(num_units, outputs_of, keep);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t unit = 0; unit < num_units; ++unit) {
+        alignas(64) float sums[MAX_PRODUCT_ROWS * UNIT];
+        multiply_unit(weight, unit, x, static_cast<int>(num_rows), sums);
+        for (std::int64_t row = 0; row < num_rows; ++row) finish_row(weight, unit, row, sums + row * UNIT, finish);
+    }
+}
+
+// For multiply_rows: to [num_rows, num_outputs] is what it computes.
+inline auto keep_rows(const Weight& weight, Bf16* to) {
+    return [&weight, to](std::int64_t row, std::int64_t output, const HalfRow& results) {
+        keep_results(weight, output, results, to + row * weight.num_outputs + output);
     };
-    ManyRows(weight, x, num_rows).multiply(num_units_of(weight), outputs_of, keep);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -45,9 +46,49 @@ struct Step {
 
 namespace {
 
+// So many rows pass through a layer together, so that what lies between its products takes little memory. A weight is
+// read for each GROUP_ROWS of them anyway.
+constexpr std::int64_t PASS_ROWS = 2 * GROUP_ROWS;
+
+// Some rows of a step: all its decodes and the first tokens of its prompts, or tokens that follow.
+struct Pass {
+    std::int64_t first_row = 0, num_rows = 0;
+    Sequences decodes{}, prompts{};
+    std::vector<std::int64_t> query_lens, seq_lens;  // of the prompts
+    std::vector<QueryBlock> plan;
+};
+
+// Prompts, cut where a pass is full.
+class PromptCutter {
+  public:
+    explicit PromptCutter(const Sequences& prompts) : prompts_(prompts) {}
+
+    // The next tokens of the prompts, so many that the pass has PASS_ROWS at most.
+    void fill(Pass& pass) {
+        pass.prompts = prompts_;
+        pass.prompts.block_tables += seq_ * prompts_.max_blocks;
+        while (seq_ < prompts_.num_seqs && pass.num_rows < PASS_ROWS) {
+            const std::int64_t left = prompts_.query_lens[seq_] - done_;
+            const std::int64_t count = std::min(left, PASS_ROWS - pass.num_rows);
+            pass.query_lens.push_back(count);
+            pass.seq_lens.push_back(prompts_.seq_lens[seq_] - left + count);
+            pass.num_rows += count;
+            done_ += count;
+            if (count == left) ++seq_, done_ = 0;
+        }
+        pass.prompts.num_seqs = static_cast<std::int64_t>(pass.query_lens.size());
+        pass.prompts.query_lens = pass.query_lens.data();
+        pass.prompts.seq_lens = pass.seq_lens.data();
+    }
+
+  private:
+    const Sequences& prompts_;
+    std::int64_t seq_ = 0, done_ = 0;  // tokens of that sequence
+};
+
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
-    Lines<Bf16> normed, heads, attended, inner, added;  // rows, with room for whole tiles
+    Lines<Bf16> normed, heads, attended, inner;  // rows of a pass, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
 
@@ -102,17 +143,12 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines) {
 // What stands between the products of a layer, row by row. The functions named *_rows are run by all threads of a
 // team and end when all have done theirs.
 
-// to = the norm of x, to which `added` is added before unless it is null
-inline void add_and_normalise_rows(
-    Bf16* x, const Bf16* added, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Place& place) {
-    const std::int64_t width = place.width;
+// to = the norm of x
+inline void normalise_rows(
+    const Bf16* x, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Place& place) {
 #pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < num_rows; ++row) {
-        Bf16* sum = x + row * width;
-        for (std::int64_t i = 0; added != nullptr && i < width; i += HALF_UNIT)
-            add_half(sum + i, load_half(added + row * width + i));
-        normalise(sum, weight, width, eps, to + place.of(row, 0), place.chunk_stride);
-    }
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        normalise(x + row * place.width, weight, place.width, eps, to + place.of(row, 0), place.chunk_stride);
 }
 
 // Where the pairs of a head stand at each position: [num_rows, HEAD_DIM / 2]
@@ -144,12 +180,6 @@ void rotate_rows(
     }
 }
 
-// x += added
-inline void add_rows(const Bf16* added, std::int64_t size, Bf16* x) {
-#pragma omp for schedule(static)
-    for (std::int64_t i = 0; i < size; i += HALF_UNIT) add_half(x + i, load_half(added + i));
-}
-
 // silu(gate) * up, each rounded
 inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
     const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
@@ -162,16 +192,14 @@ class OneCall {
     OneCall(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
         : model_(model),
           pool_(pool),
-          decodes_(decodes),
-          prompts_(prompts),
           step_(step),
           x_(static_cast<Bf16*>(step.x)),
-          num_rows_(static_cast<int>(step.num_tokens)),
           hidden_(model.hidden_size),
           query_size_(model.num_heads * HEAD_DIM),
           heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
         static thread_local StepBuffers kept;
         buffers_ = &kept;
+        cut(decodes, prompts);
     }
 
     void run(int num_threads) {
@@ -180,11 +208,10 @@ class OneCall {
 #pragma omp parallel num_threads(num_threads)
         {
             begin_tiles();
-            find_angle_rows(model_, step_.positions, num_rows_, HALF, buffers_->cosines.data(), buffers_->sines.data());
-            if (num_rows_ <= MAX_PRODUCT_ROWS)
-                for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) run_layer_of_few(layer);
-            else
-                run_layers();
+            find_angle_rows(
+                model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
+            for (std::int64_t layer = 0; layer < model_.num_layers; ++layer)
+                for (const Pass& pass : passes_) run_layer(layer, pass);
             find_logits();
             end_tiles();
         }
@@ -193,14 +220,25 @@ class OneCall {
   private:
     static constexpr int HALF = HEAD_DIM / 2;
 
+    void cut(const Sequences& decodes, const Sequences& prompts) {
+        PromptCutter cutter(prompts);
+        for (std::int64_t row = 0; row < step_.num_tokens; row += passes_.back().num_rows) {
+            Pass& pass = passes_.emplace_back();
+            pass.first_row = row;
+            if (row == 0) pass.decodes = decodes, pass.num_rows = decodes.num_seqs;
+            cutter.fill(pass);
+        }
+    }
+
     void plan(int num_threads) {
-        for (std::int64_t layer = 0; layer < model_.num_layers; ++layer) {
+        for (std::int64_t layer = 0; layer < model_.num_layers && !passes_.empty(); ++layer) {
             const std::int64_t window = model_.layers[layer].window;
             if (plan_for(window) == nullptr)
-                plans_.emplace_back(window, plan_decodes(pool_, decodes_, window, num_threads));
+                plans_.emplace_back(window, plan_decodes(pool_, passes_[0].decodes, window, num_threads));
         }
-        if (prompts_.num_seqs > 0)
-            prompt_plan_ = Prompter<HEAD_DIM>(pool_, prompts_, 0, heads_of(0, decodes_.num_seqs)).plan(num_threads);
+        for (Pass& pass : passes_)
+            if (pass.prompts.num_seqs > 0)
+                pass.plan = Prompter<HEAD_DIM>(pool_, pass.prompts, 0, heads_of(0, 0)).plan(num_threads);
     }
 
     const Plan* plan_for(std::int64_t window) const {
@@ -210,14 +248,15 @@ class OneCall {
     }
 
     void resize_buffers() {
-        const auto room = static_cast<std::size_t>(num_rows_ + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        std::int64_t most = step_.num_samples;
+        for (const Pass& pass : passes_) most = std::max(most, pass.num_rows);
+        const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         buffers_->normed.resize(room * hidden_);
         buffers_->heads.resize(room * heads_size_);
         buffers_->attended.resize(room * query_size_);
         buffers_->inner.resize(room * model_.intermediate_size);
-        if (num_rows_ > MAX_PRODUCT_ROWS) buffers_->added.resize(room * hidden_);
-        buffers_->cosines.resize(room * HALF);
-        buffers_->sines.resize(room * HALF);
+        buffers_->cosines.resize(step_.num_tokens * HALF);
+        buffers_->sines.resize(step_.num_tokens * HALF);
         std::size_t num_partials = 0;
         for (const auto& known : plans_)
             num_partials =
@@ -227,41 +266,29 @@ class OneCall {
 
     // What follows is run by all threads of the team.
 
-    // For so few rows what follows a product is done with its results while they are at hand.
-    void run_layer_of_few(std::int64_t index) const {
+    // What follows a product is done with its results while they are at hand.
+    void run_layer(std::int64_t index, const Pass& pass) const {
         const Layer& layer = model_.layers[index];
         Bf16* const heads = buffers_->heads.data();
-        multiply_few(layer.qkv, norm_of(layer.input_norm), num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
-            store_half(heads + row * heads_size_ + output, result);
-        });
-        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
-                              buffers_->sines.data(), heads);
-        attend(index);
-        multiply_into_residual(layer.output, attended());
-        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm));
-        multiply_into_residual(layer.down, inner());
+        multiply_rows(layer.qkv, norm_of(layer.input_norm, pass), pass.num_rows,
+                      [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+                          store_half(heads + row * heads_size_ + output, result);
+                      });
+        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
+                              buffers_->cosines.data() + pass.first_row * HALF,
+                              buffers_->sines.data() + pass.first_row * HALF, heads);
+        attend(index, pass);
+        multiply_into_residual(layer.output, attended(), pass);
+        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, pass), pass.num_rows);
+        multiply_into_residual(layer.down, inner(), pass);
     }
 
-    void run_layers() const {
-        const Bf16* added = nullptr;
-        Bf16* const heads = buffers_->heads.data();
-        for (std::int64_t index = 0; index < model_.num_layers; ++index) {
-            const Layer& layer = model_.layers[index];
-            multiply(layer.qkv, norm_of(layer.input_norm, added), heads);
-            rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, num_rows_, buffers_->cosines.data(),
-                                  buffers_->sines.data(), heads);
-            attend(index);
-            added = multiply(layer.output, attended(), buffers_->added.data());
-            multiply_gated_rows(layer.gate_up, norm_of(layer.post_attention_norm, added));
-            multiply(layer.down, inner(), buffers_->added.data());
-        }
-        add_rows(added, num_rows_ * hidden_, x_);
-    }
+    Bf16* residual_of(const Pass& pass) const { return x_ + pass.first_row * hidden_; }
 
-    // The norm of x, to which `added` is added before: what the products of a half of a layer are of.
-    Rows norm_of(const void* weight, const Bf16* added = nullptr) const {
+    // What the products of a half of a layer are of.
+    Rows norm_of(const void* weight, const Pass& pass) const {
         const Rows to{buffers_->normed.data(), Place::tiled(hidden_)};
-        add_and_normalise_rows(x_, added, weight, num_rows_, model_.norm_eps, buffers_->normed.data(), to.place);
+        normalise_rows(residual_of(pass), weight, pass.num_rows, model_.norm_eps, buffers_->normed.data(), to.place);
         return to;
     }
 
@@ -269,54 +296,51 @@ class OneCall {
 
     Rows inner() const { return {buffers_->inner.data(), Place::tiled(model_.intermediate_size)}; }
 
-    const Bf16* multiply(const Weight& weight, const Rows& x, Bf16* to) const {
-        multiply_rows(weight, x, num_rows_, to);
-#pragma omp barrier
-        return to;
+    void multiply_into_residual(const Weight& weight, const Rows& x, const Pass& pass) const {
+        Bf16* const residual = residual_of(pass);
+        multiply_rows(weight, x, pass.num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+            add_half(residual + row * hidden_ + output, rounded(result));
+        });
     }
 
     void find_logits() const {
         Bf16 *const normed = buffers_->normed.data(), *const logits = static_cast<Bf16*>(step_.logits);
         const Rows rows{normed, Place::tiled(hidden_)};
-        const auto num_samples = static_cast<int>(step_.num_samples);
 #pragma omp for schedule(static)
-        for (int i = 0; i < num_samples; ++i)
+        for (std::int64_t i = 0; i < step_.num_samples; ++i)
             normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps,
                       normed + rows.place.of(i, 0), rows.place.chunk_stride);
-        if (num_samples > MAX_PRODUCT_ROWS) return multiply_rows(model_.head, rows, num_samples, logits);
-        multiply_few(model_.head, rows, num_samples, [&](int row, std::int64_t output, const HalfRow& result) {
-            keep_results(model_.head, output, result, logits + row * model_.head.num_outputs + output);
-        });
-    }
-
-    void multiply_into_residual(const Weight& weight, const Rows& x) const {
-        multiply_few(weight, x, num_rows_, [&](int row, std::int64_t output, const HalfRow& result) {
-            add_half(x_ + row * hidden_ + output, rounded(result));
-        });
+        multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
     }
 
     // inner = silu(gate) * up; the gates are the first half of the outputs.
-    void multiply_gated(const Weight& weight, const Rows& x) const {
+    void multiply_gated(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
+        if (num_rows <= MAX_PRODUCT_ROWS)
+            multiply_gated_few(weight, x, static_cast<int>(num_rows));
+        else
+            multiply_gated_many(weight, x, num_rows);
+    }
+
+    void multiply_gated_few(const Weight& weight, const Rows& x, int num_rows) const {
         const std::int64_t num_units = model_.intermediate_size / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
             alignas(64) float gates[MAX_PRODUCT_ROWS * UNIT], ups[MAX_PRODUCT_ROWS * UNIT];
-            multiply_unit(weight, unit, x, num_rows_, gates);
-            multiply_unit(weight, num_units + unit, x, num_rows_, ups);
-            for (int i = 0; i < num_rows_ * UNIT; i += HALF_UNIT)
+            multiply_unit(weight, unit, x, num_rows, gates);
+            multiply_unit(weight, num_units + unit, x, num_rows, ups);
+            for (int i = 0; i < num_rows * UNIT; i += HALF_UNIT)
                 keep_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
         }
     }
 
-    // The same for many rows: a unit is gates and what they are multiplied with.
-    void multiply_gated_rows(const Weight& weight, const Rows& x) const {
+    // A unit is gates and what they are multiplied with.
+    void multiply_gated_many(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
         const std::int64_t size = model_.intermediate_size;
         const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
             keep_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
         };
-        ManyRows(weight, x, num_rows_).multiply(size / HALF_UNIT, outputs_of, keep);
-#pragma omp barrier
+        ManyRows(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
     }
 
     // Of the HALF_UNIT outputs that begin with `output`, whose sums these are.
@@ -327,18 +351,19 @@ class OneCall {
         store_half(buffers_->inner.data() + inner().place.of(row, output), gated(gate, up));
     }
 
-    void attend(std::int64_t layer) const {
+    void attend(std::int64_t layer, const Pass& pass) const {
         const std::int64_t window = model_.layers[layer].window;
-        if (decodes_.num_seqs > 0) {
+        if (pass.decodes.num_seqs > 0) {
             const Heads heads = heads_of(window, 0);
-            Decoder<Bf16, HEAD_DIM>(pool_, decodes_, layer, heads).work(*plan_for(window), buffers_->partials.data());
+            Decoder<Bf16, HEAD_DIM>(pool_, pass.decodes, layer, heads).work(*plan_for(window), buffers_->partials.data());
         }
-        if (prompts_.num_seqs > 0) {
-            const Heads heads = heads_of(window, decodes_.num_seqs);
-            Prompter<HEAD_DIM>(pool_, prompts_, layer, heads).work(prompt_plan_);
+        if (pass.prompts.num_seqs > 0) {
+            const Heads heads = heads_of(window, pass.decodes.num_seqs);
+            Prompter<HEAD_DIM>(pool_, pass.prompts, layer, heads).work(pass.plan);
         }
     }
 
+    // Of a pass, from one of its rows on.
     Heads heads_of(std::int64_t window, std::int64_t first_row) const {
         const Bf16* query = buffers_->heads.data() + first_row * heads_size_;
         const Bf16* key = query + query_size_;
@@ -350,15 +375,12 @@ class OneCall {
 
     const Model& model_;
     const Pool& pool_;
-    const Sequences& decodes_;
-    const Sequences& prompts_;
     const Step& step_;
     Bf16* const x_;
-    const int num_rows_;
     const std::int64_t hidden_, query_size_, heads_size_;
     StepBuffers* buffers_;
+    std::deque<Pass> passes_;                           // which point into themselves
     std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
-    std::vector<QueryBlock> prompt_plan_;
 };
 
 }  // namespace

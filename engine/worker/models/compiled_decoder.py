@@ -17,6 +17,7 @@ from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.kernels.library import typed
 from engine.worker.kernels.weights import WeightAddress
+from engine.worker.memory import empty_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.interleaved_weight import InterleavedLinear, InterleavedTable
@@ -116,6 +117,7 @@ class CompiledDecoder:
         self._plain = model
         self._attention = attention
         self._team = ThreadTeam(torch.get_num_threads())
+        self._logits = torch.empty(0)
         layers = (_layer(model, index) for index in range(model.num_layers))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         sequences = ctypes.POINTER(SequenceAddresses)
@@ -140,7 +142,7 @@ class CompiledDecoder:
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         x = self._plain.embedding(input_ids).contiguous()
-        logits = torch.empty((len(sample_rows), self._plain.shape.vocab_size), dtype=x.dtype)
+        logits = self._room_for_logits(len(sample_rows), x.dtype)
         step = _Step(
             len(x),
             len(sample_rows),
@@ -154,6 +156,14 @@ class CompiledDecoder:
             len(x), lambda threads: self._run_step(self._model, pool, decodes, prompts, step, threads)
         )
         return logits
+
+    def _room_for_logits(self, num_samples: int, dtype: torch.dtype) -> torch.Tensor:
+        """[num_samples, vocab_size], in the same memory at each step: what is allocated while it were free
+        would cut it up, so that the next step needed more."""
+        if num_samples > len(self._logits):
+            room = 1 << (num_samples - 1).bit_length()
+            self._logits = empty_pages((room, self._plain.shape.vocab_size), dtype)
+        return self._logits[:num_samples]
 
 
 def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
