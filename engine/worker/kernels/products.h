@@ -28,7 +28,7 @@ namespace {
 
 constexpr int HALF_UNIT = 32;
 constexpr int UNIT = 2 * HALF_UNIT;
-constexpr int MAX_PRODUCT_ROWS = 64;  // of a product; a multiple of 2 * TILE_ROWS
+constexpr int MAX_PRODUCT_ROWS = 64;  // that a unit is multiplied with at once; a multiple of 2 * TILE_ROWS
 constexpr int LINE_BYTES = 64;
 constexpr int CHUNK_WORDS = 16;    // what a tile takes; num_words is a multiple
 constexpr int WORDS_AHEAD = 64;
@@ -40,8 +40,8 @@ struct Chunk {
 };
 
 // Fetches so many lines of memory into the core's nearest cache, for the CPU alone foresees less than memory could give:
-// every fourth, then those behind them, and so on. One after another they come by a seventh slower (measured on Sapphire
-// Rapids; where they begin with a page, and only there).
+// every fourth, then those behind them, and so on. One after another they come by a seventh slower, on the CPU with tiles
+// on which it was measured; what is fetched has to begin with a line of a number that is a multiple of STRIDE.
 template <int LINES>
 inline void fetch_lines(const void* memory) {
     constexpr int STRIDE = 4;
