@@ -110,7 +110,7 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     model.materialize(plan.device)
     with torch.inference_mode():
         _fill(model.checkpoint_parts(), checkpoint, plan)
-        model.finish_loading(plan.options.quantization)
+        model.finish_loading(plan.options.quantization, may_compile=plan.options.attention_backend == "auto")
     give_back_freed()
     if plan.device.type == "cpu":
         use_large_pages(model.buffers())

@@ -322,6 +322,20 @@ def test_others_run_by_torch(
     assert "Steps:" not in caplog.text
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_torch_for_attention_means_that_no_compiler_runs(
+    quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wants none run has that option, and weights are multiplied by torch, too."""
+    make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
+    prompts = [random_tokens(9, seed=0)]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    greedy(tmp_path / "model", prompts, quantization=quantization, attention_backend="torch")
+    assert not (tmp_path / "cache").exists()
+    greedy(tmp_path / "model", prompts, quantization=quantization)
+    assert len(list((tmp_path / "cache" / "continuum").glob("*.so"))) == 1
+
+
 def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A width that is no multiple of what is computed together is left to torch."""
     make_model_folder(

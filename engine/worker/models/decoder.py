@@ -290,11 +290,11 @@ class Decoder(nn.Module):
         assert self._rotary is not None, "materialize() comes first"
         return self._rotary
 
-    def finish_loading(self, quantization: str | None = None) -> None:
+    def finish_loading(self, quantization: str | None = None, *, may_compile: bool = True) -> None:
         """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
         bits; ``checkpoint_parts`` are no more."""
         device, dtype = self.final_norm.device, self.final_norm.dtype
-        product = compiled_product(self.head_dim, device, dtype)
+        product = compiled_product(self.head_dim, device, dtype) if may_compile else None
         if quantization is not None:
             self._quantize(quantization, product)
         elif product is not None:
