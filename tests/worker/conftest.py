@@ -1,4 +1,4 @@
-"""Model folders that the worker's tests share."""
+"""Model folders and compiled code that the worker's tests share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import torch
 
+from engine.worker.kernels.weights import CompiledProduct
+from engine.worker.models.interleaved_weight import compiled_product
 from engine.worker.tiny_models import make_model_folder
 
 _VARIANTS: dict[str, dict[str, Any]] = {
@@ -69,3 +72,12 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
         return made[name]
 
     return folder_of
+
+
+@pytest.fixture
+def compiled() -> CompiledProduct:
+    """Products of this machine's compiled code."""
+    found = compiled_product(32, torch.device("cpu"), torch.bfloat16)
+    if found is None:
+        pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
+    return found

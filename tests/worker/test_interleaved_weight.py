@@ -14,7 +14,6 @@ from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.memory import empty_pages, use_large_pages
 from engine.worker.models.interleaved_weight import (
     InterleavedTable,
-    compiled_product,
     interleaved_linear,
     interleaved_table,
 )
@@ -24,21 +23,13 @@ LARGE_PAGE = 2**21
 LARGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-@pytest.fixture
-def product() -> CompiledProduct:
-    found = compiled_product(32, torch.device("cpu"), torch.bfloat16)
-    if found is None:
-        pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
-    return found
-
-
 def random_bf16(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])).bfloat16()
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 17, 33, 64, 65, 300])
-def test_a_product_is_the_plain_one(num_rows: int, product: CompiledProduct) -> None:
+def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledProduct) -> None:
     """For any number of rows, with and without a bias, for outputs that fill no block, and for those whose
     rows are laid out in several parts."""
     for num_outputs, num_inputs in ((64, 256), (1003, 96), (2500, 64)):
@@ -48,16 +39,16 @@ def test_a_product_is_the_plain_one(num_rows: int, product: CompiledProduct) -> 
             exact = x.double() @ plain.weight.double().T
             if plain.bias is not None:
                 exact += plain.bias.double()
-            found = interleaved_linear(plain, product)(x)
+            found = interleaved_linear(plain, compiled)(x)
             torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=1e-2)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_vectors", [64, 1003, 5003])
-def test_a_table_is_still_a_table(num_vectors: int, product: CompiledProduct) -> None:
+def test_a_table_is_still_a_table(num_vectors: int, compiled: CompiledProduct) -> None:
     """Each vector is found again, bit for bit, and multiplied with."""
     weight = random_bf16(num_vectors, 96)
-    table = interleaved_table(Table(nn.Parameter(weight, requires_grad=False)), product)
+    table = interleaved_table(Table(nn.Parameter(weight, requires_grad=False)), compiled)
     assert isinstance(table, InterleavedTable)
     ids = torch.arange(num_vectors).flip(0)
     assert torch.equal(table(ids), weight[ids])
@@ -65,11 +56,11 @@ def test_a_table_is_still_a_table(num_vectors: int, product: CompiledProduct) ->
     torch.testing.assert_close(table.products(weight[:5]).double(), exact, rtol=2e-2, atol=1e-2)
 
 
-def test_inputs_that_fill_no_word_stay_plain(product: CompiledProduct) -> None:
+def test_inputs_that_fill_no_word_stay_plain(compiled: CompiledProduct) -> None:
     plain = nn.Linear(48, 64, dtype=torch.bfloat16)
     table = Table(nn.Parameter(random_bf16(64, 48), requires_grad=False))
-    assert interleaved_linear(plain, product) is plain
-    assert interleaved_table(table, product) is table
+    assert interleaved_linear(plain, compiled) is plain
+    assert interleaved_table(table, compiled) is table
 
 
 def test_large_pages_hold_what_small_ones_held() -> None:

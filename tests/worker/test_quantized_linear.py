@@ -49,14 +49,6 @@ def made(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = 
     return nn.Linear(num_inputs, num_outputs, bias=bias, dtype=dtype).requires_grad_(False)
 
 
-@pytest.fixture
-def compiled() -> CompiledProduct:
-    found = compiled_product(32, CPU, torch.bfloat16)
-    if found is None:
-        pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
-    return found
-
-
 @pytest.fixture(params=["torch", "compiled"])
 def product(request: pytest.FixtureRequest) -> CompiledProduct | None:
     """What multiplies; None: torch."""
