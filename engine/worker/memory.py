@@ -84,10 +84,12 @@ def _whole_large_pages(tensor: torch.Tensor) -> range:
 
 
 def _collapse(starts: Sequence[int]) -> None:
+    """One that the system cannot move now, as somebody else looks at it, stays as it is."""
     madvise = _madvise_behind_all_others()
+    if madvise is None:
+        return
     for start in starts:
-        if madvise is None or madvise(start, _LARGE_PAGE, _MADV_COLLAPSE):
-            return
+        madvise(start, _LARGE_PAGE, _MADV_COLLAPSE)
 
 
 def _map(num_bytes: int) -> mmap.mmap:

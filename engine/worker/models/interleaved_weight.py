@@ -42,8 +42,8 @@ class Weight16:
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight [outputs, inputs], inputs a multiple of INPUTS_AT_ONCE"""
-        self.num_outputs, self._num_inputs = weight.shape
-        blocks = -(-self.num_outputs // INTERLEAVED)
+        self._num_outputs, self._num_inputs = weight.shape
+        blocks = -(-self._num_outputs // INTERLEAVED)
         self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), weight.dtype)
         for rows, numbers in by_rows(weight, self.numbers, block=INTERLEAVED):
             pairs = _whole_blocks(rows).view(torch.int32)
@@ -51,7 +51,7 @@ class Weight16:
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """See InterleavedWeight."""
-        return _address(self.numbers, None, bias, self.num_outputs, self._num_inputs, bits=16)
+        return _address(self.numbers, None, bias, self._num_outputs, self._num_inputs, bits=16)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> those rows [n, inputs]"""
@@ -63,8 +63,8 @@ class Weight8:
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
-        self.num_outputs, self._num_inputs = weight.shape
-        blocks = -(-self.num_outputs // INTERLEAVED)
+        self._num_outputs, self._num_inputs = weight.shape
+        blocks = -(-self._num_outputs // INTERLEAVED)
         self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), torch.int8)
         self._scales = weight.new_empty(blocks, INTERLEAVED)
         for rows, numbers, scales in by_rows(weight, self.numbers, self._scales, block=INTERLEAVED):
@@ -74,7 +74,7 @@ class Weight8:
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """See InterleavedWeight."""
-        return _address(self.numbers, self._scales, bias, self.num_outputs, self._num_inputs, bits=8)
+        return _address(self.numbers, self._scales, bias, self._num_outputs, self._num_inputs, bits=8)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> those rows [n, inputs]"""
