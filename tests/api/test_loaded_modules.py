@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import pytest
 
 from engine.worker.tiny_models import make_model_folder
 from tests.api.server import running_server
@@ -47,6 +50,11 @@ def within(loaded: Collection[str], packages: Collection[str]) -> list[str]:
     return [package for package in packages if package in loaded]
 
 
+def pages_of_files(pid: int) -> int:
+    """KiB of files that are in a process's memory."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("RssFile:")[1].split()[0])
+
+
 def test_a_native_model_is_served_without_what_it_has_no_use_for(model: Path, tmp_path: Path) -> None:
     """No compiler, none of transformers' models; torch in the core only, the web and texts outside of it."""
     server = ServerThatTells(model, tmp_path)
@@ -60,3 +68,27 @@ def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
     server = ServerThatTells(make_model_folder(tmp_path / "model", "gpt_neox"), tmp_path)
     assert "transformers.modeling_utils" in server.in_core
     assert within(server.in_front_end, OF_THE_CORE) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not tell")
+def test_what_the_first_requests_have_touched_goes_when_they_are_done(model: Path) -> None:
+    """Of both processes, at the first rest after them; what is asked next is answered as before."""
+    with running_server(model, "--num-gpu-blocks-override", "300") as server:
+        most = dict.fromkeys((server.process.pid, server.core_pid()), 0)
+
+        def ask() -> str:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+            most.update({pid: max(held, pages_of_files(pid)) for pid, held in most.items()})
+            return str(answer.json()["choices"][0]["message"]["content"])
+
+        def hold_them() -> bool:
+            return any(pages_of_files(pid) > 0.8 * held for pid, held in most.items())
+
+        said = {ask() for _ in range(20)}
+        for _ in range(600):
+            if not hold_them():
+                break
+            with suppress(subprocess.TimeoutExpired):
+                server.process.wait(0.1)
+        assert not hold_them()
+        assert {ask()} == said
