@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from continuum.jobs import Turn
 from continuum.program_stats import ReloadCost
 from continuum.tuning import Tuning
 from estimator.cost import PrefillCost
@@ -16,11 +17,17 @@ class KvCost:
         self._prefill = PrefillCost(tuning.first_tokens_per_s, smoothing=tuning.prefill_smoothing)
         self._reload = ReloadCost(tuning.reload_smoothing)
 
-    def observe_prefill(self, num_tokens: int, num_context_tokens: int, seconds: float) -> None:
-        self._prefill.observe(num_tokens, num_context_tokens, seconds)
-
-    def observe_reload(self, num_tokens: int, seconds: float) -> None:
-        self._reload.observe(num_tokens, seconds)
+    def observe(self, turn: Turn) -> None:
+        """What a cold turn would cost is learned from what turns do cost: first token minus first scheduling;
+        for a loaded one, first scheduling minus admission."""
+        request = turn.request
+        started_s, first_token_s = request.first_scheduled_time, request.first_token_time
+        if request.num_preemptions or started_s is None or first_token_s is None:
+            return
+        if request.num_external_computed_tokens and turn.admitted_s is not None:
+            self._reload.observe(request.num_external_computed_tokens, started_s - turn.admitted_s)
+        num_cached = request.num_cached_tokens or 0
+        self._prefill.observe(request.num_prompt_tokens - num_cached, num_cached, first_token_s - started_s)
 
     def prefill_s(self, num_tokens: int) -> float:
         return self._prefill.seconds(num_tokens)

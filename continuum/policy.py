@@ -5,10 +5,9 @@ It decides and remembers; blocks are the scheduler's. What is decided, with all 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from continuum.admission import WorkingSet
 from continuum.break_rule import BreakRule
@@ -22,6 +21,8 @@ from continuum.continuation import (
 )
 from continuum.dead_ends import DeadEnds
 from continuum.forecast import WorkForecast
+from continuum.gap_lessons import GapLessons
+from continuum.holding import Holding
 from continuum.job_registry import JobRegistry
 from continuum.job_status import frontier_status, job_status
 from continuum.job_tally import FINISHED, FORGOTTEN, JobTally
@@ -33,7 +34,6 @@ from continuum.policy_trace import PolicyTrace
 from continuum.program_stats import QueueDelay, RecomputedShare
 from continuum.receipts import make_receipt
 from continuum.told import Told
-from continuum.told_memory import ToldMemory
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.turn_log import TurnLog
@@ -53,13 +53,10 @@ from engine.messages import (
 )
 from engine.policy import DeadEnd, Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
 from engine.request import Request
-from estimator.survival import SurvivalCurve
 
-UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")
 LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
-NO_ROOM = TtlDecision(0.0, "pin budget is used up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,6 @@ class ContinuumStatistics:
 def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
     """What names the agent: the hash of its prompt's first so many blocks; None if it is shorter."""
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
-
-
-def _brings_result(turn: Turn, frontier: Frontier) -> bool:
-    """Whether the prompt holds a tool result more than the one before: a conversation may go on without, its
-    call given up. Where no results are counted, or none of this agent's ever is one, it is taken to."""
-    job = turn.request.job
-    now = job.num_results if job is not None else None
-    return not frontier.tools or not now or frontier.num_results is None or now > frontier.num_results
 
 
 class ContinuumPolicy:
@@ -108,8 +97,7 @@ class ContinuumPolicy:
         """Of turns that ended in this very call, until the scheduler takes them."""
         self._rule = make_rule(config)
         self.tools = self.tool_memory(config, config.estimator_state)
-        self._told = ToldMemory()
-        self._num_blocks = context.num_blocks
+        self._gaps = GapLessons(self.tools, context.block_size)
         self._has_host_tier = context.has_host_tier
         self._forecast = WorkForecast()
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
@@ -129,8 +117,18 @@ class ContinuumPolicy:
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         self._tally = JobTally()
         self._trace = PolicyTrace(context.tracer)
+        self._holding = Holding(
+            context,
+            config,
+            self._pins,
+            self.choose_ttl,
+            tools=self.tools,
+            kv_cost=self._kv_cost,
+            queue_delay=self._queue_delay,
+            forecast=self._forecast,
+            trace=self._trace,
+        )
         self._log = TurnLog()
-        self._pin_ids = itertools.count(1)
         self._changed: list[Request] = []
         self._ranking = RankingAnew()
         self._breaking_for: str | None = None
@@ -213,7 +211,7 @@ class ContinuumPolicy:
         if not is_retry:
             turn.gap_s = max(0.0, turn.request.arrival_time - frontier.ended_s)
             self._tally.gap_closed(frontier, turn.gap_s)
-            self._close_gap(turn, frontier, turn.gap_s, now)
+            self._gaps.returned(turn, frontier, turn.gap_s, now)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
 
@@ -238,24 +236,11 @@ class ContinuumPolicy:
         self._working_set.forget(frontier)
         self._let_go_behind(frontier, left.num_shared_blocks, turn)
         frontier.receipt = copy(frontier.receipt)  # the first one has gone to the client
-        self._tell(frontier, LEFT_BEHIND)
+        self._holding.tell(frontier, LEFT_BEHIND)
 
     def _let_go_behind(self, frontier: Frontier, num_shared_blocks: int, turn: Turn) -> None:
         num_blocks = self._dead_ends.supersede(frontier, num_shared_blocks, turn)
         turn.supersedes, turn.num_superseded_tokens = frontier.request_id, num_blocks * self._block_size
-
-    def _close_gap(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        """The tools returned: learn how long it took."""
-        if frontier.tools is None or frontier.learned:
-            return
-        frontier.learned = True
-        job_id = frontier.job.job_id
-        returned = _brings_result(turn, frontier)
-        if returned and frontier.told is not None:
-            self._told.observe(frontier, gap_s, self.tools.curve(frontier.tools, job_id))
-        self.tools.observe(frontier.tools, gap_s, now, censored=not returned, job_id=job_id)
-        growth_tokens = turn.request.num_prompt_tokens - len(frontier.chain) * self._block_size
-        self.tools.observe_next_turn(frontier.tools, growth_tokens)
 
     def _age_weight(self) -> float:
         """How much of its job's age counts beside a turn's own arrival; all of it where lost KV is computed
@@ -328,7 +313,9 @@ class ContinuumPolicy:
         turn = self._close_turn(request, now)
         if turn is None:
             return None
-        self._learn_costs(turn, now)
+        self._kv_cost.observe(turn)
+        if request.first_scheduled_time is not None and turn.job.course is not None:
+            turn.job.course.end_turn(now - request.first_scheduled_time)
         receipt = self._receipts[request.request_id] = make_receipt(turn)
         self._log.ended(turn, receipt, now)
         self._trace.turn_ended(turn, receipt, now)
@@ -338,7 +325,7 @@ class ContinuumPolicy:
             return None
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         frontier = self._open_frontier(turn, block_hashes, receipt, now)
-        return self._hold(frontier, block_hashes, now)
+        return self._holding.begin(frontier, block_hashes, now)
 
     def on_request_gone(self, request: Request, now: float) -> None:
         self._break_rule.forget(request)
@@ -370,21 +357,6 @@ class ContinuumPolicy:
             self._pins.let_go(turn.frontier.pin)
         return turn
 
-    def _learn_costs(self, turn: Turn, now: float) -> None:
-        """What a cold turn would cost is learned from what turns do cost: first token minus first
-        scheduling; for a loaded one, first scheduling minus admission."""
-        request = turn.request
-        started_s, first_token_s = request.first_scheduled_time, request.first_token_time
-        if started_s is not None and turn.job.course is not None:
-            turn.job.course.end_turn(now - started_s)
-        if request.num_preemptions or started_s is None or first_token_s is None:
-            return
-        if request.num_external_computed_tokens and turn.admitted_s is not None:
-            self._kv_cost.observe_reload(request.num_external_computed_tokens, started_s - turn.admitted_s)
-        num_cached = request.num_cached_tokens or 0
-        seconds = first_token_s - started_s
-        self._kv_cost.observe_prefill(request.num_prompt_tokens - num_cached, num_cached, seconds)
-
     def _open_frontier(
         self, turn: Turn, block_hashes: list[BlockHash], receipt: TurnReceipt, now: float
     ) -> Frontier:
@@ -412,77 +384,9 @@ class ContinuumPolicy:
             self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
         return frontier
 
-    def _hold(self, frontier: Frontier, block_hashes: list[BlockHash], now: float) -> Pin | None:
-        """Pin at once, for a short grace at least: what the turn called is about to be known."""
-        known = frontier.job.is_established
-        decision = self._decide(frontier, now) if known else UNTIL_READ
-        if not known:
-            self._tell(frontier, decision)
-        if not block_hashes:
-            return None
-        if decision.is_final:
-            self._trace.refused(frontier, now)
-            return None
-        if not self._pins.make_room(frontier.job, len(block_hashes), displace=known):
-            self._tell(frontier, NO_ROOM)
-            self._trace.refused(frontier, now)
-            return None
-        pin = Pin(
-            next(self._pin_ids),
-            frontier.job.job_id,
-            frontier.request_id,
-            block_hashes,
-            deadline_s=now + max(decision.ttl_s, self._config.grace_s),
-        )
-        self._pins.add(pin, frontier)
-        self._tell(frontier, decision)
-        self._trace.created(pin, frontier, now)
-        return pin
-
-    def _decide(self, frontier: Frontier, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
-        """Ask the rule, with all it may look at; the answer goes into the receipt and the trace.
-
-        ``remaining``: time until the return as it looks now, which then is where the rule counts from; None:
-        as it looked when the turn ended.
-        """
-        curve = self.tools.curve(frontier.tools, frontier.job.job_id) if remaining is None else remaining
-        elapsed_s = 0.0 if remaining is None else now - frontier.ended_s
-        num_tokens = len(frontier.chain) * self._block_size
-        inputs = TtlInputs(
-            curve=curve,
-            global_curve=self.tools.curve(None),
-            num_blocks=len(frontier.chain),
-            pool_share=len(frontier.chain) / self._num_blocks,
-            prefill_s=self._kv_cost.prefill_s(num_tokens),
-            reload_s=self._kv_cost.reload_s(num_tokens),
-            queue_delay_s=self._queue_delay.mean_s,
-            memoryfulness=self._forecast.lengths.value,
-            called_tools=frontier.tools is None or bool(frontier.tools),
-            last_probability=self.tools.last_turn_probability(frontier.tools),
-        )
-        decision = self.choose_ttl(frontier, inputs)
-        ttl_s = elapsed_s + decision.ttl_s if decision.ttl_s > 0 else 0.0
-        decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
-        self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
-        if frontier.receipt is not None and curve.num_observations:
-            frontier.receipt.expected_tool_s = elapsed_s + curve.median_remaining(0.0)
-        self._tell(frontier, decision)
-        return decision
-
     def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
         """What the rule says; a subclass may know more than a rule is told."""
         return self._rule.choose_ttl(inputs)
-
-    def _tell(self, frontier: Frontier, decision: TtlDecision) -> None:
-        """Put the decision into the receipt, as far as it came true."""
-        receipt, pin = frontier.receipt, frontier.pin
-        if pin is None and receipt is not None and receipt.reason == NO_ROOM.reason:
-            return  # whatever is decided now, it was let go at the turn's end
-        if receipt is not None:
-            held = pin is not None and decision.ttl_s > 0
-            receipt.pinned_tokens = pin.num_blocks * self._block_size if held and pin is not None else 0
-            receipt.ttl_s = decision.ttl_s if held else 0.0
-            receipt.reason = decision.reason
 
     # ---- signals ----
 
@@ -506,8 +410,8 @@ class ContinuumPolicy:
             return None
         self._learn_tools(frontier, signal.calls, now)
         if not frontier.job.is_established:
-            return self._let_go(frontier, ONE_QUESTION)
-        return self._hold_until(frontier, self._decide(frontier, now))
+            return self._holding.let_go(frontier, ONE_QUESTION)
+        return self._holding.decide_anew(frontier, now)
 
     def _learn_tools(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
         """It is known what runs: whoever calls a tool has a job; whoever answers may have done it."""
@@ -521,17 +425,6 @@ class ContinuumPolicy:
         self._working_set.awaits(frontier, now)
         self._log.decided_anew(frontier)
         self._trace.tools_started(frontier, now)
-
-    def _hold_until(self, frontier: Frontier, decision: TtlDecision) -> TurnReceipt | None:
-        if frontier.pin is not None:
-            self._pins.set_deadline(frontier.pin, frontier.ended_s + decision.ttl_s)
-        return frontier.receipt
-
-    def _let_go(self, frontier: Frontier, why: TtlDecision) -> TurnReceipt | None:
-        if frontier.pin is not None:
-            self._pins.let_go(frontier.pin)
-        self._tell(frontier, why)
-        return frontier.receipt
 
     def _client_told(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
         """Decide anew with what the client itself says of its calls. None if it speaks of no turn we know."""
@@ -547,9 +440,9 @@ class ContinuumPolicy:
         self._working_set.awaits(frontier, now)
         self._trace.client_told(frontier, signal, now)
         if frontier.told.state is ToolState.CANCELLED:
-            self._learn_cut_off(frontier, now)
-            return self._let_go(frontier, CANCELLED)
-        return self._hold_until(frontier, self._decide(frontier, now, self._remaining(frontier, now)))
+            self._gaps.cut_off(frontier, now)
+            return self._holding.let_go(frontier, CANCELLED)
+        return self._holding.decide_anew(frontier, now, self._gaps.remaining(frontier, now))
 
     def _meant_by(self, signal: ToolSignal) -> Frontier | None:
         """The turn that is named, else the job's latest of which no result has come yet."""
@@ -558,11 +451,6 @@ class ContinuumPolicy:
         named = signal.request_id
         return next((each for each in latest_first if named in (None, each.external_id)), None)
 
-    def _remaining(self, frontier: Frontier, now: float) -> SurvivalCurve:
-        """Time until the turn returns, from now, by experience and by what its client has said."""
-        known = self.tools.curve(frontier.tools, frontier.job.job_id)
-        return self._told.remaining(frontier, known, now)
-
     # ---- jobs end ----
 
     def _finish_job(self, job: Job, now: float) -> None:
@@ -570,8 +458,7 @@ class ContinuumPolicy:
         if job.course is not None:
             job.course.looks_finished()
         for frontier in list(job.frontiers):
-            if frontier.tools is not None and job.is_established:
-                self.tools.observe_last_turn(frontier.tools)
+            self._gaps.was_last(frontier)
             self._drop_frontier(frontier)
         if not job.turns:
             self._jobs.remove(job)
@@ -590,19 +477,12 @@ class ContinuumPolicy:
         """Forgotten while its tools ran: they took at least so long. Nothing ran: it was done."""
         for frontier in list(job.frontiers):
             if frontier.tools:
-                self._learn_cut_off(frontier, now)
-            elif frontier.tools is not None and job.is_established:
-                self.tools.observe_last_turn(frontier.tools)
+                self._gaps.cut_off(frontier, now)
+            else:
+                self._gaps.was_last(frontier)
             self._drop_frontier(frontier)
         self._tally.job_ended(job, FORGOTTEN)
         self._trace.job_forgotten(job, now)
-
-    def _learn_cut_off(self, frontier: Frontier, now: float) -> None:
-        """Its tools ran for so long and then were heard of no more."""
-        if frontier.tools and not frontier.learned:
-            frontier.learned = True
-            waited_s = now - frontier.ended_s
-            self.tools.observe(frontier.tools, waited_s, now, censored=True, job_id=frontier.job.job_id)
 
     # ---- who gives way ----
 
@@ -684,7 +564,7 @@ class ContinuumPolicy:
 
     def _status(self, job: Job, now: float) -> JobStatus:
         frontiers = [
-            frontier_status(frontier, self._remaining(frontier, now), self._block_size, now)
+            frontier_status(frontier, self._gaps.remaining(frontier, now), self._block_size, now)
             for frontier in job.frontiers
         ]
         return job_status(job, frontiers, job.kind, now)

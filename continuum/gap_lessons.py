@@ -1,0 +1,55 @@
+"""What the time between turns teaches: how long tools take, when jobs end, how right their clients were."""
+
+from __future__ import annotations
+
+from continuum.jobs import Frontier, Turn
+from continuum.told_memory import ToldMemory
+from continuum.tool_memory import ToolMemory
+from estimator.survival import SurvivalCurve
+
+
+class GapLessons:
+    """Learns from each gap once, however it ends, and tells what is left of one."""
+
+    def __init__(self, tools: ToolMemory, block_size: int) -> None:
+        self._tools = tools
+        self._told = ToldMemory()
+        self._block_size = block_size
+
+    def remaining(self, frontier: Frontier, now: float) -> SurvivalCurve:
+        """Time until the turn returns, from now, by experience and by what its client has said."""
+        known = self._tools.curve(frontier.tools, frontier.job.job_id)
+        return self._told.remaining(frontier, known, now)
+
+    def returned(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+        """The job went on from here, after so long."""
+        if frontier.tools is None or frontier.learned:
+            return
+        frontier.learned = True
+        job_id = frontier.job.job_id
+        with_result = _brings_result(turn, frontier)
+        if with_result and frontier.told is not None:
+            self._told.observe(frontier, gap_s, self._tools.curve(frontier.tools, job_id))
+        self._tools.observe(frontier.tools, gap_s, now, censored=not with_result, job_id=job_id)
+        growth_tokens = turn.request.num_prompt_tokens - len(frontier.chain) * self._block_size
+        self._tools.observe_next_turn(frontier.tools, growth_tokens)
+
+    def cut_off(self, frontier: Frontier, now: float) -> None:
+        """Its tools ran for so long and then were heard of no more."""
+        if frontier.tools and not frontier.learned:
+            frontier.learned = True
+            waited_s = now - frontier.ended_s
+            self._tools.observe(frontier.tools, waited_s, now, censored=True, job_id=frontier.job.job_id)
+
+    def was_last(self, frontier: Frontier) -> None:
+        """No turn came after it, or will. A question that was only asked once tells nothing of jobs."""
+        if frontier.tools is not None and frontier.job.is_established:
+            self._tools.observe_last_turn(frontier.tools)
+
+
+def _brings_result(turn: Turn, frontier: Frontier) -> bool:
+    """Whether the prompt holds a tool result more than the one before: a conversation may go on without, its
+    call given up. Where no results are counted, or none of this agent's ever is one, it is taken to."""
+    job = turn.request.job
+    now = job.num_results if job is not None else None
+    return not frontier.tools or not now or frontier.num_results is None or now > frontier.num_results
