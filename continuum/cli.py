@@ -147,8 +147,8 @@ def _serve(args: argparse.Namespace) -> int:
     server = server_config(args)
 
     from engine.api.processes.server import serve
-    from engine.core_proc import CoreSpec
-    from engine.llm import model_executor
+    from engine.core_start import CoreSpec
+    from engine.model_executor import model_executor
 
     return serve(server, CoreSpec(config, model_executor, policy))
 

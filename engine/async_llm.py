@@ -13,7 +13,8 @@ import msgspec
 
 from engine.clock import Clock, MonotonicClock
 from engine.config import EngineConfig
-from engine.core.scheduler import GRAMMAR_LEFT, SchedulerStatistics
+from engine.core.scheduler_report import SchedulerStatistics
+from engine.core.token_grammar import GRAMMAR_LEFT
 from engine.core_client import AsyncMPClient, Delivery
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.input_processor import GenerationDefaults, InputProcessor

@@ -16,12 +16,10 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.core_clients import FIRST_CLIENT
 from engine.core_outbox import output_address, socket_address
-from engine.core_proc import CoreSpec
-from engine.engine_core import EngineCore
+from engine.core_start import CoreSpec
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.executor import ExecutorFactory
 from engine.launcher import Core, CoreProcess, CoreSeat
@@ -29,7 +27,6 @@ from engine.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
     ClientNotice,
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequestType,
@@ -81,46 +78,6 @@ class EngineCoreClient(Protocol):
         """A utility of the core by name; EngineGenerateError with its text if it fails."""
 
     def close(self) -> None: ...
-
-
-class InprocClient:
-    """The core in the caller's own process and thread: each ``get_output`` is a step."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        executor_factory: ExecutorFactory,
-        policy_factory: PolicyFactory,
-        clock: Clock,
-    ) -> None:
-        self.core = EngineCore(config, executor_factory, policy_factory, clock)
-        self._early: list[EngineCoreOutput] = []
-        """Outputs that did not come from a step."""
-
-    def await_ready(self) -> EngineReady:
-        return self.core.ready
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._early += self.core.add_request(request)
-
-    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        self._early += self.core.abort_requests(AbortRequest(request_ids, stopped))
-
-    def get_output(self) -> EngineCoreOutputs:
-        if self._early:
-            early, self._early = self._early, []
-            return EngineCoreOutputs(outputs=early, timestamp=self.core.now())
-        self.core.wait_for_work()
-        return self.core.step() or EngineCoreOutputs(timestamp=self.core.now())
-
-    def call_utility(self, method: str, *args: object) -> Any:
-        while self.core.winds_down:  # in a process of its own the core would have come to that by itself
-            told = self.core.step()
-            self._early += told.outputs if told is not None else []
-        return msgspec.to_builtins(self.core.call_utility(method, list(args)))
-
-    def close(self) -> None:
-        self.core.close()
 
 
 class _Promise(Protocol):

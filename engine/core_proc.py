@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -24,12 +23,11 @@ import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
-from engine.config import EngineConfig
 from engine.core_clients import FIRST_CLIENT, CoreClients
 from engine.core_outbox import CoreOutbox, socket_address
+from engine.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.engine_core import EngineCore, failed_output
 from engine.errors import ConfigError, EngineDeadError, EngineError
-from engine.executor import ExecutorFactory
 from engine.garbage import settle
 from engine.messages import (
     ENGINE_CORE_DEAD,
@@ -45,39 +43,15 @@ from engine.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.policy import PolicyFactory
 
 logger = logging.getLogger(__name__)
 
-READY, FAILED = b"READY", b"FAILED"
-"""First frame of the one message that ends the start-up, from the core to who started it."""
 PARENT_POLL_S = 0.5
 """A copy of the pipe in a forked sibling can hide the end of file: the parent's id is looked at too."""
 STOP_GRACE_S = 1.0
 """With the parent gone, a running step gets this long before the process ends in the middle of it."""
 HANDSHAKE_LINGER_MS = 60_000
 """Our parent may still be loading its own libraries when we have to tell it why we cannot start."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreStart:
-    """All a core process is told by its parent, over its standard input."""
-
-    folder: str
-    """Private folder of the sockets; removed with the core."""
-    parent_pid: int
-    log_level: int
-    spec: bytes
-    """A pickled CoreSpec, apart so that one that cannot be read is reported over the handshake."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSpec:
-    """What the core is built from."""
-
-    config: EngineConfig
-    executor_factory: ExecutorFactory
-    policy_factory: PolicyFactory
 
 
 class EngineCoreProc:

@@ -24,7 +24,7 @@ import zmq
 
 from engine.core_clients import FIRST_CLIENT
 from engine.core_outbox import socket_address
-from engine.core_proc import FAILED, READY, CoreSpec, CoreStart
+from engine.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
 from engine.interpreter import new_interpreter
 from engine.messages import EngineReady, EngineStartFailed

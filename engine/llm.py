@@ -10,11 +10,12 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
-from engine.core.scheduler import SchedulerStatistics
+from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
-from engine.executor import Executor, ExecutorFactory
+from engine.executor import ExecutorFactory
 from engine.llm_engine import LLMEngine
 from engine.messages import JobRef
+from engine.model_executor import model_executor
 from engine.policy import PolicyFactory, fcfs
 from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -24,18 +25,6 @@ T = TypeVar("T")
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
-
-
-def model_executor(config: EngineConfig) -> Executor:
-    """The model in the core's own process, or in processes of its own. Imported there: a front end stays free
-    of torch."""
-    if config.model.tensor_parallel_size > 1:
-        from engine.worker.parallel.multiproc_executor import MultiprocExecutor
-
-        return MultiprocExecutor(config)
-    from engine.worker.executor import UniProcExecutor
-
-    return UniProcExecutor(config)
 
 
 def engine_config(model: str, **options: Any) -> EngineConfig:

@@ -8,8 +8,8 @@ import msgspec
 
 from engine.clock import Clock, MonotonicClock
 from engine.config import EngineConfig
-from engine.core.scheduler import SchedulerStatistics
-from engine.core_client import EngineCoreClient, InprocClient, SyncMPClient
+from engine.core.scheduler_report import SchedulerStatistics
+from engine.core_client import EngineCoreClient, SyncMPClient
 from engine.errors import EngineDeadError
 from engine.executor import ExecutorFactory
 from engine.input_processor import GenerationDefaults, InputProcessor
@@ -37,11 +37,13 @@ class LLMEngine:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
-        self._client: EngineCoreClient = (
-            SyncMPClient(config, executor_factory, policy_factory)
-            if multiprocess
-            else InprocClient(config, executor_factory, policy_factory, self._clock)
-        )
+        self._client: EngineCoreClient
+        if multiprocess:
+            self._client = SyncMPClient(config, executor_factory, policy_factory)
+        else:
+            from engine.inproc_client import InprocClient  # with the whole core
+
+            self._client = InprocClient(config, executor_factory, policy_factory, self._clock)
         try:  # while a core in another process loads the model
             self.tokenizer = Tokenizer.load(config.model)
             self.generation_defaults = GenerationDefaults.load(config.model)

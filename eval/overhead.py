@@ -26,10 +26,11 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.async_llm import AsyncLLM
 from engine.config import EngineConfig, TraceConfig
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.launcher import CoreProcess
-from engine.llm import engine_config, model_executor
+from engine.llm import engine_config
 from engine.messages import JobRef
+from engine.model_executor import model_executor
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
 from eval.plain_http import Connection

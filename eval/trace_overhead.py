@@ -27,11 +27,12 @@ from engine.api.dashboard.audience import Audience
 from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
 from engine.config import TraceConfig
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.errors import EngineError
 from engine.launcher import CoreProcess
-from engine.llm import engine_config, model_executor
+from engine.llm import engine_config
 from engine.messages import JobRef
+from engine.model_executor import model_executor
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
 from eval.agent_model import folder as box_folder

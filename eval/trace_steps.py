@@ -29,8 +29,9 @@ from engine.clock import MonotonicClock
 from engine.config import TraceConfig
 from engine.engine_core import EngineCore
 from engine.errors import EngineError
-from engine.llm import engine_config, model_executor
+from engine.llm import engine_config
 from engine.messages import EngineCoreRequest, JobRef, TraceState
+from engine.model_executor import model_executor
 from engine.sampling_params import SamplingParams
 from eval.agent_model import folder as box_folder
 from eval.intervals import Estimate, ratio_interval

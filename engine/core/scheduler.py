@@ -19,9 +19,16 @@ from engine.core.kv_connector import KVConnector
 from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
+from engine.core.scheduler_report import (
+    SchedulerStatistics,
+    StepCounts,
+    check_invariants_of,
+    statistics_of,
+    stats_of,
+)
 from engine.core.step_trace import StepTrace
 from engine.core.steps_in_flight import StepsInFlight
-from engine.core.token_grammar import TokenGrammar
+from engine.core.token_grammar import GRAMMAR_LEFT, TokenGrammar
 from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -30,10 +37,6 @@ from engine.request import Request, RequestStatus
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
-GRAMMAR_LEFT = (
-    "No token satisfied both the grammar and the request's other limits (bad_words, allowed_token_ids, "
-    "logit_bias), or the grammar became too complex to follow."
-)
 MAX_SET_ASIDE = 16
 """Once a request found no room, so many are looked at for one that may pass it."""
 
@@ -46,28 +49,6 @@ class PauseState(Enum):
     """Running requests go on; nothing is admitted."""
     PAUSED_ALL = "paused_all"
     """Nothing is scheduled."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """State of the scheduler at one moment."""
-
-    num_running: int
-    num_waiting: int
-    num_loading: int
-    """Of the waiting ones: admitted, their KV on its way from another tier."""
-    num_compiling: int
-    """Of the waiting ones: in no queue before their grammar is compiled."""
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_pinned_blocks: int
-    num_pins: int
-    num_host_blocks: int
-    num_used_host_blocks: int
-    num_disk_blocks: int
-    num_used_disk_blocks: int
-    pause_state: str
 
 
 @dataclass(slots=True)
@@ -84,16 +65,6 @@ class _Step:
     """A running request is to have blocks that steps under way still use."""
     num_scheduled: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Events since the last ``make_stats()``."""
-
-    step_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
 
 
 class Scheduler:
@@ -131,10 +102,10 @@ class Scheduler:
         """Requests whose grammar is awaited; they stand in nobody's way."""
         self.running: list[Request] = []
         self.pause_state = PauseState.UNPAUSED
-        self._constrained: dict[str, Request] = {}
+        self.constrained: dict[str, Request] = {}
         """Requests with a grammar."""
         self._finished_req_ids: set[str] = set()
-        self._counts = _Counts()
+        self._counts = StepCounts()
         self._on_request_ended = on_request_ended
         self._tracer = tracer or Tracer()
         self._trace = StepTrace(self._tracer)
@@ -163,7 +134,7 @@ class Scheduler:
         del self.compiling[request.request_id]
         request.grammar = grammar
         request.status = RequestStatus.WAITING
-        self._constrained[request.request_id] = request
+        self.constrained[request.request_id] = request
         self.waiting.add(request, self.policy.waiting_key(request, now))
         if self._tracer.on:
             self._inputs.grammar_ready(request, now)
@@ -241,7 +212,7 @@ class Scheduler:
         """The grammars of the requests that a plan under way samples a token of, by request id."""
         return {
             request_id: request.grammar
-            for request_id, request in self._constrained.items()
+            for request_id, request in self.constrained.items()
             if request.grammar is not None and self.steps.samples(plan, request)
         }
 
@@ -561,7 +532,7 @@ class Scheduler:
             self.kv.free(request)
         del self.requests[request_id]
         if request.grammar is not None:
-            del self._constrained[request_id]
+            del self.constrained[request_id]
         self._finished_req_ids.add(request_id)
         output = EngineCoreOutput(
             request_id,
@@ -642,87 +613,15 @@ class Scheduler:
 
     def make_stats(self) -> SchedulerStats:
         """Gauges now and counts since the last call."""
-        counts, self._counts = self._counts, _Counts()
-        pool, tier = self.kv.pool, self.loads.tier_statistics()
-        loads, writes = self.loads.take_counts(), self.loads.take_write_counts()
-        return SchedulerStats(
-            num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting) + self.loads.num_requests + len(self.compiling),
-            num_total_blocks=pool.num_usable_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            num_cached_blocks=pool.num_cached_blocks,
-            num_pinned_blocks=self.kv.num_pinned_blocks,
-            num_pins=self.kv.num_pins,
-            step_tokens=counts.step_tokens,
-            prefix_cache_queries=counts.prefix_cache_queries,
-            prefix_cache_hits=counts.prefix_cache_hits,
-            num_preemptions=counts.num_preemptions,
-            pins_ended=self.pins.take_ended(),
-            pin_block_s=self.pins.take_block_s(),
-            pin_held_s=self.pins.take_held_s(),
-            superseded_blocks=self.pins.take_superseded(),
-            jobs=self.policy.take_job_stats(),
-            num_host_blocks=tier.num_blocks,
-            num_used_host_blocks=tier.num_used_blocks,
-            loaded_tokens=loads.num_tokens,
-            failed_loads=loads.num_failed,
-            num_disk_blocks=tier.num_disk_blocks,
-            num_used_disk_blocks=tier.num_used_disk_blocks,
-            disk_loaded_tokens=loads.num_disk_tokens,
-            disk_failed_loads=loads.num_failed_disk,
-            disk_written_blocks=writes.num_written,
-            disk_failed_writes=writes.num_failed,
-            disk_dropped_writes=writes.num_dropped,
-        )
+        counts, self._counts = self._counts, StepCounts()
+        return stats_of(self, counts)
 
     def statistics(self) -> SchedulerStatistics:
-        kv, tier = self.kv.statistics(), self.loads.tier_statistics()
-        return SchedulerStatistics(
-            num_running=len(self.running),
-            num_waiting=len(self.waiting) + self.loads.num_requests + len(self.compiling),
-            num_loading=self.loads.num_requests,
-            num_compiling=len(self.compiling),
-            num_blocks=kv.num_blocks,
-            num_free_blocks=kv.num_free_blocks,
-            num_cached_blocks=kv.num_cached_blocks,
-            num_pinned_blocks=kv.num_pinned_blocks,
-            num_pins=kv.num_pins,
-            num_host_blocks=tier.num_blocks,
-            num_used_host_blocks=tier.num_used_blocks,
-            num_disk_blocks=tier.num_disk_blocks,
-            num_used_disk_blocks=tier.num_used_disk_blocks,
-            pause_state=self.pause_state.value,
-        )
+        return statistics_of(self)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
-        queued = {r.request_id for r in self.waiting}
-        running = {r.request_id for r in self.running}
-        loading = {r.request_id for r in self.loads.requests}
-        assert len(running) == len(self.running)
-        assert len(queued) + len(running) + len(loading) + len(self.compiling) == len(self.requests)
-        places = queued | running | loading | self.compiling.keys()
-        assert places == set(self.requests), "a request is lost or unknown"
-        assert self._constrained.keys() == {i for i, r in self.requests.items() if r.grammar is not None}
-        for request in self.compiling.values():
-            assert request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            assert not self.kv.num_blocks_of(request.request_id)
-        for request in self.running:
-            assert request.status is RequestStatus.RUNNING
-            assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders
-            assert (
-                self.kv.num_blocks_of(request.request_id) * self.kv.block_size >= request.num_computed_tokens
-            )
-        for request in self.waiting:
-            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            assert request.num_computed_tokens == 0
-            assert not self.kv.num_blocks_of(request.request_id)
-        pins = list(self.policy.pins())
-        assert len(pins) == self.kv.num_pins
-        assert sum(pin.num_blocks for pin in pins) == self.kv.num_pinned_blocks
-        self.steps.check_invariants()
-        self.loads.check_invariants()
-        self.kv.check_invariants()
+        check_invariants_of(self)
 
     def close(self, now: float) -> None:
         """The engine stops: every pin has its end, and the policy saves what must survive."""

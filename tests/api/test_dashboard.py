@@ -23,7 +23,7 @@ from engine.api.dashboard.audience import BACKLOG_VIEWS, MAX_VIEWERS, Audience
 from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.served_model import ServedModel
 from engine.async_llm import AsyncLLM
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.launcher import CoreProcess
 from engine.llm import engine_config
 from engine.policy import fcfs

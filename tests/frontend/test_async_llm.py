@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from engine.async_llm import AsyncLLM
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
 from engine.launcher import CoreProcess

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from engine.clock import MonotonicClock
-from engine.core_client import InprocClient, SyncMPClient
+from engine.core_client import SyncMPClient
 from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
+from engine.inproc_client import InprocClient
 from engine.messages import EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
 from engine.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.testing import FakeExecutorFactory, fake_token

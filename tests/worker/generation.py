@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from engine.clock import ManualClock
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.scheduler import Scheduler
-from engine.llm import model_executor
 from engine.messages import TokenLogprobs
+from engine.model_executor import model_executor
 from engine.policy import FcfsPolicy
 from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams

@@ -31,7 +31,7 @@ from engine.api.processes.http_server import DEATH_LINGER_S, FORCED_END_S
 from engine.api.processes.load_board import LoadBoard
 from engine.api.processes.siblings import Siblings
 from engine.core_client import CoreKeeper
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.errors import EngineDeadError, EngineError
 from engine.interpreter import new_interpreter
 from engine.launcher import CoreProcess, CoreSeat, start_error

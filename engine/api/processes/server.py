@@ -9,7 +9,7 @@ from engine.api.processes.announcements import say_core_died, say_ready
 from engine.api.processes.listener import bound_socket
 from engine.api.processes.siblings import ALONE
 from engine.api.processes.without_torch import load_tokenizers
-from engine.core_proc import CoreSpec
+from engine.core_start import CoreSpec
 from engine.launcher import CoreProcess
 
 

@@ -1,0 +1,129 @@
+"""What a scheduler tells of itself: gauges and counts, its state, and whether its parts agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.messages import SchedulerStats
+from engine.request import RequestStatus
+
+if TYPE_CHECKING:
+    from engine.core.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """State of the scheduler at one moment."""
+
+    num_running: int
+    num_waiting: int
+    num_loading: int
+    """Of the waiting ones: admitted, their KV on its way from another tier."""
+    num_compiling: int
+    """Of the waiting ones: in no queue before their grammar is compiled."""
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_pinned_blocks: int
+    num_pins: int
+    num_host_blocks: int
+    num_used_host_blocks: int
+    num_disk_blocks: int
+    num_used_disk_blocks: int
+    pause_state: str
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Events since the last ``make_stats()``."""
+
+    step_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+
+
+def stats_of(scheduler: Scheduler, counts: StepCounts) -> SchedulerStats:
+    """Gauges now, and these counts since the last ones were told. What other parts count is taken."""
+    pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
+    loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
+    return SchedulerStats(
+        num_running_reqs=len(scheduler.running),
+        num_waiting_reqs=len(scheduler.waiting) + scheduler.loads.num_requests + len(scheduler.compiling),
+        num_total_blocks=pool.num_usable_blocks,
+        num_free_blocks=pool.num_free_blocks,
+        num_cached_blocks=pool.num_cached_blocks,
+        num_pinned_blocks=scheduler.kv.num_pinned_blocks,
+        num_pins=scheduler.kv.num_pins,
+        step_tokens=counts.step_tokens,
+        prefix_cache_queries=counts.prefix_cache_queries,
+        prefix_cache_hits=counts.prefix_cache_hits,
+        num_preemptions=counts.num_preemptions,
+        pins_ended=scheduler.pins.take_ended(),
+        pin_block_s=scheduler.pins.take_block_s(),
+        pin_held_s=scheduler.pins.take_held_s(),
+        superseded_blocks=scheduler.pins.take_superseded(),
+        jobs=scheduler.policy.take_job_stats(),
+        num_host_blocks=tier.num_blocks,
+        num_used_host_blocks=tier.num_used_blocks,
+        loaded_tokens=loads.num_tokens,
+        failed_loads=loads.num_failed,
+        num_disk_blocks=tier.num_disk_blocks,
+        num_used_disk_blocks=tier.num_used_disk_blocks,
+        disk_loaded_tokens=loads.num_disk_tokens,
+        disk_failed_loads=loads.num_failed_disk,
+        disk_written_blocks=writes.num_written,
+        disk_failed_writes=writes.num_failed,
+        disk_dropped_writes=writes.num_dropped,
+    )
+
+
+def statistics_of(scheduler: Scheduler) -> SchedulerStatistics:
+    kv, tier = scheduler.kv.statistics(), scheduler.loads.tier_statistics()
+    return SchedulerStatistics(
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting) + scheduler.loads.num_requests + len(scheduler.compiling),
+        num_loading=scheduler.loads.num_requests,
+        num_compiling=len(scheduler.compiling),
+        num_blocks=kv.num_blocks,
+        num_free_blocks=kv.num_free_blocks,
+        num_cached_blocks=kv.num_cached_blocks,
+        num_pinned_blocks=kv.num_pinned_blocks,
+        num_pins=kv.num_pins,
+        num_host_blocks=tier.num_blocks,
+        num_used_host_blocks=tier.num_used_blocks,
+        num_disk_blocks=tier.num_disk_blocks,
+        num_used_disk_blocks=tier.num_used_disk_blocks,
+        pause_state=scheduler.pause_state.value,
+    )
+
+
+def check_invariants_of(scheduler: Scheduler) -> None:
+    """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
+    kv = scheduler.kv
+    queued = {r.request_id for r in scheduler.waiting}
+    running = {r.request_id for r in scheduler.running}
+    loading = {r.request_id for r in scheduler.loads.requests}
+    assert len(running) == len(scheduler.running)
+    assert len(queued) + len(running) + len(loading) + len(scheduler.compiling) == len(scheduler.requests)
+    places = queued | running | loading | scheduler.compiling.keys()
+    assert places == set(scheduler.requests), "a request is lost or unknown"
+    assert scheduler.constrained.keys() == {i for i, r in scheduler.requests.items() if r.grammar is not None}
+    for request in scheduler.compiling.values():
+        assert request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        assert not kv.num_blocks_of(request.request_id)
+    for request in scheduler.running:
+        assert request.status is RequestStatus.RUNNING
+        assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders
+        assert kv.num_blocks_of(request.request_id) * kv.block_size >= request.num_computed_tokens
+    for request in scheduler.waiting:
+        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        assert request.num_computed_tokens == 0
+        assert not kv.num_blocks_of(request.request_id)
+    pins = list(scheduler.policy.pins())
+    assert len(pins) == kv.num_pins
+    assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks
+    scheduler.steps.check_invariants()
+    scheduler.loads.check_invariants()
+    kv.check_invariants()
