@@ -102,6 +102,20 @@ inline void with_unit(const Weight& weight, std::int64_t first, std::int64_t sec
     use(Unit<FarWords>(weight, first, second));
 }
 
+// to = the inputs [2 * num_words] of one output of a weight of 16 or 8 bits
+inline void read_inputs(const Weight& weight, std::int64_t output, Bf16* to) {
+    const std::int64_t first = output / HALF_UNIT * weight.num_words * HALF_UNIT + output % HALF_UNIT;
+    if (weight.bits == 16) {
+        const auto* words = static_cast<const std::uint32_t*>(weight.words) + first;
+        for (std::int64_t i = 0; i < weight.num_words; ++i) std::memcpy(to + 2 * i, words + i * HALF_UNIT, sizeof(*words));
+        return;
+    }
+    const float scale = as_float(static_cast<const Bf16*>(weight.scales)[output]);
+    const auto* pairs = static_cast<const std::int8_t*>(weight.words) + 2 * first;
+    for (std::int64_t i = 0; i < 2 * weight.num_words; ++i)
+        to[i] = round_to_bf16(scale * static_cast<float>(pairs[i / 2 * 2 * HALF_UNIT + i % 2]));
+}
+
 // What the sums `out` of the outputs that begin with `output` are with their scales and biases.
 inline HalfRow result_of(const Weight& weight, std::int64_t output, const float* out) {
     HalfRow row{_mm512_loadu_ps(out), _mm512_loadu_ps(out + 16)};

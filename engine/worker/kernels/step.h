@@ -27,6 +27,7 @@ struct Layer {
 struct Model {
     const Layer* layers;
     Weight head;
+    const void* embedding;     // [vocab_size, hidden_size], or null: the head's weight
     const void* final_norm;    // [hidden_size]
     const float* frequencies;  // [head_dim / 2]
     std::int64_t num_layers, hidden_size, intermediate_size, num_heads;
@@ -36,7 +37,7 @@ struct Model {
 // The tokens of a step, those of `decodes` first.
 struct Step {
     std::int64_t num_tokens, num_samples;
-    void* x;                         // [num_tokens, hidden_size] the embedded tokens; overwritten
+    const std::int64_t* token_ids;   // [num_tokens]
     const std::int64_t* positions;   // [num_tokens]
     const std::int64_t* sample_rows; // [num_samples]
     void* logits;                    // [num_samples, vocab_size]
@@ -88,6 +89,7 @@ class PromptCutter {
 
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
+    Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
     Lines<Bf16> normed, heads, attended, inner;  // rows of a pass, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
@@ -124,7 +126,7 @@ inline __m512 silu(__m512 x) {
     return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
 }
 
-inline float rounded(float x) { return bits_as<float>(static_cast<std::uint32_t>(round_to_bf16(x).bits) << 16); }
+inline float rounded(float x) { return as_float(round_to_bf16(x)); }
 
 // Rotates the pairs (i, i + HEAD_DIM / 2) of a head in place.
 template <int HEAD_DIM>
@@ -140,8 +142,20 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines) {
     }
 }
 
-// What stands between the products of a layer, row by row. The functions named *_rows are run by all threads of a
-// team and end when all have done theirs.
+// What stands before and between the products of layers, row by row. The functions named *_rows are run by all threads of
+// a team and end when all have done theirs.
+
+// to = the embedded tokens
+inline void look_up_rows(const Model& model, const std::int64_t* token_ids, std::int64_t num_rows, Bf16* to) {
+    const std::int64_t width = model.hidden_size;
+    const auto* embedding = static_cast<const Bf16*>(model.embedding);
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        if (embedding != nullptr)
+            std::memcpy(to + row * width, embedding + token_ids[row] * width, width * sizeof(Bf16));
+        else
+            read_inputs(model.head, token_ids[row], to + row * width);
+}
 
 // to = the norm of x
 inline void normalise_rows(
@@ -193,7 +207,6 @@ class OneCall {
         : model_(model),
           pool_(pool),
           step_(step),
-          x_(static_cast<Bf16*>(step.x)),
           hidden_(model.hidden_size),
           query_size_(model.num_heads * HEAD_DIM),
           heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
@@ -208,6 +221,7 @@ class OneCall {
 #pragma omp parallel num_threads(num_threads)
         {
             begin_tiles();
+            look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
             find_angle_rows(
                 model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
             for (std::int64_t layer = 0; layer < model_.num_layers; ++layer)
@@ -251,17 +265,18 @@ class OneCall {
         std::int64_t most = step_.num_samples;
         for (const Pass& pass : passes_) most = std::max(most, pass.num_rows);
         const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-        buffers_->normed.resize(room * hidden_);
-        buffers_->heads.resize(room * heads_size_);
-        buffers_->attended.resize(room * query_size_);
-        buffers_->inner.resize(room * model_.intermediate_size);
-        buffers_->cosines.resize(step_.num_tokens * HALF);
-        buffers_->sines.resize(step_.num_tokens * HALF);
+        make_room(buffers_->x, step_.num_tokens * hidden_);
+        make_room(buffers_->normed, room * hidden_);
+        make_room(buffers_->heads, room * heads_size_);
+        make_room(buffers_->attended, room * query_size_);
+        make_room(buffers_->inner, room * model_.intermediate_size);
+        make_room(buffers_->cosines, step_.num_tokens * HALF);
+        make_room(buffers_->sines, step_.num_tokens * HALF);
         std::size_t num_partials = 0;
         for (const auto& known : plans_)
             num_partials =
                 std::max(num_partials, Decoder<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
-        buffers_->partials.resize(num_partials);
+        make_room(buffers_->partials, num_partials);
     }
 
     // What follows is run by all threads of the team.
@@ -283,7 +298,9 @@ class OneCall {
         multiply_into_residual(layer.down, inner(), pass);
     }
 
-    Bf16* residual_of(const Pass& pass) const { return x_ + pass.first_row * hidden_; }
+    Bf16* x() const { return buffers_->x.data(); }
+
+    Bf16* residual_of(const Pass& pass) const { return x() + pass.first_row * hidden_; }
 
     // What the products of a half of a layer are of.
     Rows norm_of(const void* weight, const Pass& pass) const {
@@ -308,7 +325,7 @@ class OneCall {
         const Rows rows{normed, Place::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
-            normalise(x_ + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps,
+            normalise(x() + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps,
                       normed + rows.place.of(i, 0), rows.place.chunk_stride);
         multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
     }
@@ -376,7 +393,6 @@ class OneCall {
     const Model& model_;
     const Pool& pool_;
     const Step& step_;
-    Bf16* const x_;
     const std::int64_t hidden_, query_size_, heads_size_;
     StepBuffers* buffers_;
     std::deque<Pass> passes_;                           // which point into themselves

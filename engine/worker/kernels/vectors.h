@@ -41,6 +41,12 @@ struct LineAllocator {
 template <typename T>
 using Lines = std::vector<T, LineAllocator<T>>;
 
+// Room for so many at least; what was there may be left.
+template <typename T>
+inline void make_room(Lines<T>& lines, std::size_t count) {
+    if (lines.size() < count) lines.resize(count);
+}
+
 template <int LANES>
 struct Vector {
     typedef float Floats __attribute__((vector_size(LANES * 4)));
@@ -99,6 +105,8 @@ inline Pair<LANES> load_pair(const Bf16* from) {
     const Words words = load<Words>(from);
     return {bits_as<Floats<LANES>>(words << 16), bits_as<Floats<LANES>>(words & 0xffff0000u)};
 }
+
+inline float as_float(Bf16 x) { return bits_as<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
 inline Bf16 round_to_bf16(float x) {
     const auto bits = bits_as<std::uint32_t>(x);

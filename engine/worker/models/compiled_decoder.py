@@ -21,6 +21,7 @@ from engine.worker.memory import empty_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.interleaved_weight import InterleavedLinear, InterleavedTable
+from engine.worker.models.linears import Table
 from engine.worker.thread_team import ThreadTeam
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class _Model(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
         ("head", WeightAddress),
+        ("embedding", ctypes.c_void_p),
         ("final_norm", ctypes.c_void_p),
         ("frequencies", ctypes.c_void_p),
         ("num_layers", ctypes.c_int64),
@@ -63,12 +65,12 @@ class _Model(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    """The arguments of ``CausalModel.forward``, tokens already looked up, and its result."""
+    """The arguments of ``CausalModel.forward``, and its result."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int64),
         ("num_samples", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("sample_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
@@ -89,9 +91,14 @@ def _is_known(model: Decoder) -> bool:
     """Whether the compiled code computes all that this decoder does."""
     shape = model.shape
     sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
-    return all(size % _UNIT == 0 for size in sizes) and all(
-        isinstance(product, InterleavedLinear | InterleavedTable)
-        for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+    is_looked_up = model.lm_head is None or isinstance(model.embedding, Table)
+    return (
+        is_looked_up
+        and all(size % _UNIT == 0 for size in sizes)
+        and all(
+            isinstance(product, InterleavedLinear | InterleavedTable)
+            for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+        )
     )
 
 
@@ -141,28 +148,28 @@ class CompiledDecoder:
         """See CausalModel.forward."""
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
-        x = self._plain.embedding(input_ids).contiguous()
-        logits = self._room_for_logits(len(sample_rows), x.dtype)
+        num_tokens = len(input_ids)
+        logits = self._room_for_logits(len(sample_rows))
         step = _Step(
-            len(x),
+            num_tokens,
             len(sample_rows),
-            x.data_ptr(),
+            input_ids.data_ptr(),
             positions.data_ptr(),
             sample_rows.data_ptr(),
             logits.data_ptr(),
         )
         pool, decodes, prompts = self._attention.addresses
         self._team.compute(
-            len(x), lambda threads: self._run_step(self._model, pool, decodes, prompts, step, threads)
+            num_tokens, lambda threads: self._run_step(self._model, pool, decodes, prompts, step, threads)
         )
         return logits
 
-    def _room_for_logits(self, num_samples: int, dtype: torch.dtype) -> torch.Tensor:
+    def _room_for_logits(self, num_samples: int) -> torch.Tensor:
         """[num_samples, vocab_size], in the same memory at each step: what is allocated while it were free
         would cut it up, so that the next step needed more."""
         if num_samples > len(self._logits):
             room = 1 << (num_samples - 1).bit_length()
-            self._logits = empty_pages((room, self._plain.shape.vocab_size), dtype)
+            self._logits = empty_pages((room, self._plain.shape.vocab_size), torch.bfloat16)
         return self._logits[:num_samples]
 
 
@@ -171,6 +178,7 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
     return _Model(
         layers,
         _weight(_head(model)),
+        model.embedding.weight.data_ptr() if isinstance(model.embedding, Table) else None,
         model.final_norm.data_ptr(),
         rotary.frequencies.data_ptr(),
         shape.num_layers,
