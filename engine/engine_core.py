@@ -115,14 +115,7 @@ class EngineCore:
         """Plans whose output has not been taken, the oldest first."""
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
-        self.policy: SchedulingPolicy = policy_factory(
-            PolicyContext(
-                config.cache.block_size,
-                info.num_gpu_blocks - 1,
-                self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
-                num_host_blocks=info.num_host_blocks,
-            )
-        )
+        self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
         self.scheduler = self._make_scheduler(config, info)
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
         self._masks = MaskFiller(self._grammars)
@@ -135,24 +128,19 @@ class EngineCore:
             wants_signals=self.policy.wants_signals,
         )
         self._watch = CoreWatch(self.scheduler, self._tracer, clock, self._changed)
-        self._utilities: dict[str, Callable[..., Any]] = {
-            "reset_prefix_cache": self.reset_prefix_cache,
-            "statistics": self.statistics,
-            "jobs": self.jobs,
-            "job": self.job,
-            "past_turns": self.past_turns,
-            "check_invariants": self.check_invariants,
-            "pause": self.pause,
-            "resume": self.resume,
-            "trace_state": self._trace.state,
-            "switch_trace": self._trace.switch,
-            "watch": self._watch.watch,
-            "unwatch": self._watch.leave,
-        }
+        self._utilities = self._make_utilities()
         self._trace.start()
 
     def _begin_trace(self, from_start: bool) -> TraceHeader:
         return self.scheduler.begin_trace(time.time(), self._clock.now(), from_start=from_start)
+
+    def _policy_context(self, config: EngineConfig, info: ModelInfo) -> PolicyContext:
+        return PolicyContext(
+            config.cache.block_size,
+            info.num_gpu_blocks - 1,
+            self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
+            num_host_blocks=info.num_host_blocks,
+        )
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
         """Over the pool that the executor found room for, with a second tier if there is one."""
@@ -173,6 +161,23 @@ class EngineCore:
             kv_connector=connector,
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
+
+    def _make_utilities(self) -> dict[str, Callable[..., Any]]:
+        """What a client may call by name."""
+        return {
+            "reset_prefix_cache": self.reset_prefix_cache,
+            "statistics": self.statistics,
+            "jobs": self.jobs,
+            "job": self.job,
+            "past_turns": self.past_turns,
+            "check_invariants": self.check_invariants,
+            "pause": self.pause,
+            "resume": self.resume,
+            "trace_state": self._trace.state,
+            "switch_trace": self._trace.switch,
+            "watch": self._watch.watch,
+            "unwatch": self._watch.leave,
+        }
 
     # ---- what comes in ----
 
