@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from continuum.tuning import Tuning
@@ -16,7 +17,10 @@ _NOT_NEGATIVE = (
     "max_ttl_s",
     "max_wait_s",
     "max_return_wait_s",
+    "job_idle_s",
 )
+_FINITE = ("cold_horizon_s", "fixed_ttl_s", "answer_ttl_s")
+"""How long something is held: a pin has an end."""
 TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 
 
@@ -65,6 +69,9 @@ class ContinuumConfig(Tuning):
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:  # NaN is refused too
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in _FINITE:
+            if getattr(self, name) == math.inf:
+                raise ConfigError(f"{name} must be finite, got inf.")
         for name in ("pin_budget", "pin_tenant_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}.")

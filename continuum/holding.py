@@ -118,8 +118,8 @@ class Holding:
         ttl_s = elapsed_s + decision.ttl_s if decision.ttl_s > 0 else 0.0
         decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
         self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
-        if frontier.receipt is not None and curve.num_observations:
-            frontier.receipt.expected_tool_s = elapsed_s + curve.median_remaining(0.0)
+        if frontier.receipt is not None and curve.known_median_s is not None:
+            frontier.receipt.expected_tool_s = elapsed_s + curve.known_median_s
         self.tell(frontier, decision)
         return decision
 

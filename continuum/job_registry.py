@@ -87,6 +87,8 @@ class JobRegistry:
         job.job_id, job.is_inferred = job_id, False
         for frontier in job.frontiers:
             self._index.remove(frontier)
+            if frontier.pin is not None:
+                frontier.pin.job_id = job_id
 
     def establish(self, job: Job) -> None:
         """It is more than a single question."""
@@ -94,6 +96,10 @@ class JobRegistry:
             self._questions.remove(job)
             self._jobs.touch(job, job.last_active_s)
             job.is_established = True
+
+    def touch(self, job: Job, now: float) -> None:
+        """It was active now."""
+        self._table_of(job).touch(job, now)
 
     def remove(self, job: Job) -> None:
         self._table_of(job).remove(job)

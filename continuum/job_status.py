@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from continuum.jobs import Frontier, Job
 from engine.messages import FrontierStatus, JobStatus
 from estimator.survival import SurvivalCurve
@@ -46,16 +44,9 @@ def frontier_status(
         pinned_blocks=pin.num_blocks if pin is not None else 0,
         ttl_s=max(0.0, pin.deadline_s - now) if pin is not None else None,
         reason=frontier.receipt.reason if frontier.receipt is not None else "",
-        expected_return_s=_known(remaining, 0.5),
-        earliest_return_s=_known(remaining, EARLY),
-        latest_return_s=_known(remaining, LATE),
+        expected_return_s=remaining.known_quantile(0.5),
+        earliest_return_s=remaining.known_quantile(EARLY),
+        latest_return_s=remaining.known_quantile(LATE),
         num_observations=remaining.num_observations,
         told=frontier.told.state.value if frontier.told is not None else None,
     )
-
-
-def _known(curve: SurvivalCurve, quantile: float) -> float | None:
-    if not curve.num_observations:
-        return None
-    seconds = curve.quantile(quantile)
-    return seconds if math.isfinite(seconds) else None

@@ -165,6 +165,8 @@ class Job:
     """Nobody named it: it was recognised by what its prompts continue."""
     is_established: bool = True
     """It is known to be more than a single question and its answer."""
+    is_finished: bool = False
+    """No turn will come any more, it was said; those that run may still end."""
     num_turns: int = 0
     num_shared_blocks: int = 0
     """That its first prompt began with and others had asked for before: their memory is not its own."""
@@ -230,7 +232,6 @@ class JobTable:
                 return
             if job.turns or job.num_pins:
                 self._jobs.move_to_end(job.job_id)
-                job.last_active_s = now
                 return
             del self._jobs[job.job_id]
             yield job

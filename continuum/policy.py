@@ -166,6 +166,7 @@ class ContinuumPolicy:
 
     def _open_turn(self, job: Job, request: Request, continuation: Continuation) -> Turn:
         """A retry is the turn that it repeats, not one more."""
+        job.is_finished = False  # whatever was said
         frontier = continuation.frontier
         if continuation.is_retry and frontier is not None:
             number = frontier.turn_number
@@ -319,7 +320,7 @@ class ContinuumPolicy:
         receipt = self._receipts[request.request_id] = make_receipt(turn)
         self._log.ended(turn, receipt, now)
         self._trace.turn_ended(turn, receipt, now)
-        if request.job is not None and request.job.is_last_step:
+        if turn.job.is_finished or (request.job is not None and request.job.is_last_step):
             receipt.reason = "last step of the job"
             self._finish_job(turn.job, now)
             return None
@@ -336,6 +337,8 @@ class ContinuumPolicy:
         if turn.frontier is not None:
             self._jobs.restore_frontier(turn.frontier)
             self._working_set.awaits(turn.frontier, now)
+        if turn.job.is_finished:
+            self._finish_job(turn.job, now)
         elif not turn.job.turns and not turn.job.frontiers and turn.job.is_inferred:
             self._jobs.remove(turn.job)
             self._trace.job_forgotten(turn.job, now)
@@ -352,7 +355,7 @@ class ContinuumPolicy:
             return None
         del turn.job.turns[request.request_id]
         self._jobs.end_turn(turn)
-        turn.job.last_active_s = now
+        self._jobs.touch(turn.job, now)
         if turn.frontier is not None and turn.frontier.pin is not None:
             self._pins.let_go(turn.frontier.pin)
         return turn
@@ -454,7 +457,8 @@ class ContinuumPolicy:
     # ---- jobs end ----
 
     def _finish_job(self, job: Job, now: float) -> None:
-        """No turn will come any more: nothing of it is worth holding."""
+        """No turn will come any more: nothing of it is worth holding, nor of the turns that run, when they
+        end."""
         if job.course is not None:
             job.course.looks_finished()
         for frontier in list(job.frontiers):
@@ -463,7 +467,9 @@ class ContinuumPolicy:
         if not job.turns:
             self._jobs.remove(job)
             self._tally.job_ended(job, FINISHED)
-        self._trace.job_finished(job, now)
+        if not job.is_finished:
+            job.is_finished = True
+            self._trace.job_finished(job, now)
 
     def _drop_frontier(self, frontier: Frontier) -> None:
         self._jobs.remove_frontier(frontier)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from continuum.admission import WorkingSet
 from continuum.jobs import Frontier, Job, Turn
 from continuum.told import remaining_of
@@ -127,10 +125,9 @@ class PolicyTrace:
             event = self._pin_event("decided", frontier, now)
             event.num_blocks = inputs.num_blocks
             event.ttl_s, event.reason, event.rule = decision.ttl_s, decision.reason, rule
-            median_s = inputs.curve.median_remaining(0.0) if inputs.curve.num_observations else None
             event.inputs = {
                 "tool_observations": inputs.curve.num_observations,
-                "tool_median_s": median_s if median_s is None or math.isfinite(median_s) else None,
+                "tool_median_s": inputs.curve.known_median_s,
                 "all_observations": inputs.global_curve.num_observations,
                 "pool_share": inputs.pool_share,
                 "prefill_s": inputs.prefill_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from continuum.jobs import Frontier, Turn
+from continuum.jobs import Frontier, Job, Turn
 from engine.messages import PastTurn, TurnReceipt
 
 MAX_TURNS = 4096
@@ -16,7 +16,7 @@ MAX_TURNS = 4096
 class _EndedTurn:
     """Its receipt may still change: it is read when somebody asks."""
 
-    job_id: str
+    job: Job
     request_id: str
     ended_s: float
     queue_s: float
@@ -39,7 +39,7 @@ class TurnLog:
         started_s = now if request.first_scheduled_time is None else request.first_scheduled_time
         first_token_s = now if request.first_token_time is None else request.first_token_time
         self._turns[request.request_id] = _EndedTurn(
-            job_id=turn.job.job_id,
+            job=turn.job,
             request_id=turn.external_id,
             ended_s=now,
             queue_s=max(0.0, started_s - request.arrival_time),
@@ -60,7 +60,7 @@ class TurnLog:
 
     def of_job(self, job_id: str, now: float) -> list[PastTurn]:
         """The turns of a job that are remembered, oldest first."""
-        return [_past_turn(turn, now) for turn in self._turns.values() if turn.job_id == job_id]
+        return [_past_turn(turn, now) for turn in self._turns.values() if turn.job.job_id == job_id]
 
 
 def _past_turn(turn: _EndedTurn, now: float) -> PastTurn:

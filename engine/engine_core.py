@@ -287,7 +287,9 @@ class EngineCore:
 
     def _idle_timeout_s(self) -> float | None:
         due_s = self.scheduler.next_due_s()
-        until_due_s = None if due_s is None else max(SHORTEST_WAIT_S, due_s - self._clock.now())
+        until_due_s = None
+        if due_s is not None:
+            until_due_s = min(max(SHORTEST_WAIT_S, due_s - self._clock.now()), threading.TIMEOUT_MAX)
         if not self._stalled:
             return until_due_s
         retry_s = LOAD_POLL_S if self.scheduler.num_pending_loads else STALLED_RETRY_S

@@ -59,6 +59,18 @@ class SurvivalCurve:
             return math.inf
         return _between(q, self.probabilities, self.edges_s, right)
 
+    @property
+    def known_median_s(self) -> float | None:
+        """The median; None where nothing was seen, or where it lies in the unknown tail."""
+        return self._known(self.median_remaining(0.0))
+
+    def known_quantile(self, q: float) -> float | None:
+        """Likewise."""
+        return self._known(self.quantile(q))
+
+    def _known(self, seconds: float) -> float | None:
+        return seconds if self.num_observations and math.isfinite(seconds) else None
+
     def median_remaining(self, elapsed_s: float) -> float:
         """Median of D - e given D > e; inf if that lies in the unknown tail."""
         gone = self.cdf(elapsed_s)

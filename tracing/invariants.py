@@ -158,7 +158,7 @@ class Blocks:
             yield f"free_blocks is {pool.free_blocks} of {pool.total_blocks}"
         if pool.num_pins == 1 and pool.pinned_blocks > num_held:
             yield f"pinned_blocks is {pool.pinned_blocks}, but only {num_held} are not free"
-        if not (pool.running or pool.num_loading or pool.num_pins or self._has_host_tier) and num_held:
+        if not (pool.running or pool.num_loading or pool.num_pins or self._holds_for_the_gone) and num_held:
             yield f"{num_held} blocks are not free, but nothing runs, loads or is pinned"
         if pool.empty_blocks is not None:
             num_findable = pool.free_blocks - pool.empty_blocks
@@ -169,9 +169,11 @@ class Blocks:
                 )
 
     @property
-    def _has_host_tier(self) -> bool:
-        """Then a load whose request has gone may hold blocks for a while, and no record says so."""
-        return self._header is None or self._header.num_host_blocks > 0
+    def _holds_for_the_gone(self) -> bool:
+        """Blocks of a request that has gone may be held for a while, and no record says so: by a load of its
+        copies, or by a step under way while the next is planned."""
+        header = self._header
+        return header is None or header.num_host_blocks > 0 or header.async_scheduling
 
 
 class Pins:

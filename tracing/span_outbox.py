@@ -85,10 +85,13 @@ class SpanOutbox(SpanProcessor):
         self._pending.clear()
 
     def _run(self) -> None:
-        while not self._closing:
+        is_last = False
+        while not is_last:
             self._wake.wait(self._limits.delay_s)
-            # Cleared before the queue is read: a span handed over later sets it again.
+            # Both before the queue is read: what is handed over later sets the first again, and nothing is
+            # once the second is set.
             self._wake.clear()
+            is_last = self._closing
             while self._pending and not self._closed:
                 self._send(self._take())
 

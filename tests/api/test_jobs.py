@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.api.server import running_server
 from tests.api.test_chat import CALL_TEXT, TOOL, events, token_ids
 
 Body = dict[str, Any]
@@ -127,3 +129,15 @@ def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> N
     assert receipt["ttl_s"] == 2.0  # it called no tool
     wait_for_pins(1)
     wait_for_pins(0)
+
+
+def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
+    """Longer than any clock of the system counts: the core that waits for its end lives."""
+    flags = ("--ttl-rule", "fixed", "--fixed-ttl-s", "1e10", "--max-ttl-s", "inf")
+    with running_server(model, "--num-gpu-blocks-override", "300", *flags) as server:
+        said = {"prompt": "a long enough prompt " * 8, "job_id": "a", "max_tokens": 4}
+        for turn in (1, 2, 3):
+            answer = httpx.post(f"{server.url}/v1/completions", json=said, timeout=60).json()
+            receipt = answer["usage"]["receipt"]
+            assert (receipt["turn"], receipt["pinned_tokens"] > 0) == (turn, True)
+            said["prompt"] += answer["choices"][0]["text"] + " go on"

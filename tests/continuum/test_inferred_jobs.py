@@ -9,7 +9,8 @@ import pytest
 from engine.messages import JobFinished
 from engine.request import RequestStatus
 from tests.continuum.job_room import JobRoom
-from tracing.events import JobEvent, TraceHeader
+from tracing.events import JobEvent, TraceEvent, TraceHeader
+from tracing.invariants import all_checks
 from tracing.reader import read_trace
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
@@ -21,6 +22,20 @@ SYSTEM = [1] * 96
 def question(number: int, length: int = 20) -> list[int]:
     """The system prompt and a question: of each other number another one."""
     return [*SYSTEM, *(100 + number + i for i in range(length))]
+
+
+class Recorded:
+    """A trace in memory."""
+
+    def __init__(self) -> None:
+        self._events: list[TraceEvent] = []
+
+    def emit(self, event: TraceEvent) -> None:
+        self._events.append(event)
+
+    def faults(self) -> list[str]:
+        """What breaks a rule of traces."""
+        return [fault for check in all_checks() for event in self._events for fault in check.faults(event)]
 
 
 def test_a_prompt_that_goes_on_from_a_turn_belongs_to_its_job() -> None:
@@ -146,10 +161,14 @@ def test_a_chat_with_a_second_question_is_a_job() -> None:
 
 def test_what_was_inferred_is_adopted_by_the_client_that_names_it() -> None:
     """A first turn without a name and a second with one are one job, from then on by that name alone."""
-    room = JobRoom()
+    trace = Recorded()
+    room = JobRoom(tracer=Tracer(trace))
+    trace.emit(room.scheduler.begin_trace(0.0, room.clock.now(), from_start=True))
     first = room.turn("r1", question(1), num_replies=0)
     room.read("r1", "ls")
     second = room.turn("r2", [*room.said("r1"), 7], "mine", num_replies=1)
+    assert [turn.turn for turn in room.policy.past_turns("mine", room.clock.now())] == [1, 2]
+    assert trace.faults() == []
     assert (second.job_id, second.turn, second.previous_pin) == ("mine", 2, "handed_over")
     assert room.policy.job(first.job_id, room.clock.now()) is None
     stranger = room.turn("r3", [*room.said("r2"), 7], num_replies=2)

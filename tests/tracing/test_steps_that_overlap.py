@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
+from engine.request import RequestStatus
 from engine.watch.digest import Digest
 from engine.watch.feed import Watched
 from eval.sim.step_samples import step_samples
@@ -11,7 +13,8 @@ from tests.core.engine_room import EngineRoom
 from tracing.analysis.jobs import GapLife, PinLife, TurnLife
 from tracing.analysis.lives import LifeReader
 from tracing.analysis.pool import StepLife
-from tracing.events import StepDecision, StepOutput, TraceEvent
+from tracing.events import StepDecision, StepOutput, StepSnapshot, TraceEvent
+from tracing.invariants import all_checks
 from tracing.tracer import Tracer
 
 
@@ -98,3 +101,20 @@ def test_a_result_of_a_step_before_the_trace_is_none_of_its_steps() -> None:
     decided = [event.step for event in seen if isinstance(event, StepDecision)]
     told = [event.step for event in seen if isinstance(event, StepOutput)]
     assert (decided, told) == ([0], [-1, 0])
+
+
+def test_blocks_that_a_step_under_way_still_uses_are_no_fault() -> None:
+    """The only request is aborted while its step runs: the next step sees its blocks held by nobody."""
+    recording = Recording(async_scheduling=True)
+    room = recording.room
+    room.add("alone", [9] * 8, max_tokens=6)
+    room.step()
+    room.scheduler.finish_requests(["alone"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.add("next", [8] * 8, max_tokens=2)
+    room.run()
+    assert any(
+        isinstance(event, StepSnapshot) and not event.running and event.free_blocks < event.total_blocks
+        for event in recording.events
+    )
+    faults = (check.faults(event) for check in all_checks() for event in recording.events)
+    assert list(chain.from_iterable(faults)) == []

@@ -373,7 +373,9 @@ class TraceTables:
         return (
             turns.join(pins, on="job_id", how="left")
             .join(seconds, on="job_id", how="left")
-            .with_columns(pl.col("pins", "pins_handed_over", "pins_lost").fill_null(0))
+            .with_columns(
+                pl.col("pins", "pins_handed_over", "pins_lost").fill_null(0), pl.col(SECONDS).fill_null(0.0)
+            )
             .sort("began_s", "job_id")
             .select(column.name for column in JOBS)
             .collect()
