@@ -21,8 +21,8 @@ from typing import Any
 from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
-from engine.core.scheduler import PauseState, Scheduler
-from engine.core.scheduler_report import SchedulerStatistics
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_report import PauseState, SchedulerStatistics
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import (

@@ -1,4 +1,4 @@
-"""What an operator asks of a server: health, version, load, metrics, and to forget the prefix cache."""
+"""What an operator asks of a server: health, version, load, metrics, an empty prefix cache, a pause."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.api.endpoints import endpoint, model_of
+from engine.core.scheduler_report import PauseState
+from engine.errors import RequestError
 from engine.version import package_version
 
 router = APIRouter()
+
+PAUSE_MODES = ("wait", "keep")
 
 
 @endpoint(router, "GET", "/health", "/ping")
@@ -50,3 +54,35 @@ async def load(request: Request) -> Response:
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget cached prefixes, pinned ones too; not while requests run."""
     return JSONResponse({"success": await model_of(request).engine.reset_prefix_cache()})
+
+
+@endpoint(router, "POST", "/pause")
+async def pause(request: Request) -> Response:
+    """Take no request out of the queue until ``/resume``. ``mode=wait``: those that run go on to their end;
+    ``mode=keep``: they stand still, and go on afterwards. Requests are accepted as before, and wait."""
+    mode = request.query_params.get("mode", "wait")
+    if mode not in PAUSE_MODES:
+        raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode[:40]!r}.", "mode")
+    await model_of(request).engine.pause(running_too=mode == "keep")
+    return JSONResponse({"status": "paused"})
+
+
+@endpoint(router, "POST", "/resume")
+async def resume(request: Request) -> Response:
+    """Go on after ``/pause``."""
+    await model_of(request).engine.resume()
+    return JSONResponse({"status": "resumed"})
+
+
+@endpoint(router, "GET", "/is_paused")
+async def is_paused(request: Request) -> Response:
+    """Whether it is, and how many requests run and wait: none runs once all that did before ``/pause`` are
+    done."""
+    state = await model_of(request).engine.statistics()
+    return JSONResponse(
+        {
+            "is_paused": state.pause_state != PauseState.UNPAUSED.value,
+            "num_running": state.num_running,
+            "num_waiting": state.num_waiting,
+        }
+    )

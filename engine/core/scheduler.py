@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
@@ -20,6 +19,7 @@ from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry, RequestQueue
 from engine.core.scheduler_report import (
+    PauseState,
     SchedulerStatistics,
     StepCounts,
     check_invariants_of,
@@ -39,16 +39,6 @@ from tracing.tracer import Tracer
 
 MAX_SET_ASIDE = 16
 """Once a request found no room, so many are looked at for one that may pass it."""
-
-
-class PauseState(Enum):
-    """What the scheduler may still do."""
-
-    UNPAUSED = "unpaused"
-    PAUSED_NEW = "paused_new"
-    """Running requests go on; nothing is admitted."""
-    PAUSED_ALL = "paused_all"
-    """Nothing is scheduled."""
 
 
 @dataclass(slots=True)

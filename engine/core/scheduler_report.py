@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine.messages import SchedulerStats
@@ -10,6 +11,16 @@ from engine.request import RequestStatus
 
 if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
+
+
+class PauseState(Enum):
+    """What the scheduler may still do."""
+
+    UNPAUSED = "unpaused"
+    PAUSED_NEW = "paused_new"
+    """Running requests go on; nothing is admitted."""
+    PAUSED_ALL = "paused_all"
+    """Nothing is scheduled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -142,6 +143,32 @@ def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool)
     assert eventually(lambda: http.get("/load").json()["server_load"] == 0)
     assert eventually(lambda: http.post("/reset_prefix_cache").json() == {"success": True})
     assert metric(http, "vllm:generation_tokens_total") < before + 1000
+
+
+@pytest.mark.parametrize(("mode", "num_running"), [("wait", 0), ("keep", 1)])
+def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
+    """Nothing new begins, and what runs goes on to its end or stands still; afterwards all is answered."""
+    body = {"prompt": f"{mode} " * 9, "max_tokens": 400, "ignore_eos": True}
+    before = metric(http, "vllm:generation_tokens_total")
+    with ThreadPoolExecutor() as clients:
+        running = clients.submit(http.post, "/v1/completions", json=body)
+        assert eventually(lambda: metric(http, "vllm:generation_tokens_total") > before)
+        assert http.post("/pause", params={"mode": mode}).json() == {"status": "paused"}
+        waiting = clients.submit(http.post, "/v1/completions", json={**body, "max_tokens": 3})
+        told = {"is_paused": True, "num_running": num_running, "num_waiting": 1}
+        assert eventually(lambda: http.get("/is_paused").json() == told)
+        assert (running.done(), waiting.done()) == (mode == "wait", False)
+        assert http.post("/resume").json() == {"status": "resumed"}
+        assert running.result().json()["usage"]["completion_tokens"] == 400
+        assert waiting.result().json()["usage"]["completion_tokens"] == 3
+    assert http.get("/is_paused").json() == {"is_paused": False, "num_running": 0, "num_waiting": 0}
+
+
+def test_a_mode_of_pause_that_there_is_not(http: httpx.Client) -> None:
+    """The server goes on."""
+    answer = http.post("/pause", params={"mode": "abort"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mode")
+    assert http.get("/is_paused").json()["is_paused"] is False
 
 
 def test_an_idle_connection_is_kept(http: httpx.Client) -> None:

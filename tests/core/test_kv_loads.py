@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.disk_tier import DiskLevel
-from engine.core.scheduler import PauseState
+from engine.core.scheduler_report import PauseState
 from engine.policy import FcfsPolicy, PriorityPolicy
 from engine.request import RequestStatus
 from tests.core.engine_room import EngineRoom

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.scheduler import PauseState
+from engine.core.scheduler_report import PauseState
 from engine.messages import FinishReason
 from engine.outputs import SchedulerOutput
 from engine.policy import FcfsPolicy, PriorityPolicy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from engine.core.scheduler import PauseState
+from engine.core.scheduler_report import PauseState
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.request import Request, RequestStatus

@@ -6,7 +6,8 @@ from engine.config import SchedulerConfig
 from engine.core.disk_tier import DiskLevel
 from engine.core.input_trace import ENDINGS
 from engine.core.offloading_connector import OffloadingConnector
-from engine.core.scheduler import PauseState, Scheduler
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_report import PauseState
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import PolicyContext, PolicyFactory
