@@ -22,7 +22,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_report import PauseState, SchedulerStatistics
+from engine.core_utilities import CoreUtilities
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import (
@@ -32,8 +32,6 @@ from engine.messages import (
     EngineCoreRequest,
     EngineReady,
     FinishReason,
-    JobStatus,
-    PastTurn,
     SchedulerStats,
     Signal,
     TurnReceipt,
@@ -127,8 +125,15 @@ class EngineCore:
             dtype=info.dtype,
             wants_signals=self.policy.wants_signals,
         )
-        self._watch = CoreWatch(self.scheduler, self._tracer, clock, self._changed)
-        self._utilities = self._make_utilities()
+        watch = CoreWatch(self.scheduler, self._tracer, clock, self._changed)
+        self.utilities = CoreUtilities(self.scheduler, clock, self._changed)
+        self._by_name: dict[str, Callable[..., Any]] = {
+            **self.utilities.by_name(),
+            "trace_state": self._trace.state,
+            "switch_trace": self._trace.switch,
+            "watch": watch.watch,
+            "unwatch": watch.leave,
+        }
         self._trace.start()
 
     def _begin_trace(self, from_start: bool) -> TraceHeader:
@@ -161,23 +166,6 @@ class EngineCore:
             kv_connector=connector,
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
-
-    def _make_utilities(self) -> dict[str, Callable[..., Any]]:
-        """What a client may call by name."""
-        return {
-            "reset_prefix_cache": self.reset_prefix_cache,
-            "statistics": self.statistics,
-            "jobs": self.jobs,
-            "job": self.job,
-            "past_turns": self.past_turns,
-            "check_invariants": self.check_invariants,
-            "pause": self.pause,
-            "resume": self.resume,
-            "trace_state": self._trace.state,
-            "switch_trace": self._trace.switch,
-            "watch": self._watch.watch,
-            "unwatch": self._watch.leave,
-        }
 
     # ---- what comes in ----
 
@@ -369,51 +357,15 @@ class EngineCore:
     def now(self) -> float:
         return self._clock.now()
 
-    # ---- utilities ----
-
     def call_utility(self, method: str, args: list[Any]) -> Any:
         """One of the utilities by name; RequestError for any other."""
-        utility = self._utilities.get(method)
+        utility = self._by_name.get(method)
         if utility is None:
             raise RequestError(f"The engine core has no utility {method!r}.", "method")
         result = utility(*args)
         with self._changed:
             self._wake()
         return result
-
-    def reset_prefix_cache(self) -> bool:
-        with self._changed:
-            return self.scheduler.reset_prefix_cache(self._clock.now())
-
-    def statistics(self) -> SchedulerStatistics:
-        with self._changed:
-            return self.scheduler.statistics()
-
-    def jobs(self, limit: int) -> list[JobStatus]:
-        with self._changed:
-            return list(self.policy.jobs(limit, self._clock.now()))
-
-    def job(self, job_id: str) -> JobStatus | None:
-        with self._changed:
-            return self.policy.job(job_id, self._clock.now())
-
-    def past_turns(self, job_id: str) -> list[PastTurn]:
-        with self._changed:
-            return list(self.policy.past_turns(job_id, self._clock.now()))
-
-    def check_invariants(self) -> None:
-        with self._changed:
-            self.scheduler.check_invariants()
-
-    def pause(self, running_too: bool = False) -> None:
-        state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
-        with self._changed:
-            self.scheduler.set_pause_state(state, self._clock.now())
-
-    def resume(self) -> None:
-        with self._changed:
-            self.scheduler.set_pause_state(PauseState.UNPAUSED, self._clock.now())
-            self._wake()
 
     # ---- stopping ----
 

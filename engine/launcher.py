@@ -32,6 +32,9 @@ from engine.messages import EngineReady, EngineStartFailed
 logger = logging.getLogger(__name__)
 
 POLL_MS = 100
+LAST_WORDS_MS = 1000
+"""What a core has said before it ended may still be with the system, or with a thread that waits for a core
+of the machine."""
 PROGRESS_EVERY_S = 10.0
 STOP_TIMEOUT_S = 5.0
 """A core that was told to stop ends itself within two seconds; after this it is killed."""
@@ -179,7 +182,7 @@ class CoreProcess:
     def _await_ready(self, socket: zmq.Socket[bytes]) -> EngineReady:
         started = told = time.monotonic()
         while not socket.poll(POLL_MS):
-            if self.exited and not socket.poll(0):
+            if self.exited and not socket.poll(LAST_WORDS_MS):
                 raise self._died()
             if time.monotonic() - told >= PROGRESS_EVERY_S:
                 told = time.monotonic()

@@ -174,11 +174,11 @@ def test_nothing_of_the_token_after_a_stop_is_seen() -> None:
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
     assert room.tokens("a-0") == expected("a-0", 3)
     assert room.core.winds_down
-    assert room.core.statistics().num_free_blocks < room.core.statistics().num_blocks
-    room.core.check_invariants()
+    assert room.core.utilities.statistics().num_free_blocks < room.core.utilities.statistics().num_blocks
+    room.core.utilities.check_invariants()
     assert room.core.wait_for_work()
     assert room.core.step() is not None
-    assert room.core.statistics().num_free_blocks == room.core.statistics().num_blocks
+    assert room.core.utilities.statistics().num_free_blocks == room.core.utilities.statistics().num_blocks
     assert not room.core.winds_down
 
 
@@ -186,13 +186,13 @@ def test_prefixes_can_be_forgotten_while_a_step_runs_for_nobody() -> None:
     room = Room()
     room.add("a-0", num_tokens=50)
     room.run(until=lambda: len(room.outputs.get("a-0", [])) == 30)
-    assert not room.core.reset_prefix_cache()
+    assert not room.core.utilities.reset_prefix_cache()
     room.core.abort_requests(AbortRequest(["a-0"]))
-    assert room.core.reset_prefix_cache()
-    room.core.check_invariants()
+    assert room.core.utilities.reset_prefix_cache()
+    room.core.utilities.check_invariants()
     room.step()
     room.step()
-    statistics = room.core.statistics()
+    statistics = room.core.utilities.statistics()
     assert (statistics.num_cached_blocks, statistics.num_free_blocks) == (0, statistics.num_blocks)
 
 

@@ -32,7 +32,7 @@ def core_after_eviction(executor: FakeExecutorFactory, *, async_scheduling: bool
     core = EngineCore(engine_config("fake", **options), make, fcfs, MonotonicClock())
     for number, prompt in enumerate((PROMPT, [9] * 500)):
         run(core, f"before-{number}", prompt)
-    assert core.statistics().num_used_host_blocks == 20 + 31
+    assert core.utilities.statistics().num_used_host_blocks == 20 + 31
     return core
 
 
@@ -60,7 +60,7 @@ def test_while_only_a_load_is_pending_the_core_polls(async_scheduling: bool) -> 
     output = run(core, "again")
     assert output.num_cached_tokens == 304
     assert time.monotonic() - started_s > 58 * LOAD_POLL_S
-    core.check_invariants()
+    core.utilities.check_invariants()
     core.close()
 
 
@@ -77,14 +77,14 @@ def test_the_blocks_of_an_aborted_load_come_back_without_another_request() -> No
     core = core_after_eviction(FakeExecutorFactory(load_steps=10))
     add(core, "gone", PROMPT)
     core.step()
-    assert core.statistics().num_loading == 1
+    assert core.utilities.statistics().num_loading == 1
     assert len(core.abort_requests(AbortRequest(["gone"]))) == 1
-    assert not core.reset_prefix_cache()
+    assert not core.utilities.reset_prefix_cache()
     while core.scheduler.num_pending_loads:
         assert core.wait_for_work()
         core.step()
-    assert core.reset_prefix_cache()
-    assert core.statistics().num_used_host_blocks == 0
+    assert core.utilities.reset_prefix_cache()
+    assert core.utilities.statistics().num_used_host_blocks == 0
     core.close()
 
 
@@ -94,6 +94,6 @@ def test_others_are_served_during_a_load() -> None:
     add(core, "again", PROMPT)
     core.step()
     assert run(core, "other", [1] * 20).finish_reason is FinishReason.LENGTH
-    assert core.statistics().num_loading == 1
+    assert core.utilities.statistics().num_loading == 1
     core.abort_requests(AbortRequest(["again"]))
     core.close()

@@ -32,7 +32,7 @@ LARGE = StructuredOutputsParams(
 def core(model_folder: Path) -> Iterator[EngineCore]:
     core = EngineCore(engine_config(str(model_folder)), FakeExecutorFactory(), fcfs, MonotonicClock())
     yield core
-    core.check_invariants()
+    core.utilities.check_invariants()
     core.close()
 
 

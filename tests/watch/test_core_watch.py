@@ -208,7 +208,7 @@ def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
     room.run("other-1", [9] * 64, job="other")
     room.clock.advance(0.3)
     room.run("t2-11111111", [3] * 80, job="job")
-    first, second = room.core.past_turns("job")
+    first, second = room.core.utilities.past_turns("job")
     assert (first.turn, second.turn) == (1, 2)
     assert first.tools == ["bash/ls"]
     assert second.tools is None
@@ -218,8 +218,8 @@ def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
     assert first.decode_s == pytest.approx(2 * STEP_S)
     assert second.gap_s == pytest.approx(3 * STEP_S + 0.3)
     room.core.signal(JobFinished("job"))
-    assert room.core.job("job") is None
-    assert [turn.turn for turn in room.core.past_turns("job")] == [1, 2]
+    assert room.core.utilities.job("job") is None
+    assert [turn.turn for turn in room.core.utilities.past_turns("job")] == [1, 2]
 
 
 def test_each_viewer_is_told_everything(room: Room) -> None:
