@@ -106,7 +106,8 @@ class SchedulingPolicy(Protocol):
         """A turn came in: open or continue its job, close the gap."""
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
-        """Place in the waiting queue, smaller first; ties keep arrival order."""
+        """Place in the waiting queue, smaller first; ties keep arrival order. Asked whenever the request is
+        put there, and at no other time: a policy may note it."""
 
     def changed_keys(self) -> Iterable[Request]:
         """Requests whose key changed since the last call; the scheduler queues those that wait anew."""
