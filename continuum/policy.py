@@ -319,7 +319,7 @@ class ContinuumPolicy:
             turn.job.course.end_turn(now - request.first_scheduled_time)
         receipt = self._receipts[request.request_id] = make_receipt(turn)
         self._log.ended(turn, receipt, now)
-        self._trace.turn_ended(turn, receipt, now)
+        self._trace.turn_ended(turn, now)
         if turn.job.is_finished or (request.job is not None and request.job.is_last_step):
             receipt.reason = "last step of the job"
             self._finish_job(turn.job, now)

@@ -6,7 +6,7 @@ from continuum.admission import WorkingSet
 from continuum.jobs import Frontier, Job, Turn
 from continuum.told import remaining_of
 from continuum.ttl import TtlDecision, TtlInputs
-from engine.messages import ToolSignal, TurnReceipt
+from engine.messages import ToolSignal
 from engine.policy import Pin, PinEnd
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
@@ -39,7 +39,7 @@ class PolicyTrace:
         if self._tracer.on:
             self._turn("turn_admitted", turn, now)
 
-    def turn_ended(self, turn: Turn, receipt: TurnReceipt, now: float) -> None:
+    def turn_ended(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             self._turn("turn_ended", turn, now)
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.clock import Clock, MonotonicClock
+from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_client import EngineCoreClient, SyncMPClient
@@ -34,9 +34,8 @@ class LLMEngine:
         policy_factory: PolicyFactory,
         *,
         multiprocess: bool = True,
-        clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or MonotonicClock()
+        self._clock = MonotonicClock()
         self._client: EngineCoreClient
         if multiprocess:
             self._client = SyncMPClient(config, executor_factory, policy_factory)

@@ -21,9 +21,6 @@ class Knowledge(Protocol):
     def gap_s(self, request_id: str) -> float | None:
         """After this turn has ended: seconds until its job's next one arrives; None if it was the last."""
 
-    def remaining_turns(self, request_id: str) -> int:
-        """Turns of the job from this one on, this one included."""
-
     def remaining_s(self, request_id: str) -> float:
         """Seconds of model work of the job from this turn on, alone on the device with its prefix kept."""
 

@@ -31,10 +31,6 @@ class Foresight:
         on_the_way_s = self._cost.reply_overhead_s + self._cost.arrival_overhead_s
         return (job.turns[index].gap_s or 0.0) + on_the_way_s
 
-    def remaining_turns(self, request_id: str) -> int:
-        job, index = self._turn(request_id)
-        return len(job.turns) - index
-
     def remaining_s(self, request_id: str) -> float:
         job, index = self._turn(request_id)
         remaining_s = self._remaining_s.get(job.job_id)

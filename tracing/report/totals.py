@@ -29,7 +29,6 @@ class Totals:
     num_aborted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    known_tokens: int = 0
     recomputed_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
@@ -44,7 +43,6 @@ class Totals:
         self.num_aborted += turn.end is TurnEnd.ABORTED
         self.prompt_tokens += turn.num_prompt_tokens if turn.started_s is not None else 0
         self.cached_tokens += turn.cached_tokens
-        self.known_tokens += turn.num_known_tokens
         self.recomputed_tokens += turn.recomputed_tokens
         self.output_tokens += turn.num_output_tokens
         self.num_preemptions += turn.num_preemptions

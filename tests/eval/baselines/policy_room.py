@@ -32,9 +32,6 @@ class PlainKnowledge:
         """0 to 9 s where the test says nothing."""
         return self.gaps_s.get(request_id, float(crc32(request_id.encode()) % 10))
 
-    def remaining_turns(self, request_id: str) -> int:
-        return 1
-
     def remaining_s(self, request_id: str) -> float:
         """1 s where the test says nothing."""
         return self.work_s.get(request_id, 1.0)
