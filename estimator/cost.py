@@ -28,16 +28,11 @@ class PrefillCost:
     """
 
     def __init__(
-        self,
-        default_tokens_per_s: float = DEFAULT_TOKENS_PER_S,
-        max_step_tokens: int | None = None,
-        smoothing: float = SMOOTHING,
+        self, default_tokens_per_s: float = DEFAULT_TOKENS_PER_S, smoothing: float = SMOOTHING
     ) -> None:
-        """``default_tokens_per_s`` holds until a step was seen. ``max_step_tokens``: longer prefills run in
-        several steps, each of which pays ``a``. ``smoothing``: weight of a new step against those of its
-        size."""
+        """``default_tokens_per_s`` holds until a step was seen. ``smoothing``: weight of a new step against
+        those of its size."""
         self._default_s_per_token = 1.0 / default_tokens_per_s
-        self._max_step_tokens = max_step_tokens
         self._smoothing = smoothing
         self._means: dict[tuple[int, int], FloatArray] = {}
         """By log2 of new and context tokens: mean of [1, n, pairs, seconds]."""
@@ -58,8 +53,8 @@ class PrefillCost:
         if self._num_new >= min(REFIT_AFTER, self.num_observations / 4):
             self._coefficients = None
 
-    def seconds(self, num_tokens: int, context_tokens: int = 0) -> float:
-        """Expected seconds to compute ``num_tokens`` tokens on top of ``context_tokens`` kept ones."""
+    def seconds(self, num_tokens: int) -> float:
+        """Expected seconds to compute the first ``num_tokens`` tokens of a prompt."""
         if num_tokens <= 0:
             return 0.0
         if not self._means:
@@ -67,9 +62,8 @@ class PrefillCost:
         if self._coefficients is None:
             self._coefficients = _fit(np.array(list(self._means.values())))
             self._num_new = 0
-        num_steps = -(-num_tokens // self._max_step_tokens) if self._max_step_tokens else 1
         a, b, c = self._coefficients.tolist()
-        return float(a * num_steps + b * num_tokens + c * _num_pairs(num_tokens, context_tokens))
+        return float(a + b * num_tokens + c * _num_pairs(num_tokens, 0))
 
 
 def _num_pairs(new_tokens: int, context_tokens: int) -> float:

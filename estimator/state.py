@@ -115,11 +115,6 @@ def restore(data: bytes) -> Learned:
         raise EstimatorStateError(f"it is damaged or of another program: {error}") from error
 
 
-def save_learned(learned: Learned, path: str | Path) -> None:
-    """Write the state; a reader, or a restart after a crash, sees the old file or the new one, whole."""
-    write_state(snapshot(learned), path)
-
-
 def load_learned(path: str | Path) -> Learned:
     """What was saved at ``path``, nothing yet if there is no such file; EstimatorStateError if not ours."""
     try:
@@ -135,7 +130,10 @@ def load_learned(path: str | Path) -> Learned:
 
 
 def write_state(data: bytes, path: str | Path) -> None:
-    """Replace the file at ``path`` in one step. OSError if that fails; the old file is then untouched."""
+    """Replace the file at ``path`` in one step; OSError if that fails.
+
+    A reader, or a restart after a crash, sees the old file or the new one, whole.
+    """
     target = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

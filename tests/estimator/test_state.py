@@ -17,7 +17,6 @@ from estimator.state import (
     Learned,
     load_learned,
     restore,
-    save_learned,
     snapshot,
     write_state,
 )
@@ -88,8 +87,8 @@ def test_file(tmp_path: Path) -> None:
     path = tmp_path / "tools.json"
     assert load_learned(path).durations.survival(KEYS[0]).num_observations == 0
     learned = some_learned()
-    save_learned(learned, path)
-    save_learned(learned, path)
+    write_state(snapshot(learned), path)
+    write_state(snapshot(learned), path)
     assert snapshot(load_learned(path)) == snapshot(learned)
     assert [file.name for file in tmp_path.iterdir()] == ["tools.json"]
 
@@ -130,7 +129,7 @@ def test_damaged_file(data: st.DataObject) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     """Another version, another program's file and a folder are each refused in one sentence with the path."""
     path = tmp_path / "tools.json"
-    save_learned(some_learned(), path)
+    write_state(snapshot(some_learned()), path)
     ours = msgspec.json.decode(path.read_bytes())
     for other, reason in [
         ({**ours, "version": 99}, f"version 99, this program reads version {STATE_VERSION}"),
