@@ -72,14 +72,11 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class EncoderStatistics:
-    """What is remembered, and what it saved."""
+    """What remembering takes, and what it does not save."""
 
-    num_pieces: int
     num_bytes: int
-    num_characters: int
-    """Of all texts that were encoded."""
     num_tokenised_characters: int
-    """Those of them that had to be tokenised."""
+    """Of all texts that were encoded, those that had to be tokenised."""
 
 
 class PromptEncoder:
@@ -93,7 +90,6 @@ class PromptEncoder:
         self._cut = re.compile(_any_of(cuts))
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._num_characters = 0
         self._num_tokenised_characters = 0
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._lock = Lock()
@@ -113,7 +109,6 @@ class PromptEncoder:
         """The text's tokens, exactly those of tokenising it at once."""
         self._take_texts_as_they_are()
         texts = self._split(text)
-        self._num_characters += len(text)
         if len(texts) == 1:
             return _joined([self._tokenise(texts)[text]])
         known = self._recall(texts)
@@ -123,9 +118,7 @@ class PromptEncoder:
 
     def statistics(self) -> EncoderStatistics:
         """Counted since the beginning."""
-        return EncoderStatistics(
-            len(self._pieces), self._num_bytes, self._num_characters, self._num_tokenised_characters
-        )
+        return EncoderStatistics(self._num_bytes, self._num_tokenised_characters)
 
     def _split(self, text: str) -> list[str]:
         starts = [found.start() for found in self._cut.finditer(text)]

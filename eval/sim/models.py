@@ -83,11 +83,6 @@ class ModelShape:
         """Parameters of the layers that one token is multiplied with."""
         return self.shared_params + self.num_moe_layers * self.experts_per_token * self.expert_params
 
-    @property
-    def active_params(self) -> int:
-        """As model cards count them: what one token passes, embedding and head included."""
-        return self.body_params_per_token + 2 * self.head_params
-
     def params_read(self, num_tokens: int) -> float:
         """Parameters that a step of so many tokens reads at least once, the output head included.
 

@@ -57,22 +57,6 @@ class Efficiency:
     reply_s: float = 1e-3
 
 
-IDEAL = Efficiency(
-    weights=1,
-    kv=1,
-    linear=1,
-    attention=1,
-    peer_link=1,
-    step_s=0,
-    layer_s=0,
-    all_reduce_s=0,
-    copy_s=0,
-    arrival_s=0,
-    reply_s=0,
-)
-"""The floor: nothing can be faster on the hardware."""
-
-
 class RooflineCost:
     """StepCost of one replica: a model on ``tensor_parallel`` GPUs of one kind."""
 
