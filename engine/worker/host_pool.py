@@ -16,6 +16,7 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.disk_pool import DiskPool, TransferReports
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.slot_rows import SlotRows
 
 HOST = torch.device("cpu")
 
@@ -59,15 +60,11 @@ class HostPool:
 
     def __init__(self, device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None = None) -> None:
         """``device_pool``: [num_blocks, ...], block-major."""
-        num_rows = num_slots + (0 if disk is None else MAX_DISK_WRITES)
+        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+        num_rows = self._rows.num_rows
         self._device = device_pool
         self._host = torch.zeros((num_rows, *device_pool.shape[1:]), dtype=device_pool.dtype, device=HOST)
         self._bytes = self._host.view(num_rows, -1).view(torch.uint8).numpy()
-        self._rows = torch.arange(num_slots)
-        """Where each slot's memory is."""
-        self._spare_rows = list(range(num_slots, num_rows))
-        self._rows_being_written: dict[int, int] = {}
-        """By disk slot."""
         self._disk = disk
         self._finished_loads: list[int] = []
 
@@ -81,8 +78,7 @@ class HostPool:
 
     def take_reports(self) -> TransferReports:
         reports = TransferReports() if self._disk is None else self._disk.take_reports()
-        for slots in (reports.finished_writes, reports.failed_writes):
-            self._spare_rows += [self._rows_being_written.pop(slot) for slot in slots]
+        self._rows.take_back(reports)
         reports.finished_loads += self._finished_loads
         self._finished_loads.clear()
         return reports
@@ -91,7 +87,7 @@ class HostPool:
         """Host to device; what comes from disk comes later."""
         if len(load.copies):
             blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
-            rows = self._rows[torch.tensor(load.copies.host_slots)]
+            rows = torch.from_numpy(self._rows.of(load.copies.host_slots))
             self._device[blocks] = self._host[rows].to(self._device.device)
         if not load.reads:
             self._finished_loads.append(load.load_id)
@@ -103,16 +99,15 @@ class HostPool:
         """What these slots hold now; they may be stored to when the call returns."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
-            row = int(self._rows[host_slot])
-            self._rows[host_slot] = self._spare_rows.pop()
-            self._rows_being_written[disk_slot] = row
+            row = self._rows.give_to_write(host_slot, disk_slot)
             self._disk.write(disk_slot, self._bytes[row].data)
 
     def _store(self, copies: BlockCopies) -> None:
         """Device to host."""
         if len(copies):
             blocks = torch.tensor(copies.block_ids, device=self._device.device)
-            self._host[self._rows[torch.tensor(copies.host_slots)]] = self._device[blocks].to(HOST)
+            rows = torch.from_numpy(self._rows.of(copies.host_slots))
+            self._host[rows] = self._device[blocks].to(HOST)
 
     def close(self) -> None:
         if self._disk is not None:

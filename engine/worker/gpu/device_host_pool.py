@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.core.disk_tier import MAX_DISK_WRITES
 from engine.outputs import BlockCopies, DiskWrites, KVLoad, SchedulerOutput
 from engine.worker.disk_pool import DiskPool, KvDisk, TransferReports
 from engine.worker.gpu.copy_streams import CopyStreams, Event, copy_streams_of
 from engine.worker.gpu.pinned_slabs import SLAB_BYTES, PinnedSlabs
 from engine.worker.gpu.store_queue import PORTION_BYTES, StoreQueue
 from engine.worker.host_pool import HostPool, HostTransfers
+from engine.worker.slot_rows import SlotRows
 
 
 @dataclass(slots=True)
@@ -60,17 +60,14 @@ class DeviceHostPool:
         portion_bytes: int = PORTION_BYTES,
     ) -> None:
         """``device_pool``: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
-        num_rows = num_slots + (0 if disk is None else MAX_DISK_WRITES)
         self._block_size = device_pool.shape[3]
         self._blocks = device_pool
-        self._slabs = PinnedSlabs(num_rows, device_pool.shape[1:], device_pool.dtype, streams, slab_bytes)
+        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+        self._slabs = PinnedSlabs(
+            self._rows.num_rows, device_pool.shape[1:], device_pool.dtype, streams, slab_bytes
+        )
         self._stores = StoreQueue(device_pool, self._slabs, streams, portion_bytes)
         self._streams = streams
-        self._rows = np.arange(num_slots)
-        """Where each slot's memory is."""
-        self._spare_rows = list(range(num_slots, num_rows))
-        self._rows_being_written: dict[int, int] = {}
-        """By disk slot."""
         self._disk = disk
         self._loads: dict[int, _Load] = {}
 
@@ -86,7 +83,7 @@ class DeviceHostPool:
         stores = plan.kv_stores
         if len(stores):
             computed = self._streams.steps.record_event()
-            self._stores.add(np.array(stores.block_ids), self._rows[np.array(stores.host_slots)], computed)
+            self._stores.add(np.array(stores.block_ids), self._rows.of(stores.host_slots), computed)
         self._stores.advance(loads_first=bool(self._loads))
 
     def take_reports(self) -> TransferReports:
@@ -118,7 +115,7 @@ class DeviceHostPool:
 
     def _copy(self, copies: BlockCopies, before: Event) -> Event:
         """Host to device."""
-        block_ids, rows = np.array(copies.block_ids), self._rows[np.array(copies.host_slots)]
+        block_ids, rows = np.array(copies.block_ids), self._rows.of(copies.host_slots)
         stream = self._streams.loads
         for event in (before, *self._stores.reading(block_ids), *self._stores.writing(rows)):
             stream.wait_event(event)
@@ -129,9 +126,7 @@ class DeviceHostPool:
         """What these slots hold, or will when their stores are done."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
-            row = int(self._rows[host_slot])
-            self._rows[host_slot] = self._spare_rows.pop()
-            self._rows_being_written[disk_slot] = row
+            row = self._rows.give_to_write(host_slot, disk_slot)
             stored = self._stores.writing(np.array([row]))
             content = self._slabs.row(row).view(-1).view(torch.uint8)
             self._disk.write(disk_slot, content.numpy().data, stored)
@@ -141,8 +136,7 @@ class DeviceHostPool:
         if self._disk is None:
             return TransferReports()
         reports = self._disk.take_reports()
-        for slots in (reports.finished_writes, reports.failed_writes):
-            self._spare_rows += [self._rows_being_written.pop(slot) for slot in slots]
+        self._rows.take_back(reports)
         for load_ids, failed in ((reports.finished_loads, False), (reports.failed_loads, True)):
             for load_id in load_ids:
                 self._loads[load_id].is_read, self._loads[load_id].failed = True, failed
