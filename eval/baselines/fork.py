@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from continuum.jobs import Frontier, Turn
-from engine.messages import ToolCall
-from engine.policy import Pin, PolicyContext, WaitingKey
+from continuum.jobs import Frontier
+from engine.policy import Pin, WaitingKey
 from engine.request import Request
-from estimator.tool_key import ToolKey
-from eval.baselines.holding import GRACE_S, HoldingPolicy
-from eval.baselines.tool_gaps import MeanGaps, tool_name
+from eval.baselines.holding import GRACE_S
+from eval.baselines.tool_means import ToolMeanPolicy
 
 THRESHOLD_S = 2.0
 """FIXED_THRESHOLD_CONTINUUM: the longest mean gap that is worth a pin, and the length of every pin."""
 
 
-class ForkPolicy(HoldingPolicy):
+class ForkPolicy(ToolMeanPolicy):
     """2 s if the tool's mean gap is at most 2 s or the tool is new; nothing beyond, or without a tool.
 
     Queue: pinned jobs, then the earliest job; preempted ones get no precedence. Running requests are
@@ -29,27 +27,13 @@ class ForkPolicy(HoldingPolicy):
 
     name = "fork"
 
-    def __init__(self, context: PolicyContext) -> None:
-        super().__init__(context)
-        self._gaps = MeanGaps()
-
     def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
         if frontier.tools is None:
             return GRACE_S  # the fork parses the reply in the scheduler; here the front end is about to tell
         if not frontier.tools:
             return 0.0
-        mean_s = self._gaps.mean_s(str(frontier.tools[0]))
+        mean_s = self.mean_gap_s(frontier)
         return THRESHOLD_S if mean_s is None or mean_s <= THRESHOLD_S else 0.0
-
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
-        name = tool_name(calls)
-        frontier.tools = [] if name is None else [ToolKey((name,))]
-        super().tools_known(frontier, calls, now)
-
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        super().gap_over(turn, frontier, gap_s, now)
-        if frontier.tools:
-            self._gaps.observe(str(frontier.tools[0]), gap_s)
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request.request_id)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from continuum.jobs import Frontier, Turn
-from engine.messages import ToolCall
 from engine.policy import Pin, PolicyContext
 from engine.request import Request
-from estimator.tool_key import ToolKey
-from eval.baselines.holding import HoldingPolicy
 from eval.baselines.knowledge import Knowledge
-from eval.baselines.tool_gaps import MeanGaps, tool_name
+from eval.baselines.tool_means import ToolMeanPolicy
 
 
-class InferceptPolicy(HoldingPolicy):
+class InferceptPolicy(ToolMeanPolicy):
     """Memory wasted, in tokens times seconds, with C tokens of this turn, C_other of the other running ones:
 
     preserve T_int·C; discard T_fwd(C)·C + T_fwd(C)·C_other; swap 2·T_swap(C)·(C + C_other).
@@ -29,7 +26,6 @@ class InferceptPolicy(HoldingPolicy):
     def __init__(self, context: PolicyContext, knowledge: Knowledge) -> None:
         super().__init__(context)
         self._knowledge = knowledge
-        self._gaps = MeanGaps()
         self._running: dict[str, Request] = {}
         self._break_even_s: dict[str, float] = {}
         """Of frontiers not yet continued, by request id."""
@@ -39,8 +35,8 @@ class InferceptPolicy(HoldingPolicy):
             self._break_even_s[request.request_id] = self._least_waste_s(request)
             return self._break_even_s[request.request_id]
         break_even_s = self._break_even_s[frontier.request_id]
-        mean_s = self._gaps.mean_s(str(frontier.tools[0])) if frontier.tools else None
-        return break_even_s if (mean_s or 0.0) <= break_even_s else 0.0
+        mean_s = self.mean_gap_s(frontier) or 0.0
+        return break_even_s if mean_s <= break_even_s else 0.0
 
     def _least_waste_s(self, request: Request) -> float:
         """The lesser waste of discarding and swapping, in seconds of preserving."""
@@ -67,16 +63,9 @@ class InferceptPolicy(HoldingPolicy):
         self._running.pop(request.request_id, None)
         super().on_request_gone(request, now)
 
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
-        name = tool_name(calls)
-        frontier.tools = [] if name is None else [ToolKey((name,))]
-        super().tools_known(frontier, calls, now)
-
     def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
         super().gap_over(turn, frontier, gap_s, now)
         self._break_even_s.pop(frontier.request_id, None)
-        if frontier.tools:
-            self._gaps.observe(str(frontier.tools[0]), gap_s)
 
     def drop(self, frontier: Frontier) -> None:
         super().drop(frontier)
