@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
-from typing import TextIO
 
 import msgspec
 
-from tracing.analysis.exports.arrivals import InArrivalOrder
-from tracing.analysis.exports.export import JsonLines, Silent
-from tracing.analysis.exports.prompt_blocks import PromptBlocks
-from tracing.analysis.jobs import GapLife, TurnEnd, TurnLife
-from tracing.events import BLOCK_NAME_BYTES, RequestArrived, TraceEvent, TraceHeader
+from tracing.analysis.exports.turn_rows import TurnRows
+from tracing.analysis.jobs import GapLife, TurnLife
+from tracing.events import BLOCK_NAME_BYTES
 
 SCHEMA = "dynamo.request.trace.v1"
 
@@ -72,47 +69,21 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool: ToolMetrics | None = None
 
 
-class DynamoExport(Silent):
+class DynamoExport(TurnRows[tuple[TurnLife, bytes]]):
     """Writes the rows in the order in which requests arrived; calls where they ended."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._lines = JsonLines(file)
-        self._encoder = msgspec.json.Encoder()
-        self._blocks = PromptBlocks()
-        self._order = InArrivalOrder[tuple[TurnLife, bytes]]()
-        self._header: TraceHeader | None = None
-        self._num_unknown = 0
-        self._num_unfinished = 0
+    def keep(self, turn: TurnLife, names: bytes) -> tuple[TurnLife, bytes]:
+        return turn, names
 
-    def event(self, event: TraceEvent) -> None:
-        if isinstance(event, TraceHeader):
-            self._header = event
-        self._blocks.take(event)
-        if isinstance(event, RequestArrived):
-            self._order.arrive(event.req_id)
+    def write(self, kept: tuple[TurnLife, bytes]) -> None:
+        self._write_row(self._row(*kept))
 
     def _unix_ms(self, now: float) -> float:
         """Of a simulation: since it began."""
-        header = self._header
-        assert header is not None, "a trace begins with one"
-        return 1000 * (now - header.monotonic_s + header.wall_time_s)
-
-    def turn(self, turn: TurnLife) -> None:
-        names = self._blocks.of(turn.req_id)
-        self._blocks.forget(turn.req_id)
-        ready: tuple[TurnLife, bytes] | None = None
-        if names is None:
-            self._num_unknown += 1
-        elif turn.end is not TurnEnd.ENDED:
-            self._num_unfinished += 1
-        else:
-            ready = turn, names
-        for each, its_names in self._order.end(turn.req_id, ready):
-            self._write(self._row(each, its_names))
+        return 1000 * (now - self.header.monotonic_s + self.header.wall_time_s)
 
     def _row(self, turn: TurnLife, names: bytes) -> Row:
-        assert self._header is not None, "a trace begins with one"
-        size = self._header.block_size
+        size = self.header.block_size
         hashes = list(struct.unpack(f">{len(names) // BLOCK_NAME_BYTES}Q", names))
         if turn.num_prompt_tokens > len(hashes) * size:
             hashes.append(_unfilled(names[-BLOCK_NAME_BYTES:], turn.req_id))
@@ -163,7 +134,7 @@ class DynamoExport(Silent):
                 ended_at_unix_ms=round(self._unix_ms(gap.ended_s)),
                 duration_ms=round(1000 * gap.duration_s, 3),
             )
-            self._write(
+            self._write_row(
                 Row(
                     schema=SCHEMA,
                     event_type="tool_end",
@@ -174,18 +145,10 @@ class DynamoExport(Silent):
                 )
             )
 
-    def _write(self, row: Row) -> None:
-        self._lines.write(self._encoder.encode(row).decode())
-
-    def notes(self) -> list[str]:
-        notes = [f"{self._lines.num_rows:,} rows"]
-        if self._header is not None and not self._header.wall_time_s:
-            notes.append("times are milliseconds since the simulation began, not since 1970")
-        if self._num_unfinished:
-            notes.append(f"{self._num_unfinished:,} turns were left out: they were not answered to the end")
-        if self._num_unknown:
-            notes.append(f"{self._num_unknown:,} turns were left out: they arrived before the trace began")
-        return notes
+    def notes_of_rows(self) -> list[str]:
+        if self.header.wall_time_s:
+            return []
+        return ["times are milliseconds since the simulation began, not since 1970"]
 
 
 def _ms(value_s: float | None) -> float | None:

@@ -12,11 +12,9 @@ from typing import TextIO
 
 import msgspec
 
-from tracing.analysis.exports.arrivals import InArrivalOrder
-from tracing.analysis.exports.export import JsonLines, Silent
-from tracing.analysis.exports.prompt_blocks import PromptBlocks
-from tracing.analysis.jobs import GapLife, TurnEnd, TurnLife
-from tracing.events import BLOCK_NAME_BYTES, RequestArrived, TraceEvent, TraceHeader
+from tracing.analysis.exports.turn_rows import TurnRows
+from tracing.analysis.jobs import GapLife, TurnLife
+from tracing.events import BLOCK_NAME_BYTES
 
 BLOCK_TOKENS = 512
 
@@ -53,17 +51,13 @@ class _Session:
     """As the last row has them: none if it said what it added."""
 
 
-class MooncakeExport(Silent):
+class MooncakeExport(TurnRows[_Turn]):
     """Writes rows in the order of arrival; requests of no job are sessions of one row."""
 
     def __init__(self, file: TextIO) -> None:
-        self._lines = JsonLines(file)
-        self._encoder = msgspec.json.Encoder()
-        self._blocks = PromptBlocks()
-        self._order = InArrivalOrder[_Turn]()
+        super().__init__(file)
         self._ids: dict[bytes, int] = {}
         self._num_ids = 0
-        self._header: TraceHeader | None = None
         self._continues: dict[str, str] = {}
         """By request, the one that it continues."""
         self._sessions: dict[str, _Session] = {}
@@ -71,15 +65,6 @@ class MooncakeExport(Silent):
         self._num_branches: dict[str, int] = {}
         self._num_added = 0
         """Rows that say what they add."""
-        self._num_unknown = 0
-        self._num_unfinished = 0
-
-    def event(self, event: TraceEvent) -> None:
-        if isinstance(event, TraceHeader):
-            self._header = event
-        self._blocks.take(event)
-        if isinstance(event, RequestArrived):
-            self._order.arrive(event.req_id)
 
     def gap(self, gap: GapLife) -> None:
         if gap.next_req_id is not None:
@@ -87,20 +72,8 @@ class MooncakeExport(Silent):
         else:
             self._sessions.pop(gap.req_id, None)
 
-    def turn(self, turn: TurnLife) -> None:
-        for ready in self._order.end(turn.req_id, self._known(turn)):
-            self._write(ready)
-
-    def _known(self, turn: TurnLife) -> _Turn | None:
-        names = self._blocks.of(turn.req_id)
-        self._blocks.forget(turn.req_id)
-        if names is None or self._header is None:
-            self._num_unknown += 1
-            return None
-        if turn.end is not TurnEnd.ENDED:
-            self._num_unfinished += 1
-            return None
-        size = self._header.block_size
+    def keep(self, turn: TurnLife, names: bytes) -> _Turn:
+        size = self.header.block_size
         ends = range(BLOCK_TOKENS, turn.num_prompt_tokens + 1, BLOCK_TOKENS)
         places = [(end // size - 1) * BLOCK_NAME_BYTES for end in ends]
         return _Turn(turn, tuple(self._id(names[at : at + BLOCK_NAME_BYTES]) for at in places))
@@ -116,33 +89,29 @@ class MooncakeExport(Silent):
         self._num_ids += 1
         return self._num_ids - 1
 
-    def _write(self, turn: _Turn) -> None:
-        life = turn.life
+    def write(self, kept: _Turn) -> None:
+        life = kept.life
         session = self._sessions.pop(self._continues.pop(life.req_id, ""), None)
-        added = self._added(session, turn) if session is not None else None
+        added = self._added(session, kept) if session is not None else None
         if session is None or added is None:
-            session = _Session(self._name(life), turn)
+            session = _Session(self._name(life), kept)
             added = life.num_prompt_tokens
         whole = added == life.num_prompt_tokens
         delay_ms = None
-        if session.last is not turn and life.gap_s is not None:
+        if session.last is not kept and life.gap_s is not None:
             delay_ms = round(1000 * life.gap_s, 3)
-        session.last, session.ids = turn, turn.ids if whole else ()
+        session.last, session.ids = kept, kept.ids if whole else ()
         self._num_added += not whole
         self._sessions[life.req_id] = session
         row = Row(
-            timestamp=round(1000 * (life.arrived_s - self._began_s)),
+            timestamp=round(1000 * (life.arrived_s - self.header.monotonic_s)),
             delay=delay_ms,
             input_length=added,
             output_length=life.num_output_tokens,
-            hash_ids=self._row_ids(turn) if whole else [],
+            hash_ids=self._row_ids(kept) if whole else [],
             session_id=session.name,
         )
-        self._lines.write(self._encoder.encode(row).decode())
-
-    @property
-    def _began_s(self) -> float:
-        return self._header.monotonic_s if self._header is not None else 0.0
+        self._write_row(row)
 
     def _added(self, session: _Session, turn: _Turn) -> int | None:
         """The row's ``input_length`` within the session; None if it cannot be told there."""
@@ -165,19 +134,15 @@ class MooncakeExport(Silent):
         rest = turn.life.num_prompt_tokens % BLOCK_TOKENS
         return [*turn.ids, self._new_id()] if rest else list(turn.ids)
 
-    def notes(self) -> list[str]:
-        notes = [f"{self._lines.num_rows:,} rows"]
+    def notes_of_rows(self) -> list[str]:
+        notes: list[str] = []
         branches = sum(number - 1 for number in self._num_branches.values())
         if branches:
             notes.append(f"{branches:,} prompts part from the one before, and begin sessions of their own")
         if self._num_added:
             told = "say what they add and have no ids: their session's first prompt fills no block"
             notes.append(f"{self._num_added:,} of them {told}")
-        size = self._header.block_size if self._header is not None else BLOCK_TOKENS
+        size = self.header.block_size
         if BLOCK_TOKENS % size:
             notes.append(f"blocks of {size} tokens do not fill {BLOCK_TOKENS}: ids are approximate")
-        if self._num_unfinished:
-            notes.append(f"{self._num_unfinished:,} turns were left out: they were not answered to the end")
-        if self._num_unknown:
-            notes.append(f"{self._num_unknown:,} turns were left out: they arrived before the trace began")
         return notes
