@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eval.arguments import amount, count, count_or_all, positive
+from eval.arguments import add_arrivals, amount, count, count_or_all, positive
 from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.client import TIMEOUT_S
 from eval.comparison import Comparison
@@ -26,7 +26,7 @@ from eval.report import render_comparison
 from eval.results import ResultFile, read_results, require_writable, write_results
 from eval.say import say
 from eval.tool_call_text import CallStyle
-from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
+from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.catalog import open_workload
 
 INTERRUPTED = 130
@@ -73,14 +73,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
 def _add_when(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--rate", type=positive, metavar="JOBS_PER_S", help="open loop: jobs arrive at this mean rate")
-    add("--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once")
-    add(
-        "--burstiness",
-        type=positive,
-        default=1.0,
-        metavar="CV",
-        help="of bursty arrivals: sd / mean of the time between two",
-    )
+    add_arrivals(group)
     add("--concurrency", type=count_or_all, metavar="N|all", help="closed loop: most jobs at once")
     warmup = group.add_mutually_exclusive_group()
     warmup.add_argument("--warmup-jobs", type=count, metavar="N", help="do not count the first N jobs")

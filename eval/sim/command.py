@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import SchedulerConfig
-from eval.arguments import add_processes, amount, count, numbers, positive, share, whole
+from eval.arguments import add_arrivals, add_processes, amount, count, numbers, positive, share, whole
 from eval.baselines.catalog import parse_policies, policy_names
 from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
@@ -17,7 +17,7 @@ from eval.report import render
 from eval.results import ResultFile, require_writable, write_results
 from eval.sim.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
-from eval.workloads.arrivals import ARRIVALS, ArrivalKind
+from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.catalog import short_name
 from eval.workloads.sampling import JobLimits
 
@@ -51,14 +51,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         metavar="R[,R...]",
         help="open loop: mean arrivals of jobs per second; several are run one by one",
     )
-    add("--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once")
-    add(
-        "--burstiness",
-        type=positive,
-        default=1.0,
-        metavar="CV",
-        help="of bursty arrivals: sd / mean of the time between two",
-    )
+    add_arrivals(group)
     add("--concurrency", type=count, metavar="N", help="closed loop: most jobs at once")
     add("--max-turns", type=count, metavar="N", help="cut jobs to their first N turns")
     add(
