@@ -85,6 +85,28 @@ class StepFit:
     max_decodes: int
     max_context_tokens: int
 
+    def profile(self, *, model: str, dtype: str, kv_bytes_per_token: int, step_tokens: int) -> CostProfile:
+        """Of steps alone: what is lost around the engine, and what copies cost, is not measured."""
+        step_s, batch_s, new_token_s, pair_s, decode_s, context_token_s = self.coefficients
+        return CostProfile(
+            model=model,
+            dtype=dtype,
+            kv_bytes_per_token=kv_bytes_per_token,
+            step_tokens=step_tokens,
+            step_s=step_s,
+            batch_s=batch_s,
+            new_token_s=new_token_s,
+            pair_s=pair_s,
+            decode_s=decode_s,
+            context_token_s=context_token_s,
+            num_steps=self.num_steps,
+            num_kinds=self.num_kinds,
+            median_error=self.median_error,
+            p95_error=self.p95_error,
+            max_decodes=self.max_decodes,
+            max_context_tokens=self.max_context_tokens,
+        )
+
 
 class FittedCost:
     """StepCost of a measured profile."""

@@ -146,28 +146,18 @@ def fit_profile(options: ProfileOptions, measurements: Sequence[Measurement]) ->
     config = read_model_config(options.model)
     dtype = _dtype(options, config)
     fit = fit_steps([sample for one in measurements for sample in one.samples])
-    a, b, c, d, e, f = fit.coefficients
-    return CostProfile(
+    of_steps = fit.profile(
         model=Path(options.model).name,
         dtype=dtype,
-        date=options.date,
         kv_bytes_per_token=config.kv_values_per_token * VALUE_BYTES[dtype],
         step_tokens=measurements[0].header.max_num_batched_tokens,
-        step_s=a,
-        batch_s=b,
-        new_token_s=c,
-        pair_s=d,
-        decode_s=e,
-        context_token_s=f,
+    )
+    return msgspec.structs.replace(
+        of_steps,
+        date=options.date,
         arrival_s=_median([late_s for one in measurements for late_s in one.arrivals_s]),
         reply_s=_median([late_s for one in measurements for late_s in one.replies_s]),
         copy_bytes_per_s=_copy_bytes_per_s(),
-        num_steps=fit.num_steps,
-        num_kinds=fit.num_kinds,
-        median_error=fit.median_error,
-        p95_error=fit.p95_error,
-        max_decodes=fit.max_decodes,
-        max_context_tokens=fit.max_context_tokens,
     )
 
 

@@ -17,7 +17,7 @@ from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.errors import CostModelError
 from eval.metrics import RunResult, RunSetting, summarise
 from eval.sim.cost_model import StepCost
-from eval.sim.fitted import CostProfile, FittedCost, fit_steps
+from eval.sim.fitted import FittedCost, fit_steps
 from eval.sim.simulate import Hardware
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.step_samples import step_samples
@@ -123,24 +123,10 @@ def _fitted(path: Path, header: TraceHeader) -> FittedCost:
         raise CostModelError(
             f"{error} Or give --profile, or --model and --gpu, to say what a step costs."
         ) from error
-    a, b, c, d, e, f = fit.coefficients
-    return FittedCost(
-        CostProfile(
-            model=THIS_ENGINE,
-            dtype="its own type",
-            kv_bytes_per_token=0,
-            step_tokens=header.max_num_batched_tokens,
-            step_s=a,
-            batch_s=b,
-            new_token_s=c,
-            pair_s=d,
-            decode_s=e,
-            context_token_s=f,
-            num_steps=fit.num_steps,
-            num_kinds=fit.num_kinds,
-            median_error=fit.median_error,
-            p95_error=fit.p95_error,
-            max_decodes=fit.max_decodes,
-            max_context_tokens=fit.max_context_tokens,
-        )
+    profile = fit.profile(
+        model=THIS_ENGINE,
+        dtype="its own type",
+        kv_bytes_per_token=0,
+        step_tokens=header.max_num_batched_tokens,
     )
+    return FittedCost(profile)
