@@ -114,7 +114,7 @@ class ToolMemory:
     def state(self) -> str | None:
         """What is learned by now, as the file has it; None: nothing."""
         learned = self._learned
-        if not getattr(learned.durations, "histograms_", None) and not learned.turns.tallies:
+        if not learned.durations.items() and not learned.turns.tallies:
             return None
         return snapshot(learned).decode()
 

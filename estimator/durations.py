@@ -10,7 +10,7 @@ import inspect
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import ItemsView, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -202,7 +202,7 @@ class DurationEstimator:
             raise ValueError(f"a duration must be at least 0 s, not {duration_s}")
         if key.limit_s is not None and duration_s >= key.limit_s:
             duration_s, censored = key.limit_s, True
-        if not hasattr(self, "histograms_"):
+        if not self._is_started:
             self.start()
         if now is not None:
             self._advance(now)
@@ -262,12 +262,28 @@ class DurationEstimator:
         self.clock_s_ = 0.0
         self._clock_start_s = None
 
+    @property
+    def _is_started(self) -> bool:
+        """What was learned is no attribute before there is a place for it: so scikit-learn's conventions."""
+        return hasattr(self, "histograms_")
+
+    # -- what was learned ------------------------------------------------------------------------------
+
+    def items(self) -> ItemsView[tuple[str, ...], DurationHistogram]:
+        """All of ``histograms_``, in their order; none before the start."""
+        return (self.histograms_ if self._is_started else {}).items()
+
+    @property
+    def clock_s(self) -> float:
+        """``clock_s_``, 0 before the start."""
+        return self.clock_s_ if self._is_started else 0.0
+
     # -- answers ---------------------------------------------------------------------------------------
 
     def survival(self, key: ToolKey, job: str | None = None) -> SurvivalCurve:
         """The curve of a key, in a job if one is named; of its nearest known parent, trusted less, if it was
         never seen. A call with a limit has ended by then."""
-        if not getattr(self, "histograms_", None):
+        if not self.items():
             return NOTHING_KNOWN
         curve = self._curve(key.parts, job)
         return curve if key.limit_s is None else curve.ended_by(key.limit_s)

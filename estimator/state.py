@@ -90,11 +90,10 @@ class _State(msgspec.Struct):
 def snapshot(learned: Learned) -> bytes:
     """All that ``restore`` needs, as JSON. Quick: a loop takes it and leaves ``write_state`` to a thread."""
     durations = learned.durations
-    histograms = getattr(durations, "histograms_", {})
     state = _State(
-        keys=[_key_state(parts, histogram) for parts, histogram in histograms.items()],
+        keys=[_key_state(parts, histogram) for parts, histogram in durations.items()],
         turns=[_turn_state(parts, tally) for parts, tally in learned.turns.tallies.items()],
-        clock_s=getattr(durations, "clock_s_", 0.0),
+        clock_s=durations.clock_s,
         **durations.get_params(),
     )
     return msgspec.json.encode(state)
