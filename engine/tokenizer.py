@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.call_arguments import read_arguments
 from engine.chat_template import ChatTemplate
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
@@ -216,10 +216,7 @@ def _with_parsed_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        return call
+    arguments = read_arguments(function["arguments"] or "{}")
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import msgspec
-
+from engine.call_arguments import read_arguments
 from engine.errors import RequestError
 
 Message = dict[str, Any]
@@ -92,24 +90,12 @@ def _normalise_call(call: object, where: str) -> Message:
 
 
 def _arguments_of(arguments: object, where: str) -> Message | str:
-    """Templates print arguments as JSON themselves, so they get the object. A model's broken JSON stays text:
-    the history of a job must not become unservable by one bad call."""
+    """Templates print arguments as JSON themselves, so they get the object. A broken one stays text."""
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, dict):
         return arguments
     if not isinstance(arguments, str):
         raise RequestError(f"{where}.function.arguments must be a JSON string.", where)
-    try:
-        value = _parsed(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    value = read_arguments(arguments)
     return value if isinstance(value, dict) else arguments
-
-
-def _parsed(text: str) -> Any:
-    """As json.loads has it, which also takes what is not quite JSON; an agent's history has hundreds."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return json.loads(text)

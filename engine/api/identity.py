@@ -18,6 +18,7 @@ import msgspec
 from engine.api.http.auth import TENANT_HEADER
 from engine.errors import RequestError
 from engine.messages import JobRef
+from engine.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
@@ -134,21 +135,13 @@ def _text(value: object, field: str, max_chars: int = MAX_ID_CHARS) -> str | Non
         value = str(value)
     if not isinstance(value, str) or len(value) > max_chars:
         raise _fault(field, f"must be a string of at most {max_chars} characters")
-    if not _is_unicode(value):
+    if not is_unicode(value):
         raise _fault(field, "holds half of a surrogate pair, which is no character")
     return value
 
 
 def _fault(field: str, what: str) -> RequestError:
     return RequestError(f"{field} {what}.", field.partition(".")[0])
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _mapping(value: object, field: str) -> Mapping[str, object]:
@@ -213,7 +206,7 @@ def _read_json_user_id(user_id: str) -> _UserId:
 
 
 def _sound(value: object) -> str | None:
-    return _bounded(value) if isinstance(value, str) and _is_unicode(value) else None
+    return _bounded(value) if isinstance(value, str) and is_unicode(value) else None
 
 
 # ---- headers ----

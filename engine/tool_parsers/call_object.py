@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
+from engine.unicode_text import is_unicode
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type"}
@@ -111,7 +112,7 @@ class CallObjectReader(ReplyReader):
         self._at = end
         text = self._text[self._begin + offset : self._at]
         value = _json_or_none(text) if len(text) <= MAX_NAME_CHARS else None
-        return value if isinstance(value, str) and _is_sendable(value) else None
+        return value if isinstance(value, str) and is_unicode(value) else None
 
     def _read_call_object(self, *, bare: bool = False) -> Steps[bool]:
         """Read the call that stands here; False if it is none.
@@ -203,7 +204,7 @@ def _arguments_of(value: str) -> str | None:
     """Arguments that were not passed on as they came: some models write the object into a string."""
     read = _json_or_none(value)
     if isinstance(read, str):
-        return read if _is_sendable(read) else None
+        return read if is_unicode(read) else None
     if value == "null":
         return "{}"
     return None if read is None else value
@@ -215,12 +216,3 @@ def _json_or_none(text: str) -> object | None:
     except (ValueError, RecursionError):
         return None
     return value
-
-
-def _is_sendable(text: str) -> bool:
-    """Half of a surrogate pair, written as an escape, has no encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

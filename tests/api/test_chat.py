@@ -286,6 +286,76 @@ def test_a_history_with_a_bad_call_is_still_served(http: httpx.Client, arguments
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
+UNPRINTABLE = {
+    "half of a surrogate pair": '{"command": "\\ud800"}',
+    "in a name": '{"\\udfff": 1}',
+    "deep": '{"command": ' + "[" * 500 + "]" * 500 + "}",
+    "too deep to read": '{"command": ' + "[" * 50_000 + "]" * 50_000 + "}",
+}
+
+
+@pytest.mark.parametrize("arguments", UNPRINTABLE.values(), ids=UNPRINTABLE.keys())
+def test_arguments_that_no_template_can_print_stay_text(http: httpx.Client, arguments: str) -> None:
+    """They are read as the model wrote them: an escape is JSON, but what it stands for has no encoding."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = http.post("/tokenize", json={"messages": messages})
+    assert answer.status_code == 200, answer.text
+    text = http.post("/detokenize", json={"tokens": answer.json()["tokens"]}).json()["prompt"]
+    assert arguments in text
+
+
+HALF = UNPRINTABLE["half of a surrogate pair"]
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
+HISTORIES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            *HELLO,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": HALF}},
+                ],
+            },
+            RESULT,
+        ],
+        "max_tokens": 1,
+    },
+    "/v1/responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": "hello"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": HALF},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ],
+        "max_output_tokens": 1,
+    },
+    "/v1/messages": {
+        "messages": [
+            *HELLO,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"INVALID_JSON": HALF}}
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "x"}],
+            },
+        ],
+        "max_tokens": 1,
+    },
+}
+HISTORIES["/v1/messages/count_tokens"] = HISTORIES["/v1/messages"]
+
+
+@pytest.mark.parametrize("path", HISTORIES)
+def test_half_of_a_surrogate_pair_in_a_call_ends_no_job(http: httpx.Client, path: str) -> None:
+    """In every dialect the history with that call is served."""
+    answer = http.post(path, json=HISTORIES[path])
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_call_sent_back_continues_the_same_tokens(http: httpx.Client) -> None:
     """A reply with a call, sent back as messages, renders to the tokens it was generated as."""
     body = {"messages": HELLO, "tools": [TOOL], "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")}
