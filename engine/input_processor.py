@@ -150,11 +150,7 @@ class InputProcessor:
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
         if len(token_ids) >= self._max_model_len:
-            raise ContextLengthError(
-                f"This model's maximum context length is {self._max_model_len} tokens, but the prompt is too "
-                f"long: {len(token_ids)} tokens > {self._max_model_len - 1} maximum, with one for output.",
-                "prompt",
-            )
+            raise _prompt_too_long(len(token_ids), self._max_model_len)
         for token in _extremes(token_ids):
             if not 0 <= token < self._vocab_size:
                 raise RequestError(
@@ -190,6 +186,22 @@ class InputProcessor:
                 "max_tokens",
             )
         return params.max_tokens
+
+
+def check_text_may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
+    """ContextLengthError if a prompt's length alone shows that it is too long: to tokenise 16 MB takes half a
+    minute and gigabytes."""
+    fewest = tokenizer.fewest_tokens_beyond(text, max_model_len - 1)
+    if fewest is not None:
+        raise _prompt_too_long(fewest, max_model_len, " (the least that a text of its length can have)")
+
+
+def _prompt_too_long(num_tokens: int, max_model_len: int, counted: str = "") -> ContextLengthError:
+    return ContextLengthError(
+        f"This model's maximum context length is {max_model_len} tokens, but the prompt is too "
+        f"long: {num_tokens} tokens > {max_model_len - 1} maximum, with one for output{counted}.",
+        "prompt",
+    )
 
 
 def _extremes(token_ids: list[int]) -> tuple[int, ...]:

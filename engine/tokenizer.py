@@ -12,6 +12,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
 from engine.prompt_encoder import PromptEncoder
+from engine.token_reach import TokenReach
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
@@ -82,21 +83,37 @@ class Tokenizer:
         ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
+    def fewest_tokens_beyond(self, text: str, num_tokens: int) -> int | None:
+        """Least tokens that the text can have, if its length shows that they are more than so many."""
+        reach = self._token_reach
+        return reach.fewest_tokens(text) if reach is not None and reach.exceeds(text, num_tokens) else None
+
     @cached_property
     def _encoder(self) -> PromptEncoder | None:
         """None for a tokenizer whose texts must be tokenised as a whole."""
+        backend = self._plain_backend
+        return None if backend is None else PromptEncoder.of(backend)
+
+    @cached_property
+    def _token_reach(self) -> TokenReach | None:
+        """None where a text's length says nothing of its tokens."""
+        backend = self._plain_backend
+        return None if backend is None else TokenReach.of(backend)
+
+    @property
+    def _plain_backend(self) -> BackendTokenizer | None:
+        """What texts are tokenised by, if nothing else is done with them."""
         from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
         kind = type(self.hf)
         if (
-            self.backend is None
-            or not issubclass(kind, PreTrainedTokenizerFast)
+            not issubclass(kind, PreTrainedTokenizerFast)
             or kind.encode is not PreTrainedTokenizerBase.encode
             or kind._encode_plus is not PreTrainedTokenizerFast._encode_plus
             or self.hf.split_special_tokens
         ):
             return None
-        return PromptEncoder.of(self.backend)
+        return self.backend
 
     @cached_property
     def _adds_special_tokens(self) -> bool:

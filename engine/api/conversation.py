@@ -131,7 +131,7 @@ class ConversationTurn:
         """
         conversation = self._conversation
         with self._model.seat(conversation.params.n) as seat:
-            prompt = await self.render()
+            prompt = await self.render(is_prompt=True)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
             outputs = self._model.generate(
@@ -158,8 +158,8 @@ class ConversationTurn:
                         await self._close(turn)
                     yield turn
 
-    async def render(self) -> list[int]:
-        """The prompt's tokens."""
+    async def render(self, *, is_prompt: bool = False) -> list[int]:
+        """The prompt's tokens; ``is_prompt``: they are to be served, not counted."""
         conversation = self._conversation
         # Tools stay in the prompt where none may be called: leaving them out would change all of its tokens.
         return await self._model.render_chat(
@@ -169,6 +169,7 @@ class ConversationTurn:
             conversation.chat_template_kwargs,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
+            is_prompt=is_prompt,
         )
 
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:

@@ -20,6 +20,7 @@ from engine.api.processes.load_board import LoadBoard, Tally
 from engine.api.processes.siblings import ALONE, Siblings
 from engine.async_llm import AsyncLLM
 from engine.errors import EngineDeadError, RequestError
+from engine.input_processor import check_text_may_fit
 from engine.messages import JobRef, ToolCall, TurnReceipt
 from engine.metrics import Metrics
 from engine.request_output import RequestOutput
@@ -107,8 +108,12 @@ class ServedModel:
                 if not self._num_seated:
                     self._unseated.set()
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool, is_prompt: bool = False) -> list[int]:
+        """The text's tokens. ``is_prompt``: ContextLengthError if they are certainly too many to serve."""
+
         def encode() -> list[int]:
+            if is_prompt:
+                check_text_may_fit(self.engine.tokenizer, text, self.max_model_len)
             return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
@@ -122,8 +127,12 @@ class ServedModel:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        is_prompt: bool = False,
     ) -> list[int]:
-        """The conversation's tokens, by the request's template, else the server's, else the tokenizer's."""
+        """The conversation's tokens, by the request's template, else the server's, else the tokenizer's.
+
+        ``is_prompt``: they are to be served, not counted, as in ``encode``.
+        """
         if chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is taken from requests only by a server with --trust-request-chat-template.",
@@ -138,8 +147,10 @@ class ServedModel:
             chat_template_kwargs,
         )
         if len(messages) > INLINE_MESSAGES or chat_template is not None:  # which may run for ever
-            return await asyncio.to_thread(self.engine.render_chat, *chat)
-        return await self.encode(self.engine.tokenizer.chat_text(*chat), add_special_tokens=False)
+            text = await asyncio.to_thread(self.engine.tokenizer.chat_text, *chat)
+        else:
+            text = self.engine.tokenizer.chat_text(*chat)
+        return await self.encode(text, add_special_tokens=False, is_prompt=is_prompt)
 
     def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)

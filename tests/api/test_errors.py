@@ -162,6 +162,27 @@ def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stre
         assert "maximum context length" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages", CHAT, "/v1/responses"])
+def test_a_prompt_far_too_long_is_refused_by_its_length(http: httpx.Client, path: str) -> None:
+    """It is not tokenised first, which takes seconds and gigabytes; the answer says the limit."""
+    text = "x " * 45_000
+    where = {COMPLETIONS: "prompt", "/v1/responses": "input"}.get(path, "messages")
+    body = {where: [{"role": "user", "content": text}] if where == "messages" else text}
+    answer = http.post(path, json={**body, **({"max_tokens": 2} if path == "/v1/messages" else {})})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "maximum context length is 1024 tokens" in message
+    assert "the least that a text of its length can have" in message
+
+
+def test_a_text_far_too_long_may_still_be_counted(http: httpx.Client) -> None:
+    """To count is what these are for: a http may cut its prompt by the answer."""
+    text = "x " * 45_000
+    assert http.post("/tokenize", json={"prompt": text}).json()["count"] > 40_000
+    body = {"messages": [{"role": "user", "content": text}]}
+    assert http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"] > 40_000
+
+
 def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     """The openai client maps our answers to its exceptions."""
     with pytest.raises(openai.NotFoundError):
