@@ -84,6 +84,16 @@ class ThreadsUnsupportedError(RequestError):
         super().__init__("thread is not supported: send the whole conversation in messages.", "thread")
 
 
+class ConversationLockedError(RequestError):
+    """Another turn of the conversation is being made (HTTP 400): OpenAI's words, and its code."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another process is currently operating on this conversation. Please retry in a few seconds.",
+            "conversation",
+        )
+
+
 class ServerClosingError(EngineError):
     """The server was told to stop and this request did not end in time (HTTP 503)."""
 
@@ -108,7 +118,8 @@ class ErrorInfo(msgspec.Struct):
     message: str
     type: str
     param: str | None
-    code: int
+    code: int | str
+    """The status, unless OpenAI has a word for it on which clients decide."""
 
 
 class ErrorResponse(msgspec.Struct):
@@ -148,6 +159,7 @@ class Failure:
     message: str
     field: str | None = None
     details: AnthropicErrorDetails | None = None
+    code: str | None = None
 
 
 def describe(
@@ -174,6 +186,8 @@ def explain(error: Exception) -> Failure:
         case ThreadsUnsupportedError():
             details = AnthropicErrorDetails("thread_unsupported_request", ["thread"])
             return Failure(400, str(error), error.field, details)
+        case ConversationLockedError():
+            return Failure(400, str(error), error.field, code="conversation_locked")
         case RequestError():
             return _failure(400, str(error), error.field)
         case ValidationError():
@@ -198,7 +212,7 @@ def _rendered(
         error = AnthropicErrorInfo(kind, _naming_the_field(failure), failure.details or UNSET)
         return AnthropicErrorResponse(error=error, request_id=request_id)
     kind = _type_of(failure.status, _OPENAI_TYPES, "BadRequestError", "InternalServerError")
-    return ErrorResponse(ErrorInfo(failure.message, kind, failure.field, failure.status))
+    return ErrorResponse(ErrorInfo(failure.message, kind, failure.field, failure.code or failure.status))
 
 
 def _type_of(status: int, types: Mapping[int, str], theirs: str, ours: str) -> str:

@@ -88,6 +88,100 @@ def test_the_bound_holds_for_all_processes(processes: tuple[httpx.Client, httpx.
     assert kept == [404] * MAX_STORED + [200] * MAX_STORED
 
 
+def test_a_run_does_not_make_room(processes: tuple[httpx.Client, httpx.Client]) -> None:
+    """However many responses are stored meanwhile, one that was accepted is made to its end."""
+    one, other = processes
+    run = post(one, **{**ENDLESS, "background": True, "max_output_tokens": None})
+    made = [post(other, input="hello", max_output_tokens=1)["id"] for _ in range(MAX_STORED + 2)]
+    found = other.get(f"/v1/responses/{run['id']}")
+    assert found.status_code == 200, found.text
+    assert [one.get(f"/v1/responses/{each}").status_code for each in made] == [404] * 2 + [200] * MAX_STORED
+    assert until_ended(one, run["id"]) == "incomplete"
+
+
+def begin_conversation(client: httpx.Client) -> str:
+    conversation: str = client.post("/v1/conversations", json={}).json()["id"]
+    return conversation
+
+
+def assert_locked(answer: httpx.Response) -> None:
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("conversation", "conversation_locked")
+    assert "retry" in error["message"]
+
+
+def test_a_conversation_has_one_turn_at_a_time(processes: tuple[httpx.Client, httpx.Client]) -> None:
+    """While one is being made another is refused by every process, as OpenAI does it: both would go on from
+    the same turn, and one would be missing from the conversation. What ends is there in the next turn."""
+    one, other = processes
+    conversation = begin_conversation(one)
+    half = {**ENDLESS, "min_tokens": 0, "max_output_tokens": 400}
+    run = post(one, **{**half, "input": "ONE", "background": True, "conversation": conversation})
+    refused = {"input": "TWO", "conversation": conversation, "max_output_tokens": 3}
+    for client in processes:
+        assert_locked(client.post("/v1/responses", json=refused))
+        assert client.post("/v1/responses/input_tokens", json=refused).status_code == 200
+    post(other, input="another", conversation=begin_conversation(other))
+    assert until_ended(other, run["id"]) == "incomplete"
+    last = post(other, input="THREE", conversation=conversation)
+    items = other.get(f"/v1/responses/{last['id']}/input_items?order=asc").json()["data"]
+    assert [item["content"][0]["text"] for item in items if item["role"] == "user"] == ["ONE", "THREE"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "ending",
+    [{}, {"input": "word " * 50_000}, {"tool_choice": "required"}],
+    ids=["ended", "failed", "refused"],
+)
+def test_a_conversation_is_free_when_its_turn_ended(
+    processes: tuple[httpx.Client, httpx.Client], ending: dict[str, Any], streams: bool
+) -> None:
+    """At once: who has read the end of the answer may send the next turn, to whichever process."""
+    one, other = processes
+    body = {"conversation": begin_conversation(one), "input": "hello", "max_output_tokens": 3}
+    one.post("/v1/responses", json={**body, "stream": streams, **ending})
+    post(other, **body)
+
+
+def test_a_conversation_is_free_when_its_run_was_ended(
+    processes: tuple[httpx.Client, httpx.Client],
+) -> None:
+    """A background turn that was cancelled, deleted, or not begun for want of a place."""
+    one, other = processes
+    cancelled, deleted, refused = (begin_conversation(one) for _ in range(3))
+    run = post_when_free(one, **ENDLESS, conversation=cancelled, background=True)
+    assert one.post(f"/v1/responses/{run['id']}/cancel").json()["status"] == "cancelled"
+    post(other, input="next", conversation=cancelled)
+    run = post_when_free(one, **ENDLESS, conversation=deleted, background=True)
+    full = one.post("/v1/responses", json={"input": "x", "conversation": refused, "background": True})
+    assert full.status_code == 503
+    post(other, input="next", conversation=refused)
+    assert one.delete(f"/v1/responses/{run['id']}").json()["deleted"]
+    post_when_unlocked(other, input="next", conversation=deleted, max_output_tokens=3)
+
+
+def test_a_conversation_is_free_when_its_client_left(processes: tuple[httpx.Client, httpx.Client]) -> None:
+    """A stream that nobody reads any more ends, and the next turn begins where it began."""
+    one, other = processes
+    body = {**ENDLESS, "conversation": begin_conversation(one)}
+    with one.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()  # the connection closes with it
+        assert "event: response.created" in lines
+        assert_locked(other.post("/v1/responses", json=body))
+    post_when_unlocked(other, **{**body, "input": "next", "min_tokens": 0, "max_output_tokens": 3})
+
+
+def post_when_unlocked(client: httpx.Client, **body: Any) -> None:
+    deadline = time.monotonic() + 60
+    while (answer := client.post("/v1/responses", json=body)).status_code == 400:
+        assert_locked(answer)
+        assert time.monotonic() < deadline
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_run_of_another_process_can_be_cancelled(processes: tuple[httpx.Client, httpx.Client]) -> None:
     """The answer comes when it has ended there."""
     one, other = processes

@@ -25,6 +25,7 @@ from engine.api.openai_responses.store import (
     StoredResponse,
     StoreLimits,
 )
+from engine.clock import ManualClock
 
 LIMITS = StoreLimits(max_responses=4, max_bytes=100_000)
 
@@ -42,12 +43,17 @@ def stored(name: str, *, after: str | None = None, text: str = "hello", **fields
     return StoredResponse(response=response, input=[{"id": "i", "content": text}], previous_id=after)
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
+
+
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[ResponseStore]:
     if request.param == "memory":
-        yield MemoryStore(LIMITS)
+        yield MemoryStore(LIMITS, clock.now)
         return
-    sqlite = SqliteStore(tmp_path, LIMITS)
+    sqlite = SqliteStore(tmp_path, LIMITS, clock.now)
     yield sqlite
     sqlite.close()
 
@@ -105,6 +111,23 @@ async def test_bytes_are_bounded_too(store: ResponseStore) -> None:
     assert await kept(store, "e") == ["e"]
 
 
+async def test_what_is_being_made_does_not_make_room(store: ResponseStore, clock: ManualClock) -> None:
+    """Responses that have not ended come on top of the bounds, in number and in bytes. They are as
+    others when they have ended, or when their process is lost."""
+    running = [f"r{n}" for n in range(6)]
+    for name in running:
+        await store.put(stored(name, status="in_progress", text="x" * 90_000))
+    for name in "abcde":
+        await store.put(stored(name))
+    assert [await store.renew(name) for name in running] == [True] * 6
+    assert await kept(store, *running, *"abcde") == [*running, *"bcde"]
+    await store.put(stored("r0"))
+    assert await kept(store, "r0", *"bcde") == ["r0", *"cde"]
+    clock.advance(RENEWED_FOR_S + 1)
+    await store.put(stored("f"))
+    assert await kept(store, *running, *"cdef") == [*"cde", "f"]
+
+
 async def test_a_chain_is_used_as_a_whole(store: ResponseStore) -> None:
     """All turns before a response come oldest first and stay together; a missing one is named."""
     await store.put(stored("a"))
@@ -156,23 +179,58 @@ async def test_processes_share_a_file(tmp_path: Path) -> None:
     other.close()
 
 
-async def test_a_lost_run_has_failed(tmp_path: Path) -> None:
+async def test_a_lost_run_has_failed(store: ResponseStore, clock: ManualClock) -> None:
     """A background response whose process is gone does not stay in progress for ever."""
-    now = [1000.0]
-    store = SqliteStore(tmp_path, LIMITS, clock=lambda: now[0])
     await store.put(stored("a", status="in_progress"))
-    now[0] += RENEWED_FOR_S - 1
+    clock.advance(RENEWED_FOR_S - 1)
     assert await store.renew("a")
-    now[0] += RENEWED_FOR_S - 1
+    clock.advance(RENEWED_FOR_S - 1)
     found = await store.get("a")
     assert found is not None
     assert found.response.status == "in_progress"
-    now[0] += 2
+    clock.advance(2)
     found = await store.get("a")
     assert found is not None
     assert found.response.status == "failed"
     assert found.response.error is not None
-    store.close()
+
+
+async def test_a_conversation_is_locked_by_one_turn(store: ResponseStore) -> None:
+    """Until that turn's response has ended, or it is unlocked; nobody else's end unlocks it."""
+    assert await store.lock("conv", "a")
+    assert not await store.lock("conv", "b")
+    assert await store.lock("another", "c")
+    await store.put(stored("a", conversation=ConversationId("conv"), status="queued"))
+    await store.put(stored("b"))
+    await store.unlock("b")
+    assert not await store.lock("conv", "d")
+    await store.put(stored("a", conversation=ConversationId("conv")))
+    assert await store.lock("conv", "d")
+    await store.unlock("d")
+    assert await store.lock("conv", "e")
+
+
+async def test_the_lock_of_a_lost_turn_ends(store: ResponseStore, clock: ManualClock) -> None:
+    """It holds for as long as it is renewed; and what comes late does not take it from the next turn."""
+    assert await store.lock("conv", "a")
+    for _ in range(3):
+        clock.advance(RENEWED_FOR_S - 1)
+        assert not await store.renew("a")  # nothing is stored of it yet
+        assert not await store.lock("conv", "b")
+    clock.advance(RENEWED_FOR_S + 1)
+    assert await store.lock("conv", "b")
+    await store.renew("a")
+    await store.unlock("a")
+    assert not await store.lock("conv", "c")
+
+
+async def test_a_lock_holds_in_all_processes(tmp_path: Path) -> None:
+    """Of turns that begin at once one gets the conversation."""
+    one, other = SqliteStore(tmp_path, LIMITS), SqliteStore(tmp_path, LIMITS)
+    tries = ((one if n % 2 else other).lock("conv", f"r{n}") for n in range(20))
+    assert sorted(await asyncio.gather(*tries)) == [False] * 19 + [True]
+    one.close()
+    other.close()
 
 
 def test_an_items_id_leads_to_its_response() -> None:

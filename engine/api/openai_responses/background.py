@@ -11,12 +11,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from engine.api.errors import OverloadedError
+from engine.api.openai_responses.conversation_lock import RENEW_S
 from engine.api.openai_responses.store import ResponseStore
 from engine.api.openai_responses.turn import ResponseTurn
 from engine.errors import RequestError
 
-RENEW_S = 1.0
-"""How soon a run learns that another process was asked to cancel it."""
 MAX_LOG_BYTES = 64 * 2**20
 """Of events of runs that have ended, over all of them; those used last are kept."""
 

@@ -12,7 +12,7 @@ class ResponsesConfig:
     """Bounds of what is kept between turns and made in the background."""
 
     max_stored_responses: int = 10_000
-    """Over all front-end processes; the least recently used are forgotten first."""
+    """That have ended, over all front-end processes; the least recently used are forgotten first."""
     max_stored_response_bytes: int = 256 * 2**20
     max_background_responses: int = 64
     """Being made at once by one front-end process; beyond: 503."""

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
-from engine.api.errors import Dialect
+from engine.api.errors import Dialect, OverloadedError
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.openai_responses.background import RENEW_S
+from engine.api.openai_responses.conversation_lock import RENEW_S
 from engine.api.openai_responses.events import Event
 from engine.api.openai_responses.history import stored_items
 from engine.api.openai_responses.input_items import Item
@@ -81,7 +81,11 @@ async def _respond(model: ServedModel, turn: ResponseTurn, *, streams: bool) -> 
 
 async def _in_background(keeper: ResponseKeeper, turn: ResponseTurn, *, streams: bool) -> HttpResponse:
     queued = turn.response
-    await keeper.runs.start(turn, logs_events=streams)
+    try:
+        await keeper.runs.start(turn, logs_events=streams)
+    except OverloadedError:
+        await turn.give_up()
+        raise
     if streams:
         return _event_stream(keeper.runs.follow(queued.id))
     return json_response(queued)
@@ -102,7 +106,7 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     """How many tokens a request's prompt would have; nothing is generated."""
     body = await read_body(request, ResponsesRequest)
     model = model_of(request, body.model)
-    turn = await ResponseTurn.begin(model, keeper_of(request).store, body, request.headers)
+    turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers)
     return json_response(InputTokens(input_tokens=await turn.count_input_tokens()))
 
 

@@ -1,5 +1,8 @@
 """What is kept of responses between turns, within bounds: the least recently used make room for newer ones.
 
+The bounds are those of responses that have ended. One that is still being made never makes room: it comes on
+top, and how many there are is bounded by ``max_background_responses`` of each process.
+
 ``MemoryStore`` is for a server of one process; ``SqliteStore`` is one file for several.
 """
 
@@ -33,7 +36,8 @@ T = TypeVar("T")
 
 LOCK_TIMEOUT_S, LOCK_POLL_S = 30.0, 0.01
 RENEWED_FOR_S = 15.0
-"""A background response whose process has not told for so long that it still runs it has lost it."""
+"""A turn whose process has not told for so long that it still makes it is lost: its response has failed, and
+its conversation is free."""
 
 
 class StoredResponse(msgspec.Struct, kw_only=True, frozen=True):
@@ -70,7 +74,7 @@ class PastTurn(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much is kept, over all processes."""
+    """How much is kept of responses that have ended, over all processes."""
 
     max_responses: int = 10_000
     max_bytes: int = 256 * 2**20
@@ -93,7 +97,8 @@ class ResponseStore(Protocol):
     limits: StoreLimits
 
     async def put(self, stored: StoredResponse) -> None:
-        """Keep it, in place of an earlier state of it; if it ended, it is its conversation's newest."""
+        """Keep it, in place of an earlier state of it; if it ended, it is its conversation's newest, and the
+        conversation is free for the next turn."""
 
     async def update(self, stored: StoredResponse) -> bool:
         """Keep a later state of it; False, and nothing is kept, if it was deleted or has made room."""
@@ -114,7 +119,14 @@ class ResponseStore(Protocol):
         """Ask the process that runs it to end it."""
 
     async def renew(self, response_id: str) -> bool:
-        """The caller still runs it. False if it shall not."""
+        """The caller still makes it. False if it shall not, and of one that was never put."""
+
+    async def lock(self, conversation_id: str, response_id: str) -> bool:
+        """Let no other turn work on this conversation until this response has ended, is unlocked, or was not
+        renewed for long; False if there is one already."""
+
+    async def unlock(self, response_id: str) -> None:
+        """Its conversation, if it still has it locked, is free."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -125,6 +137,11 @@ _turn_decoder = msgspec.msgpack.Decoder(PastTurn)
 def _conversation_of(stored: StoredResponse) -> str | None:
     conversation = stored.response.conversation
     return None if conversation is None else conversation.id
+
+
+def _alive_until(stored: StoredResponse, now: float) -> float:
+    """When a response is lost unless it is renewed; 0 of one that has ended."""
+    return 0.0 if stored.response.status in ENDED else now + RENEWED_FOR_S
 
 
 def _goes_on_from(stored: StoredResponse) -> bool:
@@ -144,33 +161,57 @@ def _missing(link: str, response_id: str, limits: StoreLimits, field: str) -> Re
 class _Entry:
     data: bytes
     conversation_id: str | None
+    alive_until: float
     is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Lock:
+    conversation_id: str
+    alive_until: float
 
 
 class MemoryStore:
     """Keeps responses in this process, encoded: objects would take ten times the memory."""
 
-    def __init__(self, limits: StoreLimits) -> None:
+    def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.num_bytes = 0
+        self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """Least recently used first."""
+        self._in_progress: dict[str, _Entry] = {}
+        """Of these, those that have not ended."""
         self._newest: dict[str, str] = {}
+        self._locks: dict[str, _Lock] = {}
+        """By the response whose turn it is."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     async def put(self, stored: StoredResponse) -> None:
         response_id, conversation_id = stored.response.id, _conversation_of(stored)
-        before = self._entries.get(response_id)
-        entry = _Entry(_encoder.encode(stored), conversation_id, before is not None and before.is_cancelled)
-        self._remove(response_id)
-        self._entries[response_id] = entry
-        self.num_bytes += len(entry.data)
+        before = self._remove(response_id)
+        entry = _Entry(
+            _encoder.encode(stored),
+            conversation_id,
+            _alive_until(stored, self._clock()),
+            before is not None and before.is_cancelled,
+        )
+        self._add(response_id, entry)
         if conversation_id is not None and _goes_on_from(stored):
             self._newest[conversation_id] = response_id
-        while len(self._entries) > self.limits.max_responses or self.num_bytes > self.limits.max_bytes:
-            self._forget(next(iter(self._entries)))
+        if stored.response.status in ENDED:
+            self._locks.pop(response_id, None)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        now = self._clock()
+        alive = [entry for entry in self._in_progress.values() if entry.alive_until >= now]
+        max_responses = self.limits.max_responses + len(alive)
+        max_bytes = self.limits.max_bytes + sum(len(entry.data) for entry in alive)
+        while len(self._entries) > max_responses or self.num_bytes > max_bytes:
+            self._forget(next(name for name, entry in self._entries.items() if entry.alive_until < now))
 
     async def update(self, stored: StoredResponse) -> bool:
         if stored.response.id not in self._entries:
@@ -183,7 +224,7 @@ class MemoryStore:
         if entry is None:
             return None
         self._entries.move_to_end(response_id)
-        return _decoder.decode(entry.data)
+        return _as_it_stands(_decoder.decode(entry.data), entry.alive_until, self._clock())
 
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
         turns: list[PastTurn] = []
@@ -208,8 +249,24 @@ class MemoryStore:
             entry.is_cancelled = True
 
     async def renew(self, response_id: str) -> bool:
+        alive_until = self._clock() + RENEWED_FOR_S
+        if response_id in self._locks:
+            self._locks[response_id].alive_until = alive_until
+        if response_id in self._in_progress:
+            self._in_progress[response_id].alive_until = alive_until
         entry = self._entries.get(response_id)
         return entry is not None and not entry.is_cancelled
+
+    async def lock(self, conversation_id: str, response_id: str) -> bool:
+        now = self._clock()
+        self._locks = {name: lock for name, lock in self._locks.items() if lock.alive_until >= now}
+        if any(lock.conversation_id == conversation_id for lock in self._locks.values()):
+            return False
+        self._locks[response_id] = _Lock(conversation_id, now + RENEWED_FOR_S)
+        return True
+
+    async def unlock(self, response_id: str) -> None:
+        self._locks.pop(response_id, None)
 
     def _forget(self, response_id: str) -> bool:
         entry = self._remove(response_id)
@@ -220,7 +277,14 @@ class MemoryStore:
             del self._newest[named]
         return True
 
+    def _add(self, response_id: str, entry: _Entry) -> None:
+        self._entries[response_id] = entry
+        self.num_bytes += len(entry.data)
+        if entry.alive_until:
+            self._in_progress[response_id] = entry
+
     def _remove(self, response_id: str) -> _Entry | None:
+        self._in_progress.pop(response_id, None)
         entry = self._entries.pop(response_id, None)
         if entry is not None:
             self.num_bytes -= len(entry.data)
@@ -233,6 +297,9 @@ CREATE TABLE IF NOT EXISTS responses (
     alive_until REAL NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS bodies (id TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
+CREATE INDEX IF NOT EXISTS responses_in_progress ON responses (alive_until, size) WHERE alive_until > 0;
+CREATE TABLE IF NOT EXISTS locks (
+    conversation TEXT PRIMARY KEY, response TEXT NOT NULL, alive_until REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS newest (conversation TEXT PRIMARY KEY, response TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS total (num INTEGER NOT NULL, size INTEGER NOT NULL);
 INSERT INTO total SELECT 0, 0 WHERE NOT EXISTS (SELECT 1 FROM total);
@@ -249,6 +316,16 @@ _PUT = """
 INSERT INTO responses (id, previous, conversation, size, used, alive_until) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
     size = excluded.size, used = excluded.used, alive_until = excluded.alive_until
+"""
+_ALIVE = """
+SELECT count(*), coalesce(sum(size), 0) FROM responses WHERE alive_until > 0 AND alive_until >= ?
+"""
+_FORGET_LEAST_RECENTLY_USED = """
+DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE alive_until < ? ORDER BY used LIMIT 1)
+"""
+_RENEW = """
+UPDATE responses SET alive_until = CASE WHEN alive_until > 0 THEN ? ELSE 0 END WHERE id = ?
+RETURNING cancelled
 """
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, depth) AS (
@@ -316,6 +393,12 @@ class SqliteStore:
     async def renew(self, response_id: str) -> bool:
         return await self._in_transaction(lambda: self._renew(response_id))
 
+    async def lock(self, conversation_id: str, response_id: str) -> bool:
+        return await self._in_transaction(lambda: self._lock_for(conversation_id, response_id))
+
+    async def unlock(self, response_id: str) -> None:
+        await self._in_transaction(lambda: self._unlock(response_id))
+
     async def _in_transaction(self, work: Callable[[], T]) -> T:
         """On another thread: it may have to wait for another process."""
 
@@ -332,13 +415,15 @@ class SqliteStore:
     def _put(self, stored: StoredResponse) -> None:
         response_id, conversation_id = stored.response.id, _conversation_of(stored)
         data = _encoder.encode(stored)
-        alive_until, now = self._clock() + RENEWED_FOR_S, time.monotonic_ns()
+        alive_until, now = _alive_until(stored, self._clock()), time.monotonic_ns()
         self._db.execute(
             _PUT, (response_id, stored.previous_id, conversation_id, len(data), now, alive_until)
         )
         self._db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (response_id, data))
         if conversation_id is not None and _goes_on_from(stored):
             self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?)", (conversation_id, response_id))
+        if stored.response.status in ENDED:
+            self._unlock(response_id)
         self._make_room()
 
     def _update(self, stored: StoredResponse) -> bool:
@@ -349,13 +434,15 @@ class SqliteStore:
         return True
 
     def _make_room(self) -> None:
+        now = self._clock()
+        num_alive, size_alive = self._db.execute(_ALIVE, (now,)).fetchone()
+        max_responses = self.limits.max_responses + num_alive
+        max_bytes = self.limits.max_bytes + size_alive
         while True:
             num, size = self._db.execute("SELECT num, size FROM total").fetchone()
-            if num <= self.limits.max_responses and size <= self.limits.max_bytes:
+            if num <= max_responses and size <= max_bytes:
                 return
-            self._db.execute(
-                "DELETE FROM responses WHERE id = (SELECT id FROM responses ORDER BY used LIMIT 1)"
-            )
+            self._db.execute(_FORGET_LEAST_RECENTLY_USED, (now,))
 
     def _get(self, response_id: str) -> StoredResponse | None:
         row = self._db.execute(
@@ -365,10 +452,7 @@ class SqliteStore:
             return None
         self._use([response_id])
         data, alive_until = row
-        stored = _decoder.decode(data)
-        if stored.response.status not in ENDED and alive_until < self._clock():
-            return _lost(stored)
-        return stored
+        return _as_it_stands(_decoder.decode(data), alive_until, self._clock())
 
     def _chain(self, response_id: str, field: str) -> list[PastTurn]:
         rows = sorted(self._db.execute(_CHAIN, (response_id,)), reverse=True)  # by depth: oldest first
@@ -396,15 +480,25 @@ class SqliteStore:
         self._db.execute("UPDATE responses SET cancelled = 1 WHERE id = ?", (response_id,))
 
     def _renew(self, response_id: str) -> bool:
-        row = self._db.execute(
-            "UPDATE responses SET alive_until = ? WHERE id = ? RETURNING cancelled",
-            (self._clock() + RENEWED_FOR_S, response_id),
-        ).fetchone()
+        alive_until = self._clock() + RENEWED_FOR_S
+        self._db.execute("UPDATE locks SET alive_until = ? WHERE response = ?", (alive_until, response_id))
+        row = self._db.execute(_RENEW, (alive_until, response_id)).fetchone()
         return row is not None and not row[0]
 
+    def _lock_for(self, conversation_id: str, response_id: str) -> bool:
+        now = self._clock()
+        self._db.execute("DELETE FROM locks WHERE alive_until < ?", (now,))
+        lock = (conversation_id, response_id, now + RENEWED_FOR_S)
+        return self._db.execute("INSERT OR IGNORE INTO locks VALUES (?, ?, ?)", lock).rowcount == 1
 
-def _lost(stored: StoredResponse) -> StoredResponse:
-    """Whoever ran it is gone: nobody else will say that it failed."""
+    def _unlock(self, response_id: str) -> None:
+        self._db.execute("DELETE FROM locks WHERE response = ?", (response_id,))
+
+
+def _as_it_stands(stored: StoredResponse, alive_until: float, now: float) -> StoredResponse:
+    """The response; one whose maker is gone has failed: nobody else will say so."""
+    if stored.response.status in ENDED or alive_until >= now:
+        return stored
     error = ResponseError(code="server_error", message="The server process that ran this response has ended.")
     response = msgspec.structs.replace(stored.response, status="failed", error=error)
     return msgspec.structs.replace(stored, response=response)

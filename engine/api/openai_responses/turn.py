@@ -4,7 +4,7 @@ engine gives to events and to the response that is kept."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from time import time
 
@@ -17,6 +17,7 @@ from engine.api.http.streams import begun
 from engine.api.identity import identify
 from engine.api.openai.bodies import ChatTokenLogprob, receipt_fields
 from engine.api.openai.logprobs import chat_logprobs
+from engine.api.openai_responses.conversation_lock import ConversationLock
 from engine.api.openai_responses.events import (
     ErrorEvent,
     Event,
@@ -29,6 +30,7 @@ from engine.api.openai_responses.events import (
 )
 from engine.api.openai_responses.history import History, load_history
 from engine.api.openai_responses.items import (
+    ENDED,
     ConversationId,
     IncompleteDetails,
     InputTokensDetails,
@@ -51,7 +53,7 @@ from engine.sampling_params import RequestOutputKind
 
 
 class ResponseTurn:
-    """A request on its way. Used once: by ``whole`` or by ``events``."""
+    """A request on its way. Used once: by ``whole`` or by ``events``, or else given up."""
 
     def __init__(
         self,
@@ -61,11 +63,14 @@ class ResponseTurn:
         history: History,
         headers: Mapping[str, str],
         response_id: str,
+        lock: ConversationLock | None,
     ) -> None:
         self._model = model
         self._store = store
         self._body = body
         self._history = history
+        self._lock = lock
+        """Of its conversation, if it was begun in one."""
         self._tools = Tools()
         self._conversation = self._read(headers, response_id)
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
@@ -78,10 +83,33 @@ class ResponseTurn:
     async def begin(
         cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
     ) -> ResponseTurn:
-        """RequestError if the request cannot be answered, as far as that is seen before the engine has it."""
+        """The next turn, which has its conversation to itself until it has ended or was given up.
+
+        RequestError if it cannot be made, as far as that is seen before the engine has it.
+        """
+        named, response_id = body.conversation_name, new_response_id()
+        lock = None if named is None else await ConversationLock.take(store, named, response_id)
+        try:
+            history = await load_history(store, body, response_id)
+            return cls(model, store, body, history, headers, response_id, lock)
+        except BaseException:
+            if lock is not None:
+                await lock.release()
+            raise
+
+    @classmethod
+    async def sketch(
+        cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
+    ) -> ResponseTurn:
+        """What the next turn would be: it may be counted, not made."""
         response_id = new_response_id()
         history = await load_history(store, body, response_id)
-        return cls(model, store, body, history, headers, response_id)
+        return cls(model, store, body, history, headers, response_id, lock=None)
+
+    async def give_up(self) -> None:
+        """It will not be made."""
+        if self._lock is not None:
+            await self._lock.release()
 
     # ---- what is asked ----
 
@@ -162,6 +190,12 @@ class ResponseTurn:
     async def events(self) -> AsyncGenerator[Event, None]:
         """The events up to the response's end; the first ones come with the engine's first output, unless it
         runs in the background."""
+        held = nullcontext() if self._lock is None else self._lock.renewed()
+        async with held, aclosing(self._made()) as made:
+            async for event in made:
+                yield event
+
+    async def _made(self) -> AsyncGenerator[Event, None]:
         if self._body.background:
             await self._keep()
             yield self._numbered(ResponseCreated(response=self.response))
@@ -243,8 +277,10 @@ class ResponseTurn:
         return [*begun, self._numbered(told), self._numbered(ResponseFailed(response=self.response))]
 
     async def cancelled(self) -> Response:
-        """The response of a run that was ended from outside, kept unless it was deleted."""
-        self.response = changed(self.response, status="cancelled", output=self._reply.items)
+        """The response of a run that was ended from outside, kept unless it was deleted. It stays as it is if
+        it had just ended by itself."""
+        if self.response.status not in ENDED:
+            self.response = changed(self.response, status="cancelled", output=self._reply.items)
         await self._keep()
         return self.response
 
