@@ -630,6 +630,16 @@ def test_a_background_response_can_be_cancelled(client: openai.OpenAI, http: htt
     assert http.get("/load").json()["server_load"] == 0
 
 
+def test_a_background_response_says_that_it_runs(client: openai.OpenAI) -> None:
+    """Also where nobody reads its events: it is queued, then in progress, and ends."""
+    begun = client.responses.create(model="tiny", input="hello", background=True, extra_body=ENDLESS)
+    deadline = time.monotonic() + 60
+    while (status := client.responses.retrieve(begun.id).status) == "queued":
+        assert time.monotonic() < deadline
+    assert status == "in_progress"
+    assert client.responses.cancel(begun.id).status == "cancelled"
+
+
 def test_only_background_responses_can_be_cancelled(client: openai.OpenAI, saying: Replies) -> None:
     """Others end with their connection."""
     answer = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))

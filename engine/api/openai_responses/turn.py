@@ -216,7 +216,9 @@ class ResponseTurn:
 
     async def _outputs(self) -> AsyncGenerator[TurnOutput, None]:
         """The engine's outputs; what does not fit is left out if the client agreed to that."""
-        by_step = self._body.stream or self._conversation.params.logprobs is not None
+        # One that runs in the background tells when it begins to run, whoever listens.
+        body = self._body
+        by_step = body.stream or body.background or self._conversation.params.logprobs is not None
         kind = RequestOutputKind.DELTA if by_step else RequestOutputKind.FINAL_ONLY
         conversation = self._conversation
         while True:
@@ -224,7 +226,7 @@ class ResponseTurn:
                 outputs = await begun(ConversationTurn(self._model, conversation).stream(kind))
                 break
             except ContextLengthError:
-                shorter = without_oldest(conversation.messages) if self._body.truncation == "auto" else None
+                shorter = without_oldest(conversation.messages) if body.truncation == "auto" else None
                 if shorter is None:
                     raise
                 conversation = replace(conversation, messages=shorter)
