@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError, _ActionsContainer
 
-from eval.workloads.arrivals import ARRIVALS
-
 
 def add_processes(parser: _ActionsContainer) -> None:
     """``--processes``, for commands that make many runs."""
@@ -16,20 +14,6 @@ def add_processes(parser: _ActionsContainer) -> None:
         default=os.cpu_count() or 1,
         metavar="N",
         help="runs side by side; all CPUs",
-    )
-
-
-def add_arrivals(parser: _ActionsContainer) -> None:
-    """How jobs arrive, for commands that send them; at which rate is theirs to ask."""
-    parser.add_argument(
-        "--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once"
-    )
-    parser.add_argument(
-        "--burstiness",
-        type=positive,
-        default=1.0,
-        metavar="CV",
-        help="of bursty arrivals: sd / mean of the time between two",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eval.arguments import add_arrivals, amount, count, count_or_all, positive
+from eval.arguments import amount, count, count_or_all, positive
 from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.client import TIMEOUT_S
 from eval.comparison import Comparison
@@ -26,6 +26,7 @@ from eval.report import render_comparison
 from eval.results import ResultFile, read_results, require_writable, write_results
 from eval.say import say
 from eval.tool_call_text import CallStyle
+from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.catalog import open_workload
 

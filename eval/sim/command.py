@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import SchedulerConfig
-from eval.arguments import add_arrivals, add_processes, amount, count, numbers, positive, share, whole
+from eval.arguments import add_processes, amount, count, numbers, positive, share, whole
 from eval.baselines.catalog import parse_policies, policy_names
 from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
@@ -17,6 +17,7 @@ from eval.report import render
 from eval.results import ResultFile, require_writable, write_results
 from eval.sim.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
+from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.catalog import short_name
 from eval.workloads.sampling import JobLimits

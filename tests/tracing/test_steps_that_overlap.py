@@ -11,7 +11,7 @@ from engine.watch.feed import Watched
 from eval.sim.step_samples import step_samples
 from tests.core.engine_room import EngineRoom
 from tracing.analysis.jobs import GapLife, PinLife, TurnLife
-from tracing.analysis.lives import LifeReader
+from tracing.analysis.life_reader import LifeReader
 from tracing.analysis.pool import StepLife
 from tracing.events import StepDecision, StepOutput, StepSnapshot, TraceEvent
 from tracing.invariants import all_checks

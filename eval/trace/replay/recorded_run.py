@@ -13,7 +13,7 @@ from eval.trace.replay.block_names import BlockNames, Segment
 from eval.trace.replay.errors import NotReplayableError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from tracing.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife
-from tracing.analysis.lives import LifeReader
+from tracing.analysis.life_reader import LifeReader
 from tracing.analysis.pool import StepLife
 from tracing.events import (
     PinEvent,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracing.analysis.lives import LifeSink, TraceFacts, read_lives
+from tracing.analysis.life_reader import LifeSink
+from tracing.analysis.lives import TraceFacts, read_lives
 from tracing.reader import TraceError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from tracing.analysis.jobs import GapLife, PinLife
-from tracing.analysis.lives import LifeReader, LifeSink
+from tracing.analysis.life_reader import LifeReader, LifeSink
 from tracing.analysis.pool import StepLife
 from tracing.events import TraceEvent
 from tracing.reader import read_trace
