@@ -88,6 +88,8 @@ class AnswerOutput:
     """Tokens and logprobs of what is new."""
     finish_reason: str | None = None
     """``stop`` | ``length`` | ``tool_calls``; None while the answer goes on."""
+    is_cut_in_call: bool = False
+    """Whether a stop string ended it in the middle of its last call."""
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -260,18 +262,36 @@ class _AnswerReader:
     """The one tool to call was given by name: its call is then an ordinary stop, as in V1."""
     reply: ParsedReply = field(default_factory=ParsedReply)
     num_tokens: int = 0
+    _ends_in_call: bool = False
+    """Whether what was read last is of a call."""
+    _is_cut_in_call: bool = False
 
     def read(self, answer: CompletionOutput) -> AnswerOutput:
         self.num_tokens += len(answer.token_ids)
-        deltas = [delta for delta in self._parse(answer) if not self._beyond_limit(delta)]
-        self.reply.add(deltas)
+        deltas = self._take(self._parser.feed(answer.text))
+        if answer.finished:
+            deltas += self._take(self._parser.finish())
+            self._is_cut_in_call = self._stopped_in_call(answer)
         if not self._include_reasoning:
             deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
-        return AnswerOutput(answer.index, deltas, self.reply, answer, self._finish_reason(answer))
+        finish_reason = self._finish_reason(answer)
+        return AnswerOutput(
+            answer.index, deltas, self.reply, answer, finish_reason, is_cut_in_call=self._is_cut_in_call
+        )
 
-    def _parse(self, answer: CompletionOutput) -> list[ReplyDelta]:
-        deltas = self._parser.feed(answer.text)
-        return deltas + self._parser.finish() if answer.finished else deltas
+    def _take(self, read: list[ReplyDelta]) -> list[ReplyDelta]:
+        """What the client wants of it, which is the reply's from now on."""
+        deltas = [delta for delta in read if not self._beyond_limit(delta)]
+        self.reply.add(deltas)
+        if deltas:
+            self._ends_in_call = isinstance(deltas[-1], ToolCallDelta)
+        return deltas
+
+    def _stopped_in_call(self, answer: CompletionOutput) -> bool:
+        """Whether a stop string came in the middle of a call: nobody is to run half of its arguments."""
+        if answer.finish_reason != "stop" or not isinstance(answer.stop_reason, str):
+            return False
+        return self._ends_in_call and not _is_json(self.reply.calls[-1].arguments)
 
     def _beyond_limit(self, delta: ReplyDelta) -> bool:
         """Whether this is of a call that the client did not want beside the first."""
@@ -282,14 +302,21 @@ class _AnswerReader:
         )
 
     def _finish_reason(self, answer: CompletionOutput) -> str | None:
-        """A reply cut off by its length says so, even if there was a call before the cut."""
-        if answer.finish_reason == "stop" and self.reply.calls and not self.named:
-            return "tool_calls"
-        return answer.finish_reason
+        """A reply cut off by its length, or in a call, says so, even if there was a call before the cut."""
+        is_whole = answer.finish_reason == "stop" and not self._is_cut_in_call
+        return "tool_calls" if is_whole and self.reply.calls and not self.named else answer.finish_reason
 
     def announced_calls(self) -> list[ToolCall]:
         """What runs next: the tool calls, or the command of a text agent."""
         if self.reply.calls:
-            return self.reply.tool_calls
+            return self.reply.tool_calls[:-1] if self._is_cut_in_call else self.reply.tool_calls
         command = read_fenced_command(self.reply.content)
         return [command] if command is not None else []
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -191,6 +191,26 @@ def test_tool_calls_are_read(client: openai.OpenAI, http: httpx.Client) -> None:
     assert call.id
 
 
+@pytest.mark.parametrize("stop", ["ls", "</tool_call>"], ids=["in the call", "behind the call"])
+def test_a_stop_string_in_a_call_makes_no_whole_call_of_it(http: httpx.Client, stop: str) -> None:
+    """A client that runs tools at "tool_calls" would run half of one; whole and streamed alike."""
+    ids = token_ids(http, CALL_TEXT + "<|im_end|>")
+    body = {"messages": HELLO, "tools": [TOOL], "stop": [stop], "replay_token_ids": ids}
+    [choice] = http.post("/v1/chat/completions", json=body).json()["choices"]
+    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        chunks = [json.loads(event) for event in events(response) if event != "[DONE]"]
+    deltas = [chunk["choices"][0] for chunk in chunks]
+    calls = [call for delta in deltas for call in delta["delta"].get("tool_calls", [])]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == arguments
+    assert arguments == ('{"command": "' if stop == "ls" else '{"command": "ls -l"}')
+    assert (
+        choice["finish_reason"] == deltas[-1]["finish_reason"] == ("stop" if stop == "ls" else "tool_calls")
+    )
+    assert choice["stop_reason"] == stop
+
+
 def test_tool_calls_are_streamed(client: openai.OpenAI, http: httpx.Client) -> None:
     """The first delta of a call has id and name, the later ones argument text only."""
     chunks = list(

@@ -455,6 +455,21 @@ def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, http: httpx.Clien
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "STOP")
 
 
+@pytest.mark.parametrize("stop", ["ls", "</tool_call>"], ids=["in the call", "behind the call"])
+def test_a_stop_sequence_in_a_call_makes_no_tool_use_of_it(
+    claude: anthropic.Anthropic, http: httpx.Client, stop: str
+) -> None:
+    """The answer ended at the sequence and not with the call; whole and streamed alike."""
+    request: Body = {"model": "tiny", "max_tokens": 200, "messages": HELLO, "tools": [BASH]}
+    request |= {"stop_sequences": [stop], "extra_body": replay(http, CALL_TEXT)}
+    whole = claude.messages.create(**request)
+    with claude.messages.stream(**request) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        expected = ("stop_sequence", "ls") if stop == "ls" else ("tool_use", None)
+        assert (message.stop_reason, message.stop_sequence) == expected
+
+
 def test_a_prefilled_answer_is_continued(http: httpx.Client) -> None:
     """A last message of the assistant is the beginning of the answer."""
     history = [*HELLO, {"role": "assistant", "content": "The answer is"}]

@@ -261,7 +261,7 @@ class MessageAnswer:
         answer = turn.answers[0]
         if answer.finish_reason == "length":
             return StopDelta(self._limit(turn.usage), None)
-        if self._blocks.calls_tools:
+        if self._blocks.calls_tools and not answer.is_cut_in_call:
             return StopDelta("tool_use", None)
         if isinstance(answer.stop_reason, str) and answer.stop_reason in self._terms.stop_sequences:
             return StopDelta("stop_sequence", answer.stop_reason)
