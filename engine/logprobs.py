@@ -29,4 +29,6 @@ class LogprobsProcessor:
             self.cumulative += chosen.logprob
 
     def _token(self, token_id: int, logprob: float, rank: int) -> TokenLogprob:
-        return TokenLogprob(token_id, self._tokenizer.token_text(token_id), logprob, rank)
+        tokenizer = self._tokenizer
+        raw = tokenizer.token_bytes(token_id)
+        return TokenLogprob(token_id, tokenizer.token_text(token_id), logprob, rank, raw)

@@ -18,6 +18,8 @@ class TokenLogprob:
     logprob: float
     rank: int
     """1 is the most probable token of the vocabulary."""
+    raw: bytes
+    """The token's own part of the text in UTF-8, whole characters or not."""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ Message = Mapping[str, Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 """A folder with none of these has no tokenizer."""
 
+_UNREADABLE = "\ufffd"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _NOT_FOR_TEMPLATES = frozenset(
     (
         *("tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -142,6 +145,23 @@ class Tokenizer:
             text = self._token_texts[token_id] = self.decode([token_id])
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own part of a text: of tokens that share a character, each has its bytes of it."""
+        text = self.token_text(token_id)
+        return self._own_bytes(token_id) if _UNREADABLE in text else text.encode()
+
+    def _own_bytes(self, token_id: int) -> bytes:
+        """Of a token that is no whole character by itself, read from its name in the vocabulary."""
+        name = self.hf.convert_ids_to_tokens(token_id)
+        if not isinstance(name, str) or token_id in self.hf.added_tokens_decoder:
+            return self.token_text(token_id).encode()
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        try:
+            return bytes(_byte_alphabet()[letter] for letter in name)
+        except KeyError:
+            return self.token_text(token_id).encode()
+
     def bad_word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Token sequences that spell these words, at the start of a text and after a space."""
         sequences: list[list[int]] = []
@@ -205,6 +225,16 @@ class Tokenizer:
             )
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """The letters in which a byte-level vocabulary writes bytes: printable ones stand for themselves, the
+    others, in order, for letters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
 
 
 def _as_template_expects(message: Message) -> dict[str, Any]:

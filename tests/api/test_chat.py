@@ -160,6 +160,22 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
         assert len(values) == 3
 
 
+def test_tokens_that_share_a_character_have_their_bytes_of_it(http: httpx.Client) -> None:
+    """The bytes of all tokens, put together, are the text: no token by itself can say that."""
+    text = "é😀 ok"
+    body = {"messages": HELLO, "replay_token_ids": token_ids(http, text), "logprobs": True, "top_logprobs": 5}
+    positions = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(position["bytes"]) for position in positions) == text.encode()
+    split = [position for position in positions if position["token"] == "\ufffd"]
+    assert split
+    assert all(position["bytes"] != list("\ufffd".encode()) for position in split)
+    known = {position["token"]: position["bytes"] for position in positions if position["token"] != "\ufffd"}
+    for position in positions:
+        for top in position["top_logprobs"]:
+            assert top["bytes"] == known.get(top["token"], top["bytes"])
+            assert bytes(top["bytes"]).decode(errors="replace").startswith(top["token"][:1])
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI, http: httpx.Client) -> None:
     """Text ends before the stop string, and the answer says which one it was."""
     answer = client.chat.completions.create(

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
@@ -46,6 +49,20 @@ def test_the_arguments_of_tool_calls_reach_the_template_as_objects(tokenizer: To
         [{"role": "assistant", "content": None, "tool_calls": calls}], chat_template=template
     )
     assert tokenizer.decode(rendered) == "True False True "
+
+
+def test_bytes_that_are_tokens_are_given_as_such(tokenizer: Tokenizer) -> None:
+    """A vocabulary of bytes has them under names of their own: <0xE9>, or a letter for each."""
+    pieces = ["a", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = BackendTokenizer(
+        models.BPE({piece: n for n, piece in enumerate(pieces)}, [], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    in_names = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]
+    for each in (in_names, tokenizer):
+        for text in ("aé", "a😀", "a\ufffd"):
+            tokens = each.encode(text, add_special_tokens=False)
+            assert b"".join(map(each.token_bytes, tokens)) == text.encode()
 
 
 def test_text_parts_are_joined_and_others_refused(tokenizer: Tokenizer) -> None:

@@ -18,12 +18,10 @@ def chat_logprobs(positions: list[PositionLogprobs] | None, as_token_ids: bool |
 def _chat_position(position: PositionLogprobs, as_token_ids: bool) -> ChatTokenLogprob:
     chosen = position.chosen
     top = [
-        TopLogprob(label(token, as_token_ids), _finite(token.logprob), list(token.token.encode()))
+        TopLogprob(label(token, as_token_ids), _finite(token.logprob), list(token.raw))
         for token in position.top
     ]
-    return ChatTokenLogprob(
-        label(chosen, as_token_ids), _finite(chosen.logprob), list(chosen.token.encode()), top
-    )
+    return ChatTokenLogprob(label(chosen, as_token_ids), _finite(chosen.logprob), list(chosen.raw), top)
 
 
 def completion_logprobs(
