@@ -25,7 +25,7 @@ class Admission:
 
     @contextmanager
     def seat(self, num_requests: int) -> Iterator[Seat]:
-        """Places for a request that makes so many; OverloadedError if there are not enough."""
+        """Places for a request that makes so many; OverloadedError if those are too many beside others."""
         num_requests = max(1, num_requests)  # not checked yet
         self._take_requests(num_requests)
         try:
@@ -35,10 +35,12 @@ class Admission:
 
     def _take_requests(self, number: int) -> None:
         # Taken first and given back if it was too much: of two processes that ask at the same moment both may
-        # be refused the last place, but never do both get it.
+        # be refused the last place, but never do both get it. Alone, any number is taken: a request of more
+        # than the limit would never be served otherwise.
         self._board.add(Tally.QUEUED_REQS, number)
+        total = self._board.total(Tally.QUEUED_REQS)
         limit = self._max_reqs
-        if limit is not None and self._board.total(Tally.QUEUED_REQS) > limit:
+        if limit is not None and total > limit and total > number:
             self._board.add(Tally.QUEUED_REQS, -number)
             self._reject("max_num_queued_reqs", f"{limit} requests")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -279,6 +280,18 @@ def test_beyond_the_limit_of_requests_all_that_was_accepted_goes_on(
             assert b"data: " in read_until(stream, b"data: ")
         assert client.post(COMPLETIONS, json={**SHORT, "n": 4, "temperature": 1}).status_code == 503
     assert eventually(lambda: client.post(COMPLETIONS, json=SHORT).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{**SHORT, "n": MAX_REQUESTS + 1, "temperature": 1}, {**SHORT, "prompt": ["a"] * (MAX_REQUESTS + 1)}],
+)
+def test_a_request_of_more_than_the_limit_is_served_alone(client: httpx.Client, body: dict[str, Any]) -> None:
+    """A 503 would tell its client to try again for ever."""
+    assert eventually(lambda: client.get("/load").json()["server_load"] == 0)
+    answer = client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"]) == MAX_REQUESTS + 1
 
 
 def read_until(connection: socket.socket, sign: bytes) -> bytes:
