@@ -52,6 +52,23 @@ async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending
     assert written == ({"host.txt": "well-7"} if ending == "host.txt" else {})
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_what_the_system_says_later_is_read_where_it_stands(box: str, role: str) -> None:
+    """OpenAI's clients send such messages anywhere: between others, and behind the first of them."""
+    first, second = {"role": "system", "content": "Be brief."}, {"role": role, "content": "Be kind."}
+    hello = {"role": "user", "content": "Hello"}
+    expected = {
+        "Hello, Be kind.": [hello, second],
+        "Be brief., Be kind., Hello": [first, second, hello],
+        "Be brief., Hello, Be kind., Hello": [first, hello, second, hello],
+    }
+    for order, messages in expected.items():
+        tokens = httpx.post(f"{box}/tokenize", json={"messages": messages}).json()["tokens"]
+        text = httpx.post(f"{box}/detokenize", json={"tokens": tokens}).json()["prompt"]
+        contents = [block.partition("\n")[2] for block in text.split("<|im_end|>\n")[:-1]]
+        assert ", ".join(contents) == order
+
+
 def test_it_is_small() -> None:
     """All files together: it travels with the package."""
     assert sum(file.stat().st_size for file in Path(folder()).rglob("*") if file.is_file()) <= MAX_BYTES
