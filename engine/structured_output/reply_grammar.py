@@ -82,18 +82,7 @@ def _thought(start: ReplyStart) -> ThoughtSpan | None:
 
 
 def _callable(tools: Sequence[Tool], name: str | None) -> list[Tool]:
-    """The tools to choose from, all of a shape that a grammar can be made of."""
-    for index, tool in enumerate(tools):
-        function = tool.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f"tools[{index}] must be a function with a name.", f"tools[{index}].function.name"
-            )
-        if not isinstance(function.get("parameters") or {}, Mapping):
-            raise RequestError(
-                f"tools[{index}].function.parameters must be a JSON schema.",
-                f"tools[{index}].function.parameters",
-            )
+    """The tools to choose from."""
     chosen = [tool for tool in tools if name is None or tool["function"]["name"] == name]
     if not chosen:
         wanted = "a tool" if name is None else f"the tool {name[:100]!r}"

@@ -207,6 +207,47 @@ def test_tool_calls_are_read(client: openai.OpenAI, http: httpx.Client) -> None:
     assert call.id
 
 
+FUNCTION = TOOL["function"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+@pytest.mark.parametrize(
+    ("tool", "field"),
+    [
+        ({}, "function.name"),
+        ({"type": "function"}, "function.name"),
+        ({"type": "function", "function": {}}, "function.name"),
+        ({"type": "function", "function": {"name": ""}}, "function.name"),
+        ({"type": "function", "function": {**FUNCTION, "parameters": 5}}, "function.parameters"),
+        ({"type": "function", "function": {**FUNCTION, "description": 5}}, "function.description"),
+        ({"type": "custom", "custom": {"name": "patch"}}, "type"),
+        ({"type": "web_search"}, "type"),
+        ({"type": 5, "function": FUNCTION}, "type"),
+    ],
+)
+def test_a_tool_that_is_no_function_is_refused(
+    http: httpx.Client, choice: str, tool: dict[str, object], field: str
+) -> None:
+    """Whatever the choice: the model would be shown it, and could call it."""
+    body = {"messages": HELLO, "tools": [TOOL, tool], "tool_choice": choice, "max_tokens": 1}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"tools[1].{field}"
+    assert f"tools[1].{field}" in answer.json()["error"]["message"]
+
+
+def test_a_tool_may_leave_out_what_says_nothing(http: httpx.Client) -> None:
+    """Its type, its parameters, its description; and an empty object may be PHP's empty list."""
+    functions = [
+        {"name": "a"},
+        {"name": "b", "parameters": None, "description": None},
+        {"name": "c", "parameters": []},
+    ]
+    tools = [{"function": function} for function in functions]
+    body = {"messages": HELLO, "tools": tools, "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
 @pytest.mark.parametrize("stop", ["ls", "</tool_call>"], ids=["in the call", "behind the call"])
 def test_a_stop_string_in_a_call_makes_no_whole_call_of_it(http: httpx.Client, stop: str) -> None:
     """A client that runs tools at "tool_calls" would run half of one; whole and streamed alike."""

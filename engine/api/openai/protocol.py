@@ -11,6 +11,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine.api.identity import ClientIdentity
+from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
 from engine.errors import RequestError
 from engine.sampling_params import MAX_N, SamplingParams
@@ -205,6 +206,7 @@ class ChatCompletionRequest(GenerationRequest):
                     "continue_final_message",
                 )
             self.add_generation_prompt = False
+        check_tools(self.tools or [])
         self._check_tool_choice()
         return self
 
@@ -282,6 +284,7 @@ class TokenizeRequest(BaseModel):
     def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("Give either prompt or messages.", "prompt")
+        check_tools(self.tools or [])
         return self
 
 
