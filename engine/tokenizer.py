@@ -29,7 +29,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _NOT_FOR_TEMPLATES = frozenset(
     (
         *("tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
-        *("return_dict", "return_tensors", "conversation"),
+        *("return_dict", "return_tensors", "conversation", "messages", "self"),
     )
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import openai
 import pytest
@@ -48,7 +50,7 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     (CHAT, {"messages": HELLO, "allowed_token_ids": []}, 400, "allowed_token_ids"),
     (CHAT, {"messages": HELLO, "bad_words": [""]}, 400, "bad_words"),
     (CHAT, {"messages": HELLO, "replay_token_ids": [-1]}, 400, "replay_token_ids"),
-    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 50}, 400, "logprobs"),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 50}, 400, "top_logprobs"),
     (CHAT, {"messages": HELLO, "top_logprobs": 5}, 400, "top_logprobs"),
     (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "stream_options"),
     (CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": "always"}, 400, "tool_choice"),
@@ -181,6 +183,45 @@ def test_a_text_far_too_long_may_still_be_counted(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"prompt": text}).json()["count"] > 40_000
     body = {"messages": [{"role": "user", "content": text}]}
     assert http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"] > 40_000
+
+
+LOGPROBS = {"logprobs": True, "top_logprobs": 21}
+TOO_LONG = [{"role": "user", "content": "word " * 2000}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "name", "limit"),
+    [
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        (CHAT, {"max_tokens": 0}, "max_tokens", "at least 1"),
+        (CHAT, {"max_completion_tokens": 5000}, "max_completion_tokens", "1024 tokens"),
+        (CHAT, LOGPROBS, "top_logprobs", "[0, 20]"),
+        (CHAT, {"messages": TOO_LONG}, "messages", "1024 tokens"),
+        (CHAT, {"tools": [], "tool_choice": 5}, "tool_choice", "'auto'"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", "a list of token ids"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "a string"),
+        ("/v1/messages", {"stop_sequences": ["x" * 2000]}, "stop_sequences", "1024"),
+        ("/v1/messages", {"messages": TOO_LONG}, "messages", "1023 maximum"),
+        ("/v1/messages", {"system": ["x"]}, "system", "text blocks"),
+    ],
+)
+def test_what_is_wrong_has_the_name_it_was_sent_by(
+    http: httpx.Client, path: str, fields: dict[str, object], name: str, limit: str, stream: bool
+) -> None:
+    """Not the name of the field that it becomes in the engine, nor of one shape of several."""
+    body = {**({"prompt": "a"} if path == COMPLETIONS else {"messages": HELLO}), "stream": stream, **fields}
+    if path == "/v1/messages":
+        body = {"max_tokens": 2, **body}
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert limit in error["message"]
+    assert error["message"].startswith(name) if path == "/v1/messages" else error["param"] == name
+    assert (
+        not re.search(r"^(max_tokens|logprobs|stop)\b|\.str|render", error["message"]) or name == "max_tokens"
+    )
 
 
 def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:

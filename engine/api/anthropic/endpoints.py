@@ -15,6 +15,7 @@ from engine.api.conversation import Conversation, ConversationTurn, NamedTool
 from engine.api.conversation import ToolChoice as ConversationToolChoice
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.errors import Dialect
+from engine.api.field_names import told_as_sent
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.identity import identify
@@ -24,6 +25,9 @@ from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 
 router = APIRouter()
+
+_FIELD_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
+"""How clients call what the engine has under another name."""
 
 
 @endpoint(router, "POST", "/v1/messages", body=MessagesRequest)
@@ -39,9 +43,10 @@ async def create_message(request: Request) -> Response:
     answer = MessageAnswer(_terms(model, body, request, request_id))
 
     async def respond() -> Response:
-        if not body.stream:
-            return json_response(answer.whole(await turn.whole()))
-        turns = await begun(turn.stream(), model.sse_keep_alive_s)
+        with told_as_sent(_FIELD_NAMES):
+            if not body.stream:
+                return json_response(answer.whole(await turn.whole()))
+            turns = await begun(turn.stream(), model.sse_keep_alive_s)
         return EventStream(answer.events(turns), Dialect.ANTHROPIC, request.state.request_id)
 
     return await while_connected(request, respond())

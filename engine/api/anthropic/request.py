@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.api.errors import ThreadsUnsupportedError
+from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId
 from engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
@@ -66,7 +67,9 @@ class PromptRequest(BaseModel):
 
     model: str | None = None
     messages: Annotated[ListOf[dict[str, Any]], Field(min_length=1)]
-    system: str | ListOf[dict[str, Any]] | None = None
+    system: Annotated[
+        str | ListOf[dict[str, Any]] | None, one_of("system", "a string or a list of text blocks")
+    ] = None
     tools: ListOf[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

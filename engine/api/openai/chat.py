@@ -21,6 +21,7 @@ from engine.api.conversation import (
     TurnOutput,
 )
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.field_names import told_as_sent
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
@@ -57,9 +58,10 @@ async def create_chat_completion(request: Request) -> Response:
     turn = ConversationTurn(model, answer.conversation(identify(request.headers, body.identity())))
 
     async def respond() -> Response:
-        if not body.stream:
-            return json_response(answer.whole(await turn.whole()))
-        return EventStream(answer.events(await begun(turn.stream(), model.sse_keep_alive_s)))
+        with told_as_sent(body.field_names()):
+            if not body.stream:
+                return json_response(answer.whole(await turn.whole()))
+            return EventStream(answer.events(await begun(turn.stream(), model.sse_keep_alive_s)))
 
     return await while_connected(request, respond())
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self, TypeVar, cast
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
 from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
@@ -185,7 +186,9 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
     tools: ListOf[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, one_of("tool_choice", "'none', 'auto', 'required' or a function")
+    ] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
@@ -235,11 +238,21 @@ class ChatCompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def field_names(self) -> dict[str, str]:
+        """How the client calls what the engine has under another name."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        return (
+            names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
+        )
+
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
+    prompt: Annotated[
+        str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]],
+        one_of("prompt", "a string, a list of token ids, or a list of strings or of lists of token ids"),
+    ]
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Int64 | None = None

@@ -1,0 +1,37 @@
+"""The engine's fields under the names that a dialect's clients send them by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from engine.errors import RequestError
+
+
+@contextmanager
+def told_as_sent(names: Mapping[str, str]) -> Iterator[None]:
+    """A RequestError of one of these fields names what the client sent instead."""
+    try:
+        yield
+    except RequestError as error:
+        name = names.get(error.field or "")
+        if name is not None:
+            error.args = (re.sub(rf"^{error.field}\b", name, str(error)), *error.args[1:])
+            error.field = name
+        raise
+
+
+def one_of(field: str, shapes: str) -> WrapValidator:
+    """For a field of several shapes, of which pydantic tells each one's faults: one sentence instead."""
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise RequestError(f"{field} must be {shapes}.", field) from None
+
+    return WrapValidator(check)
