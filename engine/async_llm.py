@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.clock import Clock, MonotonicClock
+from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core.token_grammar import GRAMMAR_LEFT
@@ -21,12 +21,14 @@ from engine.input_processor import GenerationDefaults, InputProcessor
 from engine.launcher import Core
 from engine.messages import (
     EngineCoreOutputs,
+    EngineCoreRequest,
     EngineReady,
     FinishReason,
     JobFinished,
     JobRef,
     JobStatus,
     PastTurn,
+    SchedulerStats,
     Signal,
     ToolCall,
     ToolGapStarted,
@@ -37,7 +39,7 @@ from engine.messages import (
 from engine.output_processor import OutputProcessor, RequestOutputCollector
 from engine.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
-from engine.stats import StatsListener
+from engine.stats import IterationStats, StatsListener
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.judge import GrammarJudge
 from engine.tokenizer import Tokenizer
@@ -62,12 +64,10 @@ INLINE_TOKENIZE_CHARS = 4096
 class AsyncLLM:
     """Generates for many callers at once, by a core in another process. Belongs to one event loop."""
 
-    def __init__(
-        self, config: EngineConfig, core: Core, *, log_stats: bool = True, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, core: Core, *, log_stats: bool = True) -> None:
         """Starts the core, if it is ours, and waits until the model is loaded; raises why it cannot be."""
         self.config = config
-        self._clock = clock or MonotonicClock()
+        self._clock = MonotonicClock()
         self._client = AsyncMPClient(core)
         try:  # while the core loads the model
             self.tokenizer = Tokenizer.load(config.model)
@@ -104,19 +104,8 @@ class AsyncLLM:
         EngineGenerateError if this request failed, EngineDeadError if the core died.
         """
         self.start()
-        arrival_time = self._clock.now()
-        prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
-        if sampling_params.structured_outputs is not None:
-            # Also done by ``process``, but there the other streams would wait for it.
-            await asyncio.wrap_future(self._inputs.check_grammar(sampling_params.structured_outputs))
-        request = self._inputs.process(
-            request_id,
-            prompt_token_ids,
-            sampling_params,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            job=job,
+        request = await self._checked_request(
+            prompt, sampling_params, request_id, job=job, priority=priority, cache_salt=cache_salt
         )
         collector = RequestOutputCollector(sampling_params.output_kind)
         core_requests = self._outputs.add_request(
@@ -318,6 +307,32 @@ class AsyncLLM:
 
     # ---- inside ----
 
+    async def _checked_request(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        job: JobRef | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> EngineCoreRequest:
+        """The request as the core will see it; RequestError if it is wrong. Nobody else waits for it."""
+        arrival_time = self._clock.now()
+        prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
+        if params.structured_outputs is not None:
+            # Also done by ``process``, but there the other streams would wait for it.
+            await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs))
+        return self._inputs.process(
+            request_id,
+            prompt_token_ids,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            job=job,
+        )
+
     async def _tokenize(self, text: str) -> list[int]:
         if len(text) <= INLINE_TOKENIZE_CHARS:
             return self.tokenizer.encode(text)
@@ -326,6 +341,9 @@ class AsyncLLM:
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids and not self.errored:
             self._client.abort_requests(request_ids)
+        # The core may have nothing more to say for a long time.
+        if (aborted := self._outputs.take_aborted()) is not None:
+            self._tell_listeners(None, aborted)
 
     def _take(self, delivery: Delivery) -> None:
         if isinstance(delivery, EngineDeadError):
@@ -348,8 +366,11 @@ class AsyncLLM:
         processed = self._outputs.process_outputs(message.outputs, message.timestamp)
         if processed.stopped_ids:
             self._client.abort_requests(processed.stopped_ids, stopped=True)
+        self._tell_listeners(message.scheduler_stats, processed.iteration_stats)
+
+    def _tell_listeners(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         for listener in self._listeners:
-            listener(message.scheduler_stats, processed.iteration_stats)
+            listener(scheduler, iteration)
 
 
 def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:

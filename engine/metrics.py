@@ -53,6 +53,9 @@ JOB_BUCKETS_S = (
 TURN_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 _LABELS = ("model_name", "engine")
+_ENGINE_INDEX = "0"
+"""V1 tells replicas of a server apart by it; this server has one core."""
+_ABORTED = str(FinishReason.ABORT)
 
 
 def _token_buckets(limit: int) -> tuple[float, ...]:
@@ -86,22 +89,21 @@ class _CoreGauge:
 class Metrics:
     """All series of one server in a registry of their own. ``record`` is called once per engine step."""
 
-    def __init__(
-        self,
-        model_name: str,
-        max_model_len: int,
-        engine_index: str = "0",
-        shared_folder: Path | None = None,
-    ) -> None:
+    def __init__(self, model_name: str, max_model_len: int, shared_folder: Path | None = None) -> None:
         """``shared_folder``: where this process and its siblings count; None if it is alone."""
         self.registry = CollectorRegistry()
         self._scraped = self.registry
         if shared_folder is not None:
             self._scraped = CollectorRegistry()
             MultiProcessCollector(self._scraped, str(_files_in(shared_folder)))  # type: ignore[no-untyped-call]
-        self._values = (model_name, engine_index)
+        self._values = (model_name, _ENGINE_INDEX)
         self._make_gauges()
-        self._make_counters()
+        self._make_token_counters()
+        self._make_request_counters()
+        self._make_job_counters()
+        self._make_host_counters()
+        self._make_disk_counters()
+        self._make_loss_counters()
         self._make_latencies()
         self._make_sizes(_token_buckets(max_model_len))
 
@@ -118,6 +120,8 @@ class Metrics:
             self._itl.observe(seconds)
         for finished in iteration.finished_requests:
             self._record_finished(finished)
+        for n in iteration.n_params_iter:
+            self._request_n.observe(n)
 
     def record_receipt(self, receipt: TurnReceipt) -> None:
         """A turn of a job ended: what was recomputed in it, and how long its tool call had taken."""
@@ -211,6 +215,8 @@ class Metrics:
     def _record_finished(self, stats: FinishedRequestStats) -> None:
         self._success.labels(*self._values, stats.finish_reason).inc()
         self._cached_prompt_tokens.inc(stats.num_cached_tokens)
+        if stats.finish_reason == _ABORTED:
+            return  # its times and lengths tell of its client's patience
         self._e2e.observe(stats.e2e_s)
         self._queue.observe(stats.queued_s)
         self._prefill.observe(stats.prefill_s)
@@ -220,7 +226,6 @@ class Metrics:
             self._time_per_output_token.observe(stats.mean_time_per_output_token_s)
         self._request_prompt_tokens.observe(stats.num_prompt_tokens)
         self._request_generation_tokens.observe(stats.num_generation_tokens)
-        self._request_n.observe(stats.n)
         if stats.max_tokens is not None:
             self._request_max_tokens.observe(stats.max_tokens)
 
@@ -257,12 +262,11 @@ class Metrics:
             "KV blocks not written: too many were on their way to the disk.",
         )
 
-    def _make_counters(self) -> None:
+    def _make_token_counters(self) -> None:
         self._cache_queries = self._counter(
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
         )
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
-        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests.")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self._cached_prompt_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found cached.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
@@ -275,37 +279,11 @@ class Metrics:
         self._diverged_tokens = self._counter(
             "continuum:prompt_diverged_tokens", "Tokens of a job beyond where its next prompt parted from it."
         )
-        self._superseded_tokens = self._counter(
-            "continuum:superseded_tokens", "Tokens let go since their job's next prompt goes on without them."
-        )
-        self._superseded_blocks = self._counter(
-            "continuum:superseded_blocks", "Of these, KV blocks of the device that nobody held: reused first."
-        )
-        self._loaded_tokens = self._counter(
-            "continuum:host_kv_loaded_tokens", "Tokens whose KV came back from the host tier."
-        )
-        self._failed_loads = self._counter(
-            "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
-        )
-        self._make_disk_counters()
-        self._trace_dropped = self._counter(
-            "continuum:trace_events_dropped",
-            "Events of the trace that were lost: they came faster than they could be written.",
-        )
-        self._telemetry_dropped = self._counter(
-            "continuum:telemetry_dropped", "Spans that the OpenTelemetry collector did not get."
-        )
-        self._jobs_ended = Counter(
-            "continuum:jobs_ended",
-            "Jobs that ended, by how: their client said so, or they were idle for too long.",
-            (*_LABELS, "outcome"),
-            registry=self.registry,
-        )
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended, by reason.",
-            (*_LABELS, "finished_reason"),
-            registry=self.registry,
+
+    def _make_request_counters(self) -> None:
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests.")
+        self._success = self._counters(
+            "vllm:request_success", "Requests that ended, by reason.", "finished_reason"
         )
         for reason in FinishReason:  # from 0, so that an alert sees the first error too
             self._success.labels(*self._values, str(reason))
@@ -315,20 +293,46 @@ class Metrics:
             ("model_name", "reason"),
             registry=self.registry,
         )
-        self._prefix_killers_removed = Counter(
+        self._prefix_killers_removed = self._counters(
             "continuum:prefix_killers_removed",
             "Texts taken out of prompts because they change with every request, by kind.",
-            (*_LABELS, "kind"),
-            registry=self.registry,
+            "kind",
         )
-        self._pins_ended = Counter(
-            "continuum:pins_ended", "Pins that ended, by cause.", (*_LABELS, "cause"), registry=self.registry
+
+    def _make_job_counters(self) -> None:
+        self._jobs_ended = self._counters(
+            "continuum:jobs_ended",
+            "Jobs that ended, by how: their client said so, or they were idle for too long.",
+            "outcome",
         )
-        self._pin_block_s = Counter(
+        self._pins_ended = self._counters("continuum:pins_ended", "Pins that ended, by cause.", "cause")
+        self._pin_block_s = self._counters(
             "continuum:pin_block_seconds",
             "KV blocks times seconds that pins held, by how the holding ended.",
-            (*_LABELS, "cause"),
-            registry=self.registry,
+            "cause",
+        )
+        self._superseded_tokens = self._counter(
+            "continuum:superseded_tokens", "Tokens let go since their job's next prompt goes on without them."
+        )
+        self._superseded_blocks = self._counter(
+            "continuum:superseded_blocks", "Of these, KV blocks of the device that nobody held: reused first."
+        )
+
+    def _make_host_counters(self) -> None:
+        self._loaded_tokens = self._counter(
+            "continuum:host_kv_loaded_tokens", "Tokens whose KV came back from the host tier."
+        )
+        self._failed_loads = self._counter(
+            "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
+        )
+
+    def _make_loss_counters(self) -> None:
+        self._trace_dropped = self._counter(
+            "continuum:trace_events_dropped",
+            "Events of the trace that were lost: they came faster than they could be written.",
+        )
+        self._telemetry_dropped = self._counter(
+            "continuum:telemetry_dropped", "Spans that the OpenTelemetry collector did not get."
         )
 
     def _make_latencies(self) -> None:
@@ -396,6 +400,10 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _counters(self, name: str, text: str, by: str) -> Counter:
+        """One for each value of the label ``by``."""
+        return Counter(name, text, (*_LABELS, by), registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._values)

@@ -63,6 +63,7 @@ class RequestState:
     """What has to be remembered of a request between two messages of the core."""
 
     request: EngineCoreRequest
+    external_id: str
     prompt: str | None
     detokenizer: IncrementalDetokenizer
     logprobs: LogprobsProcessor | None
@@ -72,10 +73,6 @@ class RequestState:
     collector: RequestOutputCollector | None = None
     stop_string: str | None = None
     """Found here; the core has been told and has not yet answered."""
-
-    @property
-    def external_id(self) -> str:
-        return self.request.external_req_id or self.request.request_id
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token of a stopped request is what stopped it; it may have been its grammar."""
@@ -153,24 +150,29 @@ class OutputProcessor:
         self._children: dict[str, list[str]] = {}
         """Request id as the InputProcessor gave it to the ids of its unfinished core requests."""
         self._by_external_id: defaultdict[str, list[str]] = defaultdict(list)
+        self._aborted: IterationStats | None = None
+        """Of requests that ended here, without a message of the core."""
 
     def add_request(
         self, request: EngineCoreRequest, prompt: str | None, collector: RequestOutputCollector | None = None
     ) -> list[EngineCoreRequest]:
         """Expect outputs of this request; returns the requests to send to the core, n of them."""
+        external_id = request.external_req_id
+        assert external_id is not None, "the InputProcessor keeps the caller's id"
         parent = ParentRequest(request) if request.sampling_params.n > 1 else None
         core_requests = [request] if parent is None else parent.children()
         for index, core_request in enumerate(core_requests):
             self._states[core_request.request_id] = self._new_state(
-                core_request, prompt, parent, index, collector
+                core_request, external_id, prompt, parent, index, collector
             )
         self._children[request.request_id] = [each.request_id for each in core_requests]
-        self._by_external_id[request.external_req_id or request.request_id].append(request.request_id)
+        self._by_external_id[external_id].append(request.request_id)
         return core_requests
 
     def _new_state(
         self,
         request: EngineCoreRequest,
+        external_id: str,
         prompt: str | None,
         parent: ParentRequest | None,
         index: int,
@@ -179,6 +181,7 @@ class OutputProcessor:
         params = request.sampling_params
         return RequestState(
             request=request,
+            external_id=external_id,
             prompt=prompt,
             detokenizer=IncrementalDetokenizer(self._tokenizer, params, request.prompt_token_ids),
             logprobs=(
@@ -197,7 +200,8 @@ class OutputProcessor:
 
     def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp: float) -> ProcessedOutputs:
         """Take one message of the core; outputs of requests that were aborted meanwhile are dropped."""
-        processed = ProcessedOutputs(IterationStats(timestamp))
+        processed = ProcessedOutputs(self.take_aborted() or IterationStats(timestamp))
+        processed.iteration_stats.timestamp = timestamp
         for output in outputs:
             state = self._states.get(output.request_id)
             if state is not None:
@@ -209,7 +213,7 @@ class OutputProcessor:
     ) -> None:
         reason, stop_reason = output.finish_reason, output.stop_reason
         if state.stop_string is None:
-            self._note_times(state, output, timestamp, processed.iteration_stats)
+            self._note_tokens(state.stats, output, timestamp, processed.iteration_stats)
             state.stop_string = state.detokenizer.update(
                 output.new_token_ids,
                 finished=reason is not None,
@@ -224,6 +228,7 @@ class OutputProcessor:
                 return
             reason, stop_reason = FinishReason.STOP, state.stop_string
         if reason is not None:
+            self._note_final_figures(state.stats, output)
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)
         if result is not None:
@@ -236,18 +241,16 @@ class OutputProcessor:
         else:
             request_outputs.append(result)
 
-    def _note_times(
-        self, state: RequestState, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
+    @staticmethod
+    def _note_tokens(
+        stats: RequestStats, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
     ) -> None:
-        stats = state.stats
+        """When its tokens came; those behind a stop string are not its own."""
         num_new = len(output.new_token_ids)
         stats.num_generation_tokens += num_new
-        if stats.first_token_time is None or output.finished:
+        if stats.first_token_time is None:
             stats.num_cached_tokens = output.num_cached_tokens
             stats.queued_s = output.queued_s
-        if output.finished:
-            iteration.num_preempted_reqs += output.num_preemptions > 0
-            stats.num_preemptions = output.num_preemptions
         if not num_new:
             return
         if stats.first_token_time is None:
@@ -259,45 +262,54 @@ class OutputProcessor:
         stats.last_token_time = timestamp
         iteration.num_generation_tokens += num_new
 
+    @staticmethod
+    def _note_final_figures(stats: RequestStats, output: EngineCoreOutput) -> None:
+        """What the core says of a request when it has ended, whoever ended it."""
+        stats.num_cached_tokens = output.num_cached_tokens
+        stats.queued_s = output.queued_s
+        stats.num_preemptions = output.num_preemptions
+
     def _finish(
         self, state: RequestState, reason: FinishReason, timestamp: float, iteration: IterationStats
     ) -> None:
-        self._forget(state)
-        if self._log_stats:
-            params = state.request.sampling_params
-            iteration.finished_requests.append(
-                finished_request_stats(
-                    state.stats,
-                    now=timestamp,
-                    finish_reason=str(reason),
-                    max_tokens=params.max_tokens,
-                    n=params.n,
-                )
+        is_last = self._forget(state)
+        if not self._log_stats:
+            return
+        params = state.request.sampling_params
+        iteration.finished_requests.append(
+            finished_request_stats(
+                state.stats, now=timestamp, finish_reason=str(reason), max_tokens=params.max_tokens
             )
+        )
+        if is_last:
+            iteration.n_params_iter.append(params.n if state.parent is None else state.parent.n)
 
-    def _forget(self, state: RequestState) -> None:
+    def _forget(self, state: RequestState) -> bool:
+        """Whether it was the last of its caller's request."""
         request_id = state.request.request_id
         del self._states[request_id]
         own_id = request_id if state.parent is None else state.parent.request_id
         siblings = self._children[own_id]
         siblings.remove(request_id)
         if siblings:
-            return
+            return False
         del self._children[own_id]
         same_name = self._by_external_id[state.external_id]
         same_name.remove(own_id)
         if not same_name:
             del self._by_external_id[state.external_id]
+        return True
 
     def abort(self, request_id: str) -> list[str]:
         """Forget a request (by the id the InputProcessor gave it); returns what the core must abort.
 
         A reader still waiting for it gets a last output with finish reason ``abort``.
         """
-        aborted = list(self._children.get(request_id, ()))
+        aborted, now = list(self._children.get(request_id, ())), self._clock.now()
         for core_id in aborted:
             state = self._states[core_id]
-            self._forget(state)
+            self._aborted = self._aborted or IterationStats(now)
+            self._finish(state, FinishReason.ABORT, now, self._aborted)
             result = state.make_output(FinishReason.ABORT)
             if result is not None and state.collector is not None:
                 state.collector.put(result)
@@ -307,6 +319,11 @@ class OutputProcessor:
         """The same for all requests a caller has named so."""
         request_ids = list(self._by_external_id.get(external_id, ()))
         return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
+
+    def take_aborted(self) -> IterationStats | None:
+        """What is to be told of aborted requests, once: now, or else with the core's next message."""
+        aborted, self._aborted = self._aborted, None
+        return aborted
 
     def abort_all(self) -> list[str]:
         return [core_id for request_id in list(self._children) for core_id in self.abort(request_id)]

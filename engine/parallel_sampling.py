@@ -14,9 +14,10 @@ class ParentRequest:
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self.request_id = request.request_id
+        self.n = request.sampling_params.n
         self._request = request
         self._final_only = request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
-        self._unfinished = set(range(request.sampling_params.n))
+        self._unfinished = set(range(self.n))
         self._answers: list[CompletionOutput] = []
 
     def children(self) -> list[EngineCoreRequest]:
@@ -30,7 +31,7 @@ class ParentRequest:
                     params, n=1, seed=None if params.seed is None else _wrapped(params.seed + index)
                 ),
             )
-            for index in range(params.n)
+            for index in range(self.n)
         ]
 
     def merge(self, answer: CompletionOutput) -> tuple[list[CompletionOutput], bool]:

@@ -32,7 +32,6 @@ class FinishedRequestStats:
     num_generation_tokens: int
     num_cached_tokens: int
     max_tokens: int | None
-    n: int
     e2e_s: float
     queued_s: float
     prefill_s: float
@@ -53,10 +52,12 @@ class IterationStats:
     num_prompt_tokens: int = 0
     """Of requests whose first token came in this iteration."""
     num_generation_tokens: int = 0
-    num_preempted_reqs: int = 0
     time_to_first_tokens_s: list[float] = field(default_factory=list)
     inter_token_latencies_s: list[float] = field(default_factory=list)
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+    """Aborted ones too; each answer is one."""
+    n_params_iter: list[int] = field(default_factory=list)
+    """``n`` of each request whose last answer ended."""
 
 
 StatsListener = Callable[[SchedulerStats | None, IterationStats], None]
@@ -64,7 +65,7 @@ StatsListener = Callable[[SchedulerStats | None, IterationStats], None]
 
 
 def finished_request_stats(
-    stats: RequestStats, *, now: float, finish_reason: str, max_tokens: int | None, n: int
+    stats: RequestStats, *, now: float, finish_reason: str, max_tokens: int | None
 ) -> FinishedRequestStats:
     """The summary of a request that has just ended."""
     scheduled = stats.arrival_time + stats.queued_s
@@ -77,7 +78,6 @@ def finished_request_stats(
         num_generation_tokens=stats.num_generation_tokens,
         num_cached_tokens=stats.num_cached_tokens,
         max_tokens=max_tokens,
-        n=n,
         e2e_s=now - stats.arrival_time,
         queued_s=stats.queued_s,
         prefill_s=first - scheduled,

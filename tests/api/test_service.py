@@ -101,9 +101,33 @@ def test_metrics(http: httpx.Client) -> None:
     assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="400"} 1.0' in page
 
 
-def metric(http: httpx.Client, name: str) -> float:
+def metric(http: httpx.Client, name: str, behind: str = "{") -> float:
     lines = http.get("/metrics").text.splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + behind))
+
+
+def test_aborted_requests_are_counted(http: httpx.Client) -> None:
+    """By the answers that were not finished when the client left; they are in no latency."""
+    name = 'vllm:request_success_total{engine="0",finished_reason="abort"'
+    latency = "vllm:e2e_request_latency_seconds_count"
+    aborted, ended = metric(http, name, ","), metric(http, latency)
+    body = {"prompt": "count me", "max_tokens": 900, "ignore_eos": True, "n": 3, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+    deadline = time.monotonic() + 30
+    while metric(http, name, ",") < aborted + 3:
+        assert time.monotonic() < deadline
+    assert metric(http, latency) == ended
+
+
+def test_n_is_observed_once_per_request(http: httpx.Client) -> None:
+    """As the client said it, not once per answer."""
+    count, total = (f"vllm:request_params_n_{what}" for what in ("count", "sum"))
+    before = metric(http, count), metric(http, total)
+    for n in (1, 3):
+        http.post("/v1/completions", json={"prompt": "count me", "max_tokens": 2, "n": n})
+    assert (metric(http, count), metric(http, total)) == (before[0] + 2, before[1] + 4)
 
 
 def test_counters_count(http: httpx.Client) -> None:

@@ -208,6 +208,29 @@ def test_a_preempted_request_says_the_same(make_engine: MakeEngine) -> None:
         assert finals[name].token_ids == [fake_token(name, position, 512) for position in range(40)]
 
 
+def test_a_stop_string_keeps_the_count_of_preemptions(make_engine: MakeEngine) -> None:
+    """What a request has gone through is told of it however it ends."""
+
+    def finals(stops: dict[str, list[str]]) -> dict[str, RequestOutput]:
+        engine = make_engine(FakeExecutorFactory(max_model_len=256), num_gpu_blocks_override=20)
+        for name in "abcdef":
+            params = SamplingParams(ignore_eos=True, max_tokens=40, stop=stops.get(name, []))
+            engine.add_request(name, [ord(name)] * 30, params)
+        return {output.request_id: output for output in run(engine) if output.finished}
+
+    def num_preemptions(output: RequestOutput) -> int:
+        assert output.metrics is not None
+        return output.metrics.num_preemptions
+
+    plain = finals({})
+    preempted = next(name for name in plain if num_preemptions(plain[name]))
+    text = plain[preempted].outputs[0].text
+    stop = next(text[-n:] for n in range(1, len(text)) if text.find(text[-n:]) == len(text) - n)
+    stopped = finals({preempted: [stop]})[preempted]
+    assert stopped.outputs[0].stop_reason == stop
+    assert num_preemptions(stopped) == num_preemptions(plain[preempted])
+
+
 def test_a_job_reaches_the_core(make_engine: MakeEngine) -> None:
     """Under a policy that knows no jobs a turn of a job is a request like any other, without a receipt."""
     engine = make_engine()
