@@ -225,9 +225,11 @@ def test_a_stop_string_keeps_the_count_of_preemptions(make_engine: MakeEngine) -
     plain = finals({})
     preempted = next(name for name in plain if num_preemptions(plain[name]))
     text = plain[preempted].outputs[0].text
-    stop = next(text[-n:] for n in range(1, len(text)) if text.find(text[-n:]) == len(text) - n)
+    end = len(text) - 8  # well before its last token
+    stop = next(text[end - n : end] for n in range(1, end) if text.find(text[end - n : end]) == end - n)
     stopped = finals({preempted: [stop]})[preempted]
     assert stopped.outputs[0].stop_reason == stop
+    assert len(stopped.outputs[0].token_ids) < 40
     assert num_preemptions(stopped) == num_preemptions(plain[preempted])
 
 
