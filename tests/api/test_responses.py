@@ -640,6 +640,21 @@ def test_a_background_response_says_that_it_runs(client: openai.OpenAI) -> None:
     assert client.responses.cancel(begun.id).status == "cancelled"
 
 
+def test_a_cancelled_stream_ends_with_an_event(client: openai.OpenAI) -> None:
+    """Its reader need not guess why nothing more comes: the last event has the response, which says so."""
+    with client.responses.create(
+        model="tiny", input="hello", background=True, stream=True, extra_body=ENDLESS
+    ) as stream:
+        created = next(iter(stream))
+        assert created.type == "response.created"
+        assert client.responses.cancel(created.response.id).status == "cancelled"
+        events = [created, *stream]
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.status == "cancelled"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert client.responses.retrieve(created.response.id).to_dict() == events[-1].response.to_dict()
+
+
 def test_only_background_responses_can_be_cancelled(client: openai.OpenAI, saying: Replies) -> None:
     """Others end with their connection."""
     answer = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))
@@ -703,7 +718,22 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "telepathy"}]}, "input[0].type"),
     ({"input": [{"type": []}]}, "input[0].type"),
     ({"input": [{}]}, "input[0].type"),
-    ({"input": ["text"]}, "input"),
+    ({"input": ["text"]}, "input[0]"),
+    ({"input": {"role": "user", "content": "x"}}, "input"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input"),
+    ({"input": "x", "max_output_tokens": 10**9}, "max_output_tokens"),
+    ({"input": "x", "max_tokens": 10**9}, "max_tokens"),
+    ({"input": "x", "metadata": {"a": 1}}, "metadata"),
+    ({"input": "x", "metadata": {"a": "x" * 513}}, "metadata"),
+    ({"input": "x", "metadata": {"a" * 65: "x"}}, "metadata"),
+    ({"input": "x", "metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "call_id": 5, "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "local_shell_call_output", "id": "c", "output": "x"}]}, "input[0].id"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -760,6 +790,35 @@ def test_a_bad_body_is_told_which_field(http: httpx.Client, body: dict[str, Any]
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["param"] == field, error
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (5, "input must be a string or a list of items."),
+        ([{}], "input[0].type is missing."),
+        ([{"type": "function_call_output", "call_id": "c", "output": "x"}], "No tool call found"),
+        ([{"type": "reasoning", "summary": []}], "nothing that the model can be shown"),
+    ],
+)
+def test_a_bad_input_is_told_what_is_wrong(http: httpx.Client, given: object, says: str) -> None:
+    """In words of the request, not of how it was read."""
+    answer = http.post("/v1/responses", json={"input": given})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_an_output_may_be_of_a_call_of_an_earlier_turn(http: httpx.Client) -> None:
+    """Of a stored response, or of the items with which a conversation began; not of another job's call."""
+    call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "x"}
+    conversation = http.post("/v1/conversations", json={"items": [call]}).json()["id"]
+    said = {"input": [call, output], "max_output_tokens": 1}
+    previous = http.post("/v1/responses", json=said).json()["id"]
+    for before in ({"conversation": conversation}, {"previous_response_id": previous}):
+        answer = http.post("/v1/responses", json={"input": [output], "max_output_tokens": 1, **before})
+        assert answer.status_code == 200, answer.text
+    assert http.post("/v1/responses", json={"input": [output]}).status_code == 400
 
 
 @pytest.mark.parametrize(

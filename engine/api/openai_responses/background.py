@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from engine.api.errors import OverloadedError
 from engine.api.openai_responses.conversation_lock import RENEW_S
+from engine.api.openai_responses.events import Event
 from engine.api.openai_responses.store import ResponseStore
 from engine.api.openai_responses.turn import ResponseTurn
 from engine.errors import RequestError
@@ -77,7 +78,7 @@ class _Run:
         finally:
             if making.cancel():
                 await asyncio.wait({making})
-                await self._turn.cancelled()
+                self._log(await self._turn.cancelled())
             self.stored.set()
             if self.log is not None:
                 self.log.end()
@@ -86,8 +87,12 @@ class _Run:
         async with aclosing(self._turn.to_the_end(self._turn.events())) as events:
             async for event in events:
                 self.stored.set()  # that comes before the first of them
-                if self.log is not None:
-                    self.log.add(event.encode())
+                self._log([event])
+
+    def _log(self, events: list[Event]) -> None:
+        if self.log is not None:
+            for event in events:
+                self.log.add(event.encode())
 
 
 class BackgroundRuns:

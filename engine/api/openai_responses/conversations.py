@@ -17,6 +17,7 @@ from engine.api.openai_responses.history import with_ids
 from engine.api.openai_responses.input_items import Item, MessageList
 from engine.api.openai_responses.items import ConversationId, Response, TextConfig, new_response_id
 from engine.api.openai_responses.keeper import ResponseKeeper, keeper_of
+from engine.api.openai_responses.request import Metadata
 from engine.api.openai_responses.store import PastResponse, PastTurn, ResponseNotStoredError, StoredResponse
 
 router = APIRouter()
@@ -26,7 +27,7 @@ class ConversationRequest(BaseModel):
     """Body of POST /v1/conversations."""
 
     items: list[Item] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
 
 class Conversation(msgspec.Struct, kw_only=True):

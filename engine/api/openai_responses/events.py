@@ -44,7 +44,8 @@ class ResponseIncomplete(_OfResponse, kw_only=True, tag="response.incomplete"):
 
 
 class ResponseFailed(_OfResponse, kw_only=True, tag="response.failed"):
-    """The last event of a response that failed."""
+    """The last event of a response that failed or was cancelled, as its status says. OpenAI has no event for
+    the latter, and clients wait for one that they know."""
 
 
 class ErrorEvent(Event, kw_only=True, tag="error"):

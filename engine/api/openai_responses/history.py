@@ -90,7 +90,10 @@ async def _before(store: ResponseStore, body: ResponsesRequest) -> list[PastTurn
 
 async def _resolved(store: ResponseStore, item: Item, where: str) -> Item:
     """The item itself in place of a reference to it."""
-    if kind_of(item) != "item_reference":
+    kind = kind_of(item)
+    if kind is None:  # before it is given an id, with which it would look like a reference
+        raise RequestError(f"{where}.type is missing.", f"{where}.type")
+    if kind != "item_reference":
         return item
     referenced = item.get("id")
     made_by = response_of_item(referenced) if isinstance(referenced, str) else None

@@ -78,6 +78,8 @@ class MessageList:
         """The model's reply that items are still added to; anything said to the model ends it."""
         self._said_before = False
         """The last item of the reply was a message: the next message is another reply."""
+        self._call_ids: set[str] = set()
+        """Of the calls so far; an output is of one of them."""
         self.tools: list[tuple[list[Tool], str]] = []
         """Tools that items bring along, and where."""
         if instructions is not None:
@@ -107,9 +109,9 @@ class MessageList:
             case "additional_tools":
                 self._add_tools(item, where)
             case str() if kind in _CALLS:
-                self._add_call(item, *_CALLS[kind](item, where))
+                self._add_call(item, *_CALLS[kind](item, where), where)
             case str() if kind in _OUTPUTS:
-                self._add_output(item, _OUTPUTS[kind](item, where))
+                self._add_output(item, _OUTPUTS[kind](item, where), where)
             case _:
                 self._refuse_unless_harmless(kind, where)
 
@@ -142,22 +144,32 @@ class MessageList:
             reply["reasoning"] = reply.get("reasoning", "") + text
             self._said_before = False
 
-    def _add_call(self, item: Mapping[str, Any], name: str, arguments: str) -> None:
-        call: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        if isinstance(item.get("call_id"), str):
-            call["id"] = item["call_id"]
+    def _add_call(self, item: Mapping[str, Any], name: str, arguments: str, where: str) -> None:
+        call_id = _string(item, "call_id", where)
+        call: Message = {
+            "type": "function",
+            "id": call_id,
+            "function": {"name": name, "arguments": arguments},
+        }
+        self._call_ids.add(call_id)
+        if item.get("type") == "local_shell_call" and isinstance(item.get("id"), str):
+            self._call_ids.add(item["id"])
         self._open_reply().setdefault("tool_calls", []).append(call)
         self._said_before = False
 
-    def _add_output(self, item: Mapping[str, Any], text: str) -> None:
+    def _add_output(self, item: Mapping[str, Any], text: str, where: str) -> None:
         self._end_reply()
-        message: Message = {"role": "tool", "content": text}
         # OpenAI's own shell has no field for it: there the item's id is the call's.
-        named = "id" if item.get("type") == "local_shell_call_output" else "call_id"
-        call_id = item.get("call_id") or item.get(named)
-        if isinstance(call_id, str):
-            message["tool_call_id"] = call_id
-        self._messages.append(message)
+        is_shells = item.get("type") == "local_shell_call_output" and item.get("call_id") is None
+        named = "id" if is_shells else "call_id"
+        call_id = _string(item, named, where)
+        if call_id not in self._call_ids:
+            raise RequestError(
+                f"No tool call found for {where}, an output with {named} {call_id[:100]!r}: the call must "
+                "stand before it, in input or in the turns that it continues.",
+                f"{where}.{named}",
+            )
+        self._messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
 
     def _add_tools(self, item: Mapping[str, Any], where: str) -> None:
         tools = item.get("tools")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import GenerationRequest, Int64, ListOf
@@ -18,9 +18,25 @@ from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""What a client notes about a response or a conversation, in OpenAI's bounds: it is given back, not read."""
 
 REASONING_SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
+
+
+def _text_or_items(given: object) -> object:
+    """Checked by hand: an error of a union would tell of text alone."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise RequestError("input must be a string or a list of items.", "input")
+    for index, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise RequestError(f"input[{index}] must be an item: an object with a type.", f"input[{index}]")
+    return given
 
 
 class ReasoningParam(BaseModel):
@@ -46,7 +62,7 @@ class ConversationParam(BaseModel):
 class ResponsesRequest(GenerationRequest):
     """Body of POST /v1/responses."""
 
-    input: str | ListOf[Item] | None = None
+    input: Annotated[str | ListOf[Item] | None, BeforeValidator(_text_or_items)] = None
     instructions: str | None = None
     previous_response_id: Id | None = None
     conversation: Id | ConversationParam | None = None
@@ -67,6 +83,7 @@ class ResponsesRequest(GenerationRequest):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
+    metadata: Metadata | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     service_tier: str | None = None
 

@@ -47,9 +47,12 @@ from engine.api.openai_responses.tools import Tools
 from engine.api.openai_responses.truncation import without_oldest
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage
-from engine.errors import ContextLengthError
+from engine.errors import ContextLengthError, RequestError
 from engine.messages import TurnReceipt
 from engine.sampling_params import RequestOutputKind
+
+_LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete}
+"""By status; all others end with ``response.failed``."""
 
 
 class ResponseTurn:
@@ -76,6 +79,7 @@ class ResponseTurn:
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self._number = 0
         self._is_kept = False
+        self._has_told_its_end = False
         self.response = self._blank(response_id)
         """As far as it is known; each state is another object."""
 
@@ -117,6 +121,12 @@ class ResponseTurn:
         """The request in no dialect."""
         body, previous = self._body, self._history.previous
         messages = self._history.messages(body.instructions)
+        if not messages.messages:
+            raise RequestError(
+                "input has nothing that the model can be shown: thoughts without text and records of what "
+                "other servers did are left out.",
+                "input",
+            )
         self._tools.add(body.tools or [], "tools")
         for tools, where in messages.tools:
             self._tools.add(tools, where)
@@ -225,10 +235,10 @@ class ResponseTurn:
             try:
                 outputs = await begun(ConversationTurn(self._model, conversation).stream(kind))
                 break
-            except ContextLengthError:
+            except ContextLengthError as error:
                 shorter = without_oldest(conversation.messages) if body.truncation == "auto" else None
                 if shorter is None:
-                    raise
+                    raise _named_as_asked(error, body) from None
                 conversation = replace(conversation, messages=shorter)
         async with aclosing(outputs):
             async for output in outputs:
@@ -260,8 +270,8 @@ class ResponseTurn:
             usage=_usage(last.usage, last.receipt),
         )
         await self._keep(last.receipt)
-        whole = ResponseIncomplete if cut_off else ResponseCompleted
-        yield self._numbered(whole(response=self.response))
+        for event in self._last_events():
+            yield event
 
     async def _fail(self, error: Exception) -> list[Event]:
         failure = explain(error)
@@ -276,15 +286,23 @@ class ResponseTurn:
         )
         await self._keep()
         told = ErrorEvent(code=code, message=failure.message, param=failure.field)
-        return [*begun, self._numbered(told), self._numbered(ResponseFailed(response=self.response))]
+        return [*begun, self._numbered(told), *self._last_events()]
 
-    async def cancelled(self) -> Response:
-        """The response of a run that was ended from outside, kept unless it was deleted. It stays as it is if
-        it had just ended by itself."""
+    def _last_events(self) -> list[Event]:
+        """The one that tells of the response's end, once."""
+        if self._has_told_its_end:
+            return []
+        self._has_told_its_end = True
+        kind = _LAST_EVENTS.get(self.response.status, ResponseFailed)
+        return [self._numbered(kind(response=self.response))]
+
+    async def cancelled(self) -> list[Event]:
+        """The last events of a run that was ended from outside. Its response is kept unless it was deleted;
+        it stays as it is if it had just ended by itself."""
         if self.response.status not in ENDED:
             self.response = changed(self.response, status="cancelled", output=self._reply.items)
         await self._keep()
-        return self.response
+        return self._last_events()
 
     def _numbered(self, event: Event) -> Event:
         event.sequence_number = self._number
@@ -307,6 +325,13 @@ class ResponseTurn:
         else:
             self._is_kept = True
             await self._store.put(stored)
+
+
+def _named_as_asked(error: ContextLengthError, body: ResponsesRequest) -> ContextLengthError:
+    """The limit of the output under the name that the client gave it."""
+    if error.field == "max_tokens" and body.max_output_tokens is not None:
+        return ContextLengthError(str(error), "max_output_tokens")
+    return error
 
 
 def _usage(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
