@@ -17,7 +17,7 @@ import msgspec
 
 from engine.api.http.auth import TENANT_HEADER
 from engine.errors import RequestError
-from engine.messages import JobRef
+from engine.messages import INFERRED, JobRef
 from engine.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512
@@ -76,7 +76,10 @@ def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
     xargs = _mapping(said.xargs, "vllm_xargs")
     job_id = next(_ids(headers, said, xargs), None)
     return JobRef(
-        job_id, _is_last_step(headers, said, xargs), _tenant(headers, said), traceparent=_traceparent(headers)
+        None if job_id is None else owned_id(headers, job_id),
+        _is_last_step(headers, said, xargs),
+        _tenant(headers, said),
+        traceparent=_traceparent(headers),
     )
 
 
@@ -247,10 +250,25 @@ def _bounded(value: str) -> str | None:
 # ---- tenants ----
 
 
+def owner_of(headers: Mapping[str, str]) -> str | None:
+    """Whom the request's API key names."""
+    return headers.get(TENANT_HEADER)
+
+
+def owned_id(headers: Mapping[str, str], job_id: str) -> str:
+    """The id by which the engine knows the job: before what its client calls it stands who owns the API key,
+    where that has a name, for two owners may both have a job "main". One that was inferred has a name of its
+    own."""
+    owner = owner_of(headers)
+    if owner is None or job_id.startswith((f"{owner}:", INFERRED)):
+        return job_id
+    return f"{owner}:{job_id}"
+
+
 def _tenant(headers: Mapping[str, str], said: ClientIdentity) -> str | None:
     """Who the job is of: the owner that an API key names, else the ``user`` that is said, else whoever has
     that key, which is not shown."""
-    if owner := headers.get(TENANT_HEADER):
+    if owner := owner_of(headers):
         return owner
     user = _text(said.tenant, "user")
     if user:

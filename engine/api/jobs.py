@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.errors import NotFoundError
-from engine.api.identity import MAX_ID_CHARS
+from engine.api.identity import MAX_ID_CHARS, owned_id, owner_of
 from engine.async_llm import AsyncLLM
 from engine.errors import RequestError
 from engine.messages import JobStatus, ToolSignal, ToolState
@@ -81,9 +81,14 @@ class FinishedJob(msgspec.Struct, kw_only=True):
 
 @endpoint(router, "GET", "/v1/jobs")
 async def list_jobs(request: Request) -> Response:
-    """The jobs that are known, those active last first; ``limit`` of them."""
+    """The jobs that are known, those active last first; ``limit`` of them. To the owner of an API key with a
+    name: those of that name."""
+    limit = _limit(request)
     engine = _engine_with_jobs(request)
-    return json_response(JobList(data=await engine.jobs(_limit(request))))
+    if owner_of(request.headers) is None:
+        return json_response(JobList(data=await engine.jobs(limit)))
+    own = [job for job in await engine.jobs(MAX_LIMIT) if _may_see(request, job)]
+    return json_response(JobList(data=own[:limit]))
 
 
 @endpoint(router, "GET", "/v1/jobs/{job_id:path}")
@@ -123,14 +128,19 @@ def _engine_with_jobs(request: Request) -> AsyncLLM:
 async def _job(request: Request) -> JobStatus:
     """The one that the path names."""
     job_id = request.path_params["job_id"]
-    job = await _engine_with_jobs(request).job(job_id)
-    if job is None:
+    job = await _engine_with_jobs(request).job(owned_id(request.headers, job_id))
+    if job is None or not _may_see(request, job):
         raise NotFoundError(
             f"The job `{job_id[:200]}` is not known: it never had a turn here, has finished, or was idle for "
             "too long.",
             "job_id",
         )
     return job
+
+
+def _may_see(request: Request, job: JobStatus) -> bool:
+    owner = owner_of(request.headers)
+    return owner is None or job.tenant == owner
 
 
 def _check_turn(job: JobStatus, request_id: str | None) -> None:

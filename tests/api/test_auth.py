@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -21,7 +22,7 @@ from tests.api.server import Server, running_server
 from tests.api.test_service import eventually
 
 COMPLETIONS, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
-KEY, ENVIRONMENT_KEY, ALICES_KEY = "sk-flag", "sk-environment", "sk-alice"
+KEY, ENVIRONMENT_KEY, ALICES_KEY, BOBS_KEY = "sk-flag", "sk-environment", "sk-alice", "sk-bob"
 ORIGIN = "https://dashboard.example"
 REQUEST_TIMEOUT_S = 3
 SHORT = {"prompt": "a", "max_tokens": 2}
@@ -57,7 +58,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Path, log: P
     model = make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
     flags = [
         *("--num-gpu-blocks-override", "2100"),
-        *("--api-key", KEY, f"alice:{ALICES_KEY}"),
+        *("--api-key", KEY, f"alice:{ALICES_KEY}", f"bob:{BOBS_KEY}"),
         *("--ssl-certfile", str(certificates / "certificate.pem")),
         *("--ssl-keyfile", str(certificates / "key.pem")),
         *("--allowed-origins", f'["{ORIGIN}"]'),
@@ -167,10 +168,33 @@ def test_a_named_key_is_a_tenant(http: httpx.Client) -> None:
     for key, job_id in ((ALICES_KEY, "a"), (KEY, "b")):
         answer = http.post(CHAT, json={**body, "job_id": job_id}, headers={**headers, "x-api-key": key})
         assert answer.status_code == 200
-    jobs = {
-        job_id: http.get(f"/v1/jobs/{job_id}", headers={"x-api-key": KEY}).json()["tenant"] for job_id in "ab"
-    }
-    assert jobs == {"a": "alice", "b": "bob"}
+    for job_id, tenant in (("alice:a", "alice"), ("b", "bob")):
+        assert http.get(f"/v1/jobs/{job_id}", headers={"x-api-key": KEY}).json()["tenant"] == tenant
+
+
+def test_jobs_of_two_owners_are_two_jobs(http: httpx.Client) -> None:
+    """Both call theirs "main": neither goes on with the other's, sees it, or ends it."""
+    alice, bob = {"x-api-key": ALICES_KEY}, {"x-api-key": BOBS_KEY}
+
+    def turn(headers: dict[str, str], **more: object) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": "a story " * 20}], "max_tokens": 4, "job_id": "main"}
+        answer = http.post(CHAT, json={**body, **more}, headers=headers).json()
+        receipt: dict[str, Any] = answer["usage"]["receipt"]
+        return receipt
+
+    def jobs(headers: dict[str, str]) -> set[str]:
+        return {job["id"] for job in http.get("/v1/jobs", headers=headers).json()["data"]}
+
+    assert (turn(alice)["job_id"], turn(bob)["turn"]) == ("alice:main", 1)
+    assert "bob:main" not in jobs(alice)
+    assert {"alice:main", "bob:main"} <= jobs({"x-api-key": KEY})
+    inferred = turn(alice, job_id=None)["job_id"]
+    for job_id in ("alice:main", inferred):
+        assert http.get(f"/v1/jobs/{job_id}", headers=alice).json()["id"] == job_id
+        assert http.post(f"/v1/jobs/{job_id}/finish", headers=bob).status_code == 404
+    assert turn(bob, is_last_step=True)["job_id"] == "bob:main"
+    assert http.get("/v1/jobs/main", headers=bob).status_code == 404
+    assert http.get("/v1/jobs/main", headers=alice).json()["turns"] == 1
 
 
 def test_the_document_says_how_a_key_is_shown(http: httpx.Client) -> None:
