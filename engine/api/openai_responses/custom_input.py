@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Callable
 
+from engine.unicode_text import is_unicode
+
 PARAMETER = "input"
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -128,12 +130,4 @@ def _text_of(arguments: str) -> str:
         return arguments
     if isinstance(value, dict):
         value = value.get(PARAMETER)
-    return value if isinstance(value, str) and _is_unicode(value) else arguments
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return value if isinstance(value, str) and is_unicode(value) else arguments
