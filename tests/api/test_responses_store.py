@@ -16,12 +16,12 @@ from engine.api.openai_responses.items import (
     new_response_id,
     response_of_item,
 )
+from engine.api.openai_responses.memory_store import MemoryStore
+from engine.api.openai_responses.sqlite_store import SqliteStore
 from engine.api.openai_responses.store import (
     RENEWED_FOR_S,
-    MemoryStore,
     ResponseNotStoredError,
     ResponseStore,
-    SqliteStore,
     StoredResponse,
     StoreLimits,
 )

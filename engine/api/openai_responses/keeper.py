@@ -6,11 +6,11 @@ from starlette.requests import Request
 
 from engine.api.openai_responses.background import BackgroundRuns
 from engine.api.openai_responses.config import ResponsesConfig
+from engine.api.openai_responses.memory_store import MemoryStore
+from engine.api.openai_responses.sqlite_store import SqliteStore
 from engine.api.openai_responses.store import (
-    MemoryStore,
     ResponseNotStoredError,
     ResponseStore,
-    SqliteStore,
     StoredResponse,
     StoreLimits,
 )
