@@ -20,6 +20,7 @@ from tracing.analysis.jobs import PinOutcome, TurnEnd
 from tracing.analysis.lives import Lives, TraceFacts, read_lives
 from tracing.analysis.phases import Phase, Span, seconds_of, tile
 from tracing.analysis.tables import describe_tables
+from tracing.report.builder import read_page
 
 RUNS = {
     "continuum": ("continuum",),
@@ -353,6 +354,76 @@ def test_a_trace_cut_off_is_read_as_far_as_it_goes(
     assert all(turn.ended_s == facts.ended_s for turn in open_turns)
     (job_id, *_) = [turn.job_id for turn in open_turns]
     assert "still under way" in " ".join(ask(capsys, "explain", path, str(job_id)).split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs", "CUT"),
+        ("pins", "CUT"),
+        ("explain", "CUT", "swe-bench-0-0"),
+        ("diff", "WHOLE", "CUT"),
+        ("export", "CUT", "--format", "mooncake", "--out", "OUT"),
+        ("export", "CUT", "--format", "csv", "--out", "OUT.csv"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_says_that_a_trace_was_cut_off(
+    runs: dict[str, SimulatedTrace],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    """On stderr, in the words of the summary; of a whole trace nothing is said there."""
+    whole = runs["continuum"].path
+    content = whole.read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(content[: content.index(b"\n", len(content) // 3) - 7])
+    (fault,) = ask_json(capsys, "summary", cut)["file"]["faults"]
+    paths = {"CUT": cut, "WHOLE": whole, "OUT": tmp_path / "out", "OUT.csv": tmp_path / "out.csv"}
+    assert main(["trace", *(str(paths.get(word, word)) for word in command)]) == 0
+    assert f"{cut} is NOT COMPLETE: {fault}\n" in capsys.readouterr().err
+    paths["CUT"] = whole
+    assert main(["trace", *(str(paths.get(word, word)) for word in command)]) == 0
+    assert "NOT COMPLETE" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["continuum", "fcfs"])
+def test_a_job_between_two_turns_where_a_trace_was_cut_is_open(
+    runs: dict[str, SimulatedTrace], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever that is: what is compared with the whole trace is complete, so it is the same."""
+    whole = runs[name].path
+    lines = whole.read_bytes().splitlines(keepends=True)
+    calling: set[str] = set()
+    num_compared = 0
+    for share in (0.2, 0.35, 0.5, 0.65, 0.8, 0.95):
+        path = tmp_path / "cut.jsonl"
+        path.write_bytes(b"".join(lines[: int(share * len(lines))]))
+        diff = ask_json(capsys, "diff", path, whole)
+        assert {job["change_s"] for job in diff["jobs"]} <= {0.0}
+        num_compared += len(diff["jobs"])
+        jobs = {job.job_id: job for job in read(path)[1].jobs()}
+        calling |= {job_id for job_id in diff["open"] if not jobs[job_id].is_open}
+        if name == "continuum":  # it tells of calls
+            assert ask_json(capsys, "summary", path)["num_open_jobs"] == len(diff["open"])
+            assert sum(job.is_open for job in read_page(path).jobs) == len(diff["open"])
+    assert num_compared > 5
+    assert calling
+
+
+def test_an_explanation_of_a_job_cut_off_between_two_turns(
+    runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told so far, and the end says why."""
+    lines = runs["continuum"].path.read_bytes().splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if b'"tools_started"' in line and b'"tools":["' in line)
+    job_id = json.loads(lines[end])["job_id"]
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(b"".join(lines[: end + 1]))
+    said = " ".join(ask(capsys, "explain", path, job_id).split())
+    assert "so far" in said
+    assert said.endswith("The trace was cut off before it tells what followed these calls.")
 
 
 def test_a_trace_that_begins_late_makes_nothing_up(

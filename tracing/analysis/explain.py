@@ -7,7 +7,7 @@ are written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tracing.analysis.jobs import GapLife, JobLife, PinDecision, PinLife, PinOutcome, TurnEnd, TurnLife
 from tracing.analysis.lives import Lives, TraceFacts
@@ -111,6 +111,8 @@ class Explanation:
             return wrapped(
                 f"{self._since(job.finished_s)} the job was over: nothing of it was held any more."
             )
+        if job.is_cut_in_calls:
+            return wrapped("The trace was cut off before it tells what followed these calls.")
         if not job.is_open:
             return wrapped("Nobody said that the job is over; the trace ends without another turn of it.")
         return []
@@ -279,4 +281,6 @@ def _input(name: str, value: float | int | str | bool) -> str:
 def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Explanation | None:
     """Of the one job that was read; None if there is no turn of it."""
     jobs: Sequence[JobLife] = lives.jobs()
-    return Explanation(jobs[0], facts, owners) if jobs else None
+    if not jobs:
+        return None
+    return Explanation(replace(jobs[0], trace_was_cut=facts.report.end is None), facts, owners)

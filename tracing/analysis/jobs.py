@@ -133,6 +133,11 @@ class GapLife:
         return None if self.ended_s is None else self.ended_s - self.started_s
 
     @property
+    def awaits_turn(self) -> bool:
+        """Tools were called, and as far as the trace goes nobody came back with what they gave."""
+        return self.ended_s is None and bool(self.tools)
+
+    @property
     def num_told(self) -> int:
         return len(self.told)
 
@@ -266,6 +271,8 @@ class JobLife:
     pins: tuple[PinLife, ...]
     finished_s: float | None
     """When it was said, or taken, to be over."""
+    trace_was_cut: bool = False
+    """The trace has no end, so turns of the job may be missing."""
 
     @property
     def began_s(self) -> float:
@@ -282,8 +289,16 @@ class JobLife:
 
     @property
     def is_open(self) -> bool:
-        """A turn of it was still under way where the trace ends."""
-        return any(turn.end is TurnEnd.OPEN for turn in self.turns)
+        """A turn of it was still under way where the trace ends, or where it was cut off, its calls."""
+        return any(turn.end is TurnEnd.OPEN for turn in self.turns) or self.is_cut_in_calls
+
+    @property
+    def is_cut_in_calls(self) -> bool:
+        """The trace was cut off before it tells whether a turn followed the job's last calls."""
+        if not self.trace_was_cut or self.finished_s is not None or not self.gaps:
+            return False
+        last = self.gaps[-1]
+        return last.started_s >= self.ended_s and last.awaits_turn
 
     @property
     def overlaps(self) -> bool:

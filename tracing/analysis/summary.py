@@ -8,6 +8,7 @@ import msgspec
 import polars as pl
 
 from tracing.analysis.distribution import Distribution, Level
+from tracing.analysis.faults import faults_of
 from tracing.analysis.lives import TraceFacts
 from tracing.analysis.phases import PHASE_NAMES, Seconds
 from tracing.analysis.tables import SECONDS, TraceTables
@@ -37,7 +38,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, facts: TraceFacts) -> FileFacts:
-        header, faults = facts.header, _faults(facts)
+        header, faults = facts.header, faults_of(facts)
         wall = header.wall_time_s
         return cls(
             policy=header.policy,
@@ -54,25 +55,6 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
             complete=not faults,
             faults=faults,
         )
-
-
-def _faults(facts: TraceFacts) -> list[str]:
-    report = facts.report
-    faults = []
-    if not facts.header.from_start:
-        faults.append("it begins after the engine did: turns under way then are seen from there on")
-    if report.num_events_before:
-        faults.append(f"its first {report.num_events_before:,} events are gone with the files they were in")
-    if report.cut_line is not None:
-        faults.append(
-            f"it was cut off in line {report.cut_line:,}, {report.cut_bytes:,} bytes are lost with it"
-        )
-    elif report.end is None:
-        faults.append("it was not closed in order: its writer was killed, or still writes")
-    num_lost = max(facts.num_lost, report.end.dropped if report.end is not None else 0)
-    if num_lost:
-        faults.append(f"{num_lost:,} events are missing: they came faster than they could be written")
-    return faults
 
 
 class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +75,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     file: FileFacts
     num_jobs: int
     num_open_jobs: int
-    """With a turn under way where the trace ends."""
+    """Under way where the trace ends."""
     turns_by_end: dict[str, int]
     num_steps: int
     tokens_per_step: float | None
@@ -114,7 +96,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     pins: dict[str, int]
     """By what became of them."""
     jct_s: Distribution | None
-    """Of jobs of which no turn is open."""
+    """Of jobs that are not open."""
     ttft_first_s: Distribution | None
     """Of turns that continue none."""
     ttft_returning_s: Distribution | None

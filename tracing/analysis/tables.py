@@ -182,7 +182,9 @@ JOBS: tuple[Column, ...] = (
     Column("began_s", pl.Float64, "arrival of its first turn, s on the engine's clock"),
     Column("ended_s", pl.Float64, "end of its last turn"),
     Column("wall_s", pl.Float64, "between the two: its completion time"),
-    Column("open", pl.Boolean, "a turn was under way where the trace ends"),
+    Column(
+        "open", pl.Boolean, "a turn was under way where the trace ends or, where it was cut off, its calls"
+    ),
     Column("num_turns", pl.Int32, "requests, retries included"),
     Column("num_aborted", pl.Int32, "of those: aborted"),
     Column("num_prompt_tokens", pl.Int64, "of all turns"),
@@ -367,11 +369,18 @@ class TraceTables:
             pins_handed_over=(pl.col("outcome") == "handed_over").sum().cast(pl.Int32),
             pins_lost=lost.sum().cast(pl.Int32),
         )
+        # The gap after the job's last turn is the last of its gaps.
+        awaits = pl.col("ended_s").is_null() & (pl.col("tools").fill_null("") != "")
+        last_gaps = self.gaps.group_by("job_id").agg(
+            last_gap_s=pl.col("started_s").max(), awaits=awaits.sort_by("started_s").last()
+        )
         rows = list(self._job_seconds())
         schema = {"job_id": pl.String, **dict.fromkeys(SECONDS, pl.Float64)}
         seconds = pl.LazyFrame(rows, schema=schema, orient="row")
         return (
             turns.join(pins, on="job_id", how="left")
+            .join(last_gaps, on="job_id", how="left")
+            .with_columns(open=pl.col("open") | self._cut_in_calls())
             .join(seconds, on="job_id", how="left")
             .with_columns(
                 pl.col("pins", "pins_handed_over", "pins_lost").fill_null(0), pl.col(SECONDS).fill_null(0.0)
@@ -380,6 +389,13 @@ class TraceTables:
             .select(column.name for column in JOBS)
             .collect()
         )
+
+    def _cut_in_calls(self) -> pl.Expr:
+        """As ``JobLife.is_cut_in_calls`` says it."""
+        if self.facts.report.end is not None:
+            return pl.lit(False)
+        last = (pl.col("last_gap_s") >= pl.col("ended_s")) & pl.col("awaits")
+        return last.fill_null(False) & ~pl.col("job_id").is_in(list(self.finished_s))
 
     def _job_seconds(self) -> Iterator[tuple[str, *tuple[float, ...]]]:
         """Where each job's wall time went: every moment is given to one phase."""

@@ -68,7 +68,7 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs, by id, that the other does not have; likewise below."""
     only_b: list[str]
     open: list[str]
-    """In both, but a turn was under way where one of them ends: not compared."""
+    """In both, but under way where one of them ends: not compared."""
     parts_s: dict[str, float]
     """Mean change of a job by part of its life."""
 
@@ -77,8 +77,8 @@ def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
     """The second against the first."""
     jobs_a, jobs_b = _same_names(a.jobs, b.jobs)
     both = _parted(jobs_a).join(_parted(jobs_b), on="job_id", suffix="_b")
-    open_in_one = both.filter(pl.col("open") | pl.col("open_b"))
-    closed = both.filter(~(pl.col("open") | pl.col("open_b")))
+    is_open = _open_in_one(a, b)
+    open_in_one, closed = both.filter(is_open), both.filter(~is_open)
     jobs = [_change(row) for row in closed.iter_rows(named=True)]
     jobs.sort(key=lambda job: (job.change_s, job.job_id))
     of_a, of_b = summarise(a), summarise(b)
@@ -103,6 +103,17 @@ def _same_names(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.Data
     if plain_a["job_id"].is_duplicated().any() or plain_b["job_id"].is_duplicated().any():
         return a, b
     return plain_a, plain_b
+
+
+def _open_in_one(a: TraceTables, b: TraceTables) -> pl.Expr:
+    """Also where a policy tells of no calls: a job that has more turns in the other trace goes on behind the
+    cut."""
+    is_open = pl.col("open") | pl.col("open_b")
+    if a.facts.report.end is None:
+        is_open |= pl.col("num_turns") < pl.col("num_turns_b")
+    if b.facts.report.end is None:
+        is_open |= pl.col("num_turns_b") < pl.col("num_turns")
+    return is_open
 
 
 def _parted(jobs: pl.DataFrame) -> pl.DataFrame:
@@ -202,7 +213,7 @@ def _render_missing(diff: TraceDiff) -> list[str]:
     for told, ids in (
         ("only in the first", diff.only_a),
         ("only in the second", diff.only_b),
-        ("not compared, as a turn was under way where a trace ends", diff.open),
+        ("not compared, as they were under way where a trace ends", diff.open),
     ):
         if ids:
             more = f" and {len(ids) - 3:,} more" if len(ids) > 3 else ""

@@ -58,7 +58,7 @@ class _Everything:
         self.series.add(step)
 
     def finished(self, job_id: str, now: float) -> None:
-        pass
+        self.book.finished(job_id, now)
 
     def close(self) -> None:
         self.tools.close()
@@ -71,9 +71,6 @@ class _Chosen(JobBook):
     def step(self, step: StepLife) -> None:
         pass
 
-    def finished(self, job_id: str, now: float) -> None:
-        pass
-
 
 def read_page(path: Path) -> PageData:
     """All that a page about this trace shows. TraceError if it is none, OSError if it cannot be read."""
@@ -81,6 +78,8 @@ def read_page(path: Path) -> PageData:
     facts = read_lives(path, everything)
     everything.close()
     book = everything.book
+    if facts.report.end is None:
+        book.cut_off()
     if book.too_many:
         book = _Chosen(choose_jobs(book.sketches))
         read_lives(path, book)

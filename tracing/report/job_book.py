@@ -26,6 +26,8 @@ class Sketch:
     ended_s: float
     num_turns: int = 0
     is_open: bool = False
+    awaits_turn: bool = False
+    """Its last turn called tools, and nothing tells what followed."""
 
     @property
     def wall_s(self) -> float:
@@ -62,7 +64,8 @@ class JobBook:
         if sketch is None:
             sketch = self.sketches[job_id] = Sketch(turn.arrived_s, turn.ended_s)
         sketch.began_s = min(sketch.began_s, turn.arrived_s)
-        sketch.ended_s = max(sketch.ended_s, turn.ended_s)
+        if turn.ended_s > sketch.ended_s:
+            sketch.ended_s, sketch.awaits_turn = turn.ended_s, False
         sketch.num_turns += 1
         sketch.is_open = sketch.is_open or turn.end is TurnEnd.OPEN
         kept = self._kept_of(job_id)
@@ -72,6 +75,9 @@ class JobBook:
             self._forget_if_too_many()
 
     def gap(self, gap: GapLife) -> None:
+        sketch = self.sketches.get(gap.job_id)
+        if sketch is not None and gap.started_s >= sketch.ended_s:
+            sketch.awaits_turn = gap.awaits_turn
         kept = self._kept_of(gap.job_id)
         if kept is not None and len(kept.gaps) < MAX_TURNS_OF_JOB:
             kept.gaps.append(gap)
@@ -80,6 +86,16 @@ class JobBook:
         kept = self._kept_of(pin.job_id)
         if kept is not None and len(kept.pins) < MAX_TURNS_OF_JOB:
             kept.pins.append(pin)
+
+    def finished(self, job_id: str, now: float) -> None:
+        """Nothing of this job will follow."""
+        if job_id in self.sketches:
+            self.sketches[job_id].awaits_turn = False
+
+    def cut_off(self) -> None:
+        """The trace has no end: a job whose calls were under way is not over."""
+        for sketch in self.sketches.values():
+            sketch.is_open = sketch.is_open or sketch.awaits_turn
 
     def _kept_of(self, job_id: str) -> _Kept | None:
         if self.too_many or (self._chosen is not None and job_id not in self._chosen):

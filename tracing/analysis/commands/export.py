@@ -13,6 +13,7 @@ from tracing.analysis.exports.dynamo import DynamoExport
 from tracing.analysis.exports.export import Export, run_export
 from tracing.analysis.exports.mooncake import MooncakeExport
 from tracing.analysis.exports.perfetto import PerfettoExport
+from tracing.analysis.faults import warn_of_faults
 from tracing.reader import read_trace
 
 _FORMS = """\
@@ -60,7 +61,8 @@ def _export_lines(trace: Path, make: Callable[[TextIO], Export], out: Path) -> l
         next(read_trace(trace))  # what is no trace leaves no file behind
     with said_in_a_sentence(out), open(out, "w", encoding="utf-8") as file:
         export = make(file)
-        run_export(trace, export)
+        facts = run_export(trace, export)
+    warn_of_faults(trace, facts)
     return export.notes()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tracing.analysis.faults import warn_of_faults
 from tracing.analysis.life_reader import LifeSink
 from tracing.analysis.lives import TraceFacts, read_lives
 from tracing.reader import TraceError
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_tables(path: Path) -> Iterator[TraceTables]:
-    """The tables of a trace while they are needed."""
+def open_tables(path: Path, *, warn: bool = True) -> Iterator[TraceTables]:
+    """The tables of a trace while they are needed. ``warn``: of what is missing in it, on stderr."""
     try:
         from tracing.analysis.tables import TraceTables
     except ModuleNotFoundError as error:
@@ -30,13 +31,18 @@ def open_tables(path: Path) -> Iterator[TraceTables]:
         ) from error
     with said_in_a_sentence(path):
         tables = TraceTables.read(path)
+    if warn:
+        warn_of_faults(path, tables.facts)
     with tables:
         yield tables
 
 
 def read_into(path: Path, sink: LifeSink) -> TraceFacts:
+    """All of a trace; what is missing in it is said on stderr."""
     with said_in_a_sentence(path):
-        return read_lives(path, sink)
+        facts = read_lives(path, sink)
+    warn_of_faults(path, facts)
+    return facts
 
 
 @contextmanager

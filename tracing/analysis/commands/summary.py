@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum trace summary``. TraceError if there is no such trace."""
-    with open_tables(arguments.trace) as tables:
+    with open_tables(arguments.trace, warn=False) as tables:  # the summary says itself what is missing
         from tracing.analysis.summary import render, summarise
 
         summary = summarise(tables)

@@ -7,9 +7,10 @@ from typing import Protocol, TextIO
 
 from tracing.analysis.jobs import GapLife, PinLife
 from tracing.analysis.life_reader import LifeReader, LifeSink
+from tracing.analysis.lives import TraceFacts
 from tracing.analysis.pool import StepLife
 from tracing.events import TraceEvent
-from tracing.reader import read_trace
+from tracing.reader import TraceReport, read_trace
 
 
 class Export(LifeSink, Protocol):
@@ -50,14 +51,17 @@ class Silent:
         pass
 
 
-def run_export(trace: Path, export: Export) -> None:
-    """Read the whole trace into it. TraceError if it is none."""
+def run_export(trace: Path, export: Export) -> TraceFacts:
+    """Read the whole trace into it; what the trace is. TraceError if it is none."""
+    report = TraceReport()
     reader = LifeReader(export)
-    for event in read_trace(trace):
+    for event in read_trace(trace, report):
         export.event(event)
         reader.take(event)
     reader.close()
     export.close()
+    assert reader.header is not None, "a trace starts with one"
+    return TraceFacts(reader.header, report, reader.began_s or 0.0, reader.now, reader.num_lost)
 
 
 class JsonLines:
