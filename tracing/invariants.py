@@ -12,10 +12,12 @@ from typing import Protocol
 from tracing.events import (
     GrammarReady,
     JobEvent,
+    PauseEvent,
     PinEvent,
     PrefixCacheEvent,
     RequestArrived,
     RequestsEnded,
+    SignalEvent,
     StepDecision,
     StepOutput,
     StepSnapshot,
@@ -24,13 +26,22 @@ from tracing.events import (
     TraceGap,
     TraceHeader,
 )
+from tracing.header_limits import not_told
+from tracing.reader import UNTIMED
 
+JOB_KINDS = (
+    "turn_arrived", "turn_parked", "turn_admitted", "turn_ended", "turn_aborted", "tools_started", "finished",
+    "forgotten", "told_started", "told_progress", "told_finished", "told_cancelled",
+)  # fmt: skip
+SIGNAL_KINDS = ("tool_gap_started", "tool_signal", "job_finished")
+SIGNAL_STATES = ("started", "progress", "finished", "cancelled")
+ENDED_HOW = ("stopped", "aborted", "error")
+ENDED_BY = ("stop", "length", "error")
+PAUSE_STATES = ("unpaused", "paused_new", "paused_all")
 PIN_KINDS = ("created", "decided", "refused", "shrunk", "ended")
 PIN_CAUSES = ("handed_over", "expired", "broken", "released", "superseded")
 TELL_OF_PINS = ("continuum", "known-work", "oracle")
 """Policies whose decisions about pins and jobs are records; of others' pins only steps tell."""
-UNTIMED = (TraceHeader, TraceGap, TraceEnd)
-"""Records without a moment of their own."""
 
 
 class Check(Protocol):
@@ -58,6 +69,34 @@ class Times:
         if self._last_s is not None and event.now < self._last_s:
             yield f"now is {event.now}, but the record before it is of {self._last_s}"
         self._last_s = event.now
+
+
+class Words:
+    """A kind or a state is one of those there are; those of pins are looked at with their pin."""
+
+    def forget(self) -> None:
+        pass
+
+    def faults(self, event: TraceEvent) -> Iterator[str]:
+        match event:
+            case JobEvent():
+                yield from _not_among("kind", event.kind, JOB_KINDS)
+            case SignalEvent():
+                yield from _not_among("kind", event.kind, SIGNAL_KINDS)
+                if event.state is not None:
+                    yield from _not_among("state", event.state, SIGNAL_STATES)
+            case RequestsEnded():
+                yield from _not_among("how", event.how, ENDED_HOW)
+            case PauseEvent():
+                yield from _not_among("state", event.state, PAUSE_STATES)
+            case StepOutput():
+                for word in event.ended.values():
+                    yield from _not_among("ended", word, ENDED_BY)
+
+
+def _not_among(field: str, word: str, known: tuple[str, ...]) -> Iterator[str]:
+    if word not in known:
+        yield f"{field} is {word!r}, which is none of {', '.join(known)}"
 
 
 class Steps:
@@ -140,6 +179,8 @@ class Blocks:
         match event:
             case TraceHeader():
                 self._header = event
+                if untold := not_told(event, "block_size", "num_blocks"):
+                    yield untold
             case StepSnapshot():
                 yield from self._of_pool(event)
             case StepDecision() if self._header is not None and event.free_blocks > self._header.num_blocks:
@@ -344,4 +385,4 @@ class Ending:
 
 
 def all_checks() -> list[Check]:
-    return [Times(), Steps(), Blocks(), Pins(), Turns(), Requests(), Ending()]
+    return [Times(), Words(), Steps(), Blocks(), Pins(), Turns(), Requests(), Ending()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,11 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from tracing.events import SCHEMA_VERSION, TraceEnd, TraceEvent, TraceHeader
+from tracing.events import SCHEMA_VERSION, TraceEnd, TraceEvent, TraceGap, TraceHeader
+from tracing.header_limits import MAX_SECONDS, beyond_limits
 from tracing.parts import PartReader, ZstdError, find_parts, split_part, traces_in
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is none of a trace; so memory stays bounded whatever the file is."""
+UNTIMED = (TraceHeader, TraceGap, TraceEnd)
+"""Records without a moment of their own."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises of a line that is not what it should be; the last of brackets in brackets."""
 
@@ -83,6 +86,20 @@ def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[
             raise TraceError(f"{line.place}: not a trace event: {error}") from error
         report.num_events += 1
         report.end = event if isinstance(event, TraceEnd) else None
+        yield event
+
+
+def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
+    """The same events. TraceError where time runs backwards, or is none: for what computes with times."""
+    last_s = -MAX_SECONDS
+    for number, event in enumerate(events, start=1):
+        if not isinstance(event, UNTIMED):
+            if not last_s <= event.now <= MAX_SECONDS:
+                raise TraceError(
+                    f"{path}, event {number:,}: now is {event.now:g}, but must be {last_s:g} to "
+                    f"{MAX_SECONDS:g}: continuum trace validate names the lines that are out of order"
+                )
+            last_s = event.now
         yield event
 
 
@@ -170,13 +187,20 @@ def _header_of(line: TraceLine) -> TraceHeader:
     try:
         version = msgspec.json.decode(line.content, type=_AnyHeader).schema_version
         if version == SCHEMA_VERSION:
-            return msgspec.json.decode(line.content, type=TraceHeader)
+            return _within_limits(line, msgspec.json.decode(line.content, type=TraceHeader))
     except UNREADABLE as error:
         raise TraceError(f"{line.place}: not the header of a trace: {error}") from error
     raise TraceError(
         f"{line.place}: schema version {version}, but this program reads version {SCHEMA_VERSION}; "
         "read the trace with the release that wrote it"
     )
+
+
+def _within_limits(line: TraceLine, header: TraceHeader) -> TraceHeader:
+    wrong = beyond_limits(header)
+    if wrong is not None:
+        raise TraceError(f"{line.place}: {wrong}")
+    return header
 
 
 def _check_continues(line: TraceLine, first: TraceHeader, number: int) -> bool:

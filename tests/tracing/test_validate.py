@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from tracing.events import (
     PinEvent,
     PrefixCacheEvent,
     RequestArrived,
+    SignalEvent,
     StepDecision,
     StepOutput,
     StepSnapshot,
@@ -134,6 +136,13 @@ CHANGES = {
     "cause": Change(PinEvent, ends_a_pin, {"cause": "lost"}, "cause is 'lost'"),
     "twice": Change(PinEvent, ends_a_pin, {"pin_id": 999}, "pin 999 was not created, or has ended before"),
     "kind": Change(PinEvent, always, {"kind": "made"}, "kind is 'made'"),
+    "job kind": Change(JobEvent, always, {"kind": "frob"}, "kind is 'frob', which is none of turn_arrived"),
+    "result ended": Change(
+        StepOutput, lambda e: e.ended, {"ended": {"x": "no"}}, "ended is 'no', which is none of"
+    ),
+    "signal": Change(SignalEvent, always, {"kind": "said"}, "kind is 'said', which is none of tool_gap"),
+    "block size": Change(TraceHeader, always, {"block_size": 0}, "block_size is 0, but must be at least 1"),
+    "no pool": Change(TraceHeader, always, {"num_blocks": 0}, "num_blocks is 0, but must be at least 1"),
     "taken over": Change(
         PinEvent,
         ends_a_pin,
@@ -175,6 +184,117 @@ def test_a_rule_that_is_broken(
     assert change.said in said
     assert f"{path}, line " in said
     assert "NOT VALID: " in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("validate",),
+        ("summary",),
+        ("report", "--out", "OUT"),
+        ("replay",),
+        ("replay", "--policy", "fcfs"),
+        ("export", "--format", "mooncake", "--out", "OUT"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("name", "value", "limits"),
+    [
+        ("block_size", -16, "0 to 1,048,576"),
+        ("num_blocks", -5, "0 to 10,000,000"),
+        ("num_blocks", 10**12, "0 to 10,000,000"),
+        ("num_host_blocks", 10**12, "0 to 100,000,000"),
+        ("wall_time_s", 1e300, "0 to 100,000,000,000"),
+        ("part", 0, "1 to 2,147,483,647"),
+    ],
+)
+def test_a_header_that_cannot_be(
+    trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    name: str,
+    value: float,
+    limits: str,
+) -> None:
+    """Every command refuses it by the field and its limits, before it makes anything of it."""
+    path = with_header(trace, tmp_path, **{name: value})
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in command[1:]]
+    assert main(["trace", command[0], str(path), *words]) == 1
+    assert (
+        f"{path}, line 1: the header's {name} is {value:,}, but must be {limits}" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def with_header(trace: Path, folder: Path, **fields: float) -> Path:
+    header, _, rest = trace.read_bytes().partition(b"\n")
+    path = folder / "edited.jsonl"
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(header) | fields) + b"\n" + rest)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("block_size", ("replay",)),
+        ("num_blocks", ("replay",)),
+        ("max_num_seqs", ("replay", "--policy", "fcfs")),
+        ("block_size", ("export", "--format", "mooncake", "--out", "OUT")),
+        ("block_size", ("export", "--format", "dynamo", "--out", "OUT")),
+    ],
+)
+def test_a_header_that_does_not_say_what_is_needed(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: tuple[str, ...]
+) -> None:
+    """0, as of a field that is missing: whoever needs it says so, and leaves no file behind."""
+    path = with_header(trace, tmp_path, **{name: 0})
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in command[1:]]
+    assert main(["trace", command[0], str(path), *words]) == 1
+    assert f"the header's {name} is 0, but must be at least 1, for" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def shuffled(lines: list[bytes]) -> list[bytes]:
+    return random.Random(0).sample(lines, len(lines))
+
+
+def one_early(lines: list[bytes]) -> list[bytes]:
+    at = next(at for at, line in enumerate(lines) if at > 900 and b'"step_snapshot"' in line)
+    early = msgspec.json.encode(msgspec.json.decode(lines[at]) | {"now": -1e9}) + b"\n"
+    return [*lines[:at], early, *lines[at + 1 :]]
+
+
+def result_too_early(lines: list[bytes]) -> list[bytes]:
+    at = next(at for at, line in enumerate(lines) if at > 900 and b'"step_output"' in line)
+    early = msgspec.json.encode(msgspec.json.decode(lines[at]) | {"now": -1e9}) + b"\n"
+    return [*lines[:at], early, *lines[at + 1 :]]
+
+
+def backwards(lines: list[bytes]) -> list[bytes]:
+    return lines[::-1]
+
+
+@pytest.mark.parametrize("damage", [shuffled, one_early, result_too_early, backwards])
+@pytest.mark.parametrize("command", [("report", "--out", "OUT"), ("replay", "--policy", "fcfs")])
+def test_times_that_run_backwards(
+    trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[list[bytes]], list[bytes]],
+    command: tuple[str, ...],
+) -> None:
+    """Nothing is computed from such times: one sentence, which says who names the lines."""
+    header, *lines = trace.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "damaged.jsonl"
+    path.write_bytes(b"".join([header, *damage(lines)]))
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in command[1:]]
+    assert main(["trace", command[0], str(path), *words]) == 1
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert "continuum trace validate names the lines that are out of order" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_lines_that_are_none(trace: Path, tmp_path: Path) -> None:

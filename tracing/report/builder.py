@@ -10,6 +10,7 @@ from tracing.analysis.lives import TraceFacts as Facts
 from tracing.analysis.lives import read_lives
 from tracing.analysis.phases import Phase, Span
 from tracing.analysis.pool import StepLife
+from tracing.reader import TraceError
 from tracing.report.job_book import MAX_TURNS_OF_JOB, JobBook, Sketch, choose_jobs
 from tracing.report.page_data import (
     DecisionRow,
@@ -21,7 +22,7 @@ from tracing.report.page_data import (
     TraceFacts,
     TurnRow,
 )
-from tracing.report.series import PoolSeries
+from tracing.report.series import OutOfOrderError, PoolSeries
 from tracing.report.strings import Strings
 from tracing.report.tool_gaps import ToolGaps, call_name
 from tracing.report.totals import KINDS, Totals, by_kind
@@ -75,7 +76,10 @@ class _Chosen(JobBook):
 def read_page(path: Path) -> PageData:
     """All that a page about this trace shows. TraceError if it is none, OSError if it cannot be read."""
     everything = _Everything()
-    facts = read_lives(path, everything)
+    try:
+        facts = read_lives(path, everything)
+    except OutOfOrderError as error:
+        raise TraceError(f"{path}: {error}") from error
     everything.close()
     book = everything.book
     if facts.report.end is None:

@@ -11,6 +11,15 @@ MAX_BUCKETS = 2048
 FIRST_BUCKET_S = 0.001
 
 
+class OutOfOrderError(Exception):
+    """Times of a trace run backwards."""
+
+    def __init__(self, step: StepLife, what: str) -> None:
+        super().__init__(
+            f"step {step.step} {what}: continuum trace validate names the lines that are out of order"
+        )
+
+
 @dataclass(slots=True)
 class _Bucket:
     """Sums over the seconds that are known of it; each value but the peak times the seconds it held for."""
@@ -89,7 +98,11 @@ class PoolSeries:
         self._before: StepLife | None = None
 
     def add(self, step: StepLife) -> None:
-        """A step, each beginning no earlier than the one before."""
+        """A step. OutOfOrderError if it begins earlier than the one before, or ends before it begins."""
+        if self._before is not None and step.now < self._before.now:
+            raise OutOfOrderError(step, f"begins earlier than step {self._before.step}")
+        if step.ended_s is not None and step.ended_s < step.now:
+            raise OutOfOrderError(step, "ends before it begins")
         if step.empty_blocks is None:
             self.tells_cached = False
         if self._began_s is None:

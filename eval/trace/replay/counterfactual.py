@@ -21,11 +21,12 @@ from eval.sim.fitted import FittedCost, fit_steps
 from eval.sim.simulate import Hardware
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.step_samples import step_samples
+from eval.trace.replay.errors import NotReplayableError, check_tells_engine
 from eval.trace.replay.recorded_policy import TOLD_THE_FUTURE, recorded_policy
 from eval.trace.replay.recorded_run import RecordedRun, read_run
 from eval.workloads.families import roots
 from tracing.events import TraceHeader
-from tracing.reader import read_trace
+from tracing.reader import TraceError, read_trace
 
 THIS_ENGINE = "the engine of this trace"
 
@@ -64,6 +65,10 @@ def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResul
     """
     other = parse_policy(policy)
     run = read_run(path)
+    try:
+        check_tells_engine(run.header)
+    except NotReplayableError as error:
+        raise TraceError(f"{path}: {error}") from error
     cost = _fitted(path, run.header) if hardware is None else hardware.cost()[0]
     model, device = (THIS_ENGINE, None) if hardware is None else hardware.describe()
     setting = RunSetting(

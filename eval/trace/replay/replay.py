@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.trace.replay.difference import Difference, first_difference
-from eval.trace.replay.errors import NotReplayableError
+from eval.trace.replay.errors import NotReplayableError, check_tells_engine
 from eval.trace.replay.recorded_engine import RecordedEngine
 from tracing.events import (
     InputEvent,
@@ -104,6 +104,7 @@ def _check_begins(header: TraceHeader, report: TraceReport) -> None:
 
 
 def _engine(header: TraceHeader) -> RecordedEngine:
+    check_tells_engine(header)
     engine = RecordedEngine(header)
     for name in set(header.__struct_fields__) - NOT_OF_THE_ENGINE:
         before, now = getattr(header, name), getattr(engine.header, name)

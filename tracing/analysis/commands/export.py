@@ -14,7 +14,9 @@ from tracing.analysis.exports.export import Export, run_export
 from tracing.analysis.exports.mooncake import MooncakeExport
 from tracing.analysis.exports.perfetto import PerfettoExport
 from tracing.analysis.faults import warn_of_faults
-from tracing.reader import read_trace
+from tracing.events import TraceEvent, TraceHeader
+from tracing.header_limits import not_told
+from tracing.reader import TraceError, read_trace
 
 _FORMS = """\
 formats:
@@ -33,6 +35,8 @@ LINES: dict[str, Callable[[TextIO], Export]] = {
     "mooncake": MooncakeExport,
     "dynamo": DynamoExport,
 }
+OF_BLOCKS = (MooncakeExport, DynamoExport)
+"""They name the blocks of prompts."""
 TABLES = ("csv", "parquet")
 
 
@@ -58,12 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _export_lines(trace: Path, make: Callable[[TextIO], Export], out: Path) -> list[str]:
     with said_in_a_sentence(trace):
-        next(read_trace(trace))  # what is no trace leaves no file behind
+        _check_header(trace, next(read_trace(trace)), make)  # what is no trace leaves no file behind
     with said_in_a_sentence(out), open(out, "w", encoding="utf-8") as file:
         export = make(file)
         facts = run_export(trace, export)
     warn_of_faults(trace, facts)
     return export.notes()
+
+
+def _check_header(trace: Path, header: TraceEvent, make: Callable[[TextIO], Export]) -> None:
+    assert isinstance(header, TraceHeader), "the reader has checked it"
+    untold = not_told(header, "block_size") if make in OF_BLOCKS else None
+    if untold is not None:
+        raise TraceError(f"{trace}: {untold}, for blocks to be named")
 
 
 def _export_tables(trace: Path, form: str, out: Path) -> list[str]:

@@ -1,0 +1,50 @@
+"""What the numbers of a trace's header may be: programs divide by them, and make an engine of them."""
+
+from __future__ import annotations
+
+from tracing.events import TraceHeader
+
+MAX_BLOCKS = 10_000_000
+"""Of a pool, as in a simulation: to decide a trace again is to keep track of each."""
+MAX_COPIES = 100_000_000
+"""Of host memory or disk, likewise."""
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 1e11
+"""More than the calendar has years for."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "wall_time_s": (0, MAX_SECONDS),
+    "monotonic_s": (-MAX_SECONDS, MAX_SECONDS),
+    "block_size": (0, 1 << 20),
+    "num_blocks": (0, MAX_BLOCKS),
+    "num_host_blocks": (0, MAX_COPIES),
+    "min_load_tokens": (0, MAX_COUNT),
+    "num_disk_blocks": (0, MAX_COPIES),
+    "max_disk_writes": (0, MAX_COUNT),
+    "disk_fixed_tokens": (0, MAX_COUNT),
+    "disk_read_share": (0, MAX_COUNT),
+    "max_model_len": (0, MAX_COUNT),
+    "max_num_seqs": (0, MAX_COUNT),
+    "max_num_batched_tokens": (0, MAX_COUNT),
+    "long_prefill_token_threshold": (0, MAX_COUNT),
+    "part": (1, MAX_COUNT),
+    "num_events_before": (0, 2**53),
+}
+"""By field, the least and the most; 0 of a field whose default it is: not told."""
+
+
+def beyond_limits(header: TraceHeader) -> str | None:
+    """Which field is impossible and what it may be, or None."""
+    for name, (least, most) in LIMITS.items():
+        value = getattr(header, name)
+        if not least <= value <= most:
+            return f"the header's {name} is {value:,}, but must be {least:,.0f} to {most:,.0f}"
+    return None
+
+
+def not_told(header: TraceHeader, *names: str) -> str | None:
+    """Which of these is missing, or 0, in a sentence; None if none is."""
+    for name in names:
+        if not getattr(header, name):
+            return f"the header's {name} is 0, but must be at least 1"
+    return None
