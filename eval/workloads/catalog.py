@@ -227,7 +227,9 @@ def _reader_of(path: Path) -> Reader:
         record = msgspec.json.decode(first, type=dict[str, msgspec.Raw])
     except UNREADABLE as error:
         raise Place(path, 1).error(f"neither JSON lines nor a JSON list: {in_words(error)}") from error
-    reader = (_list_reader if is_list else _line_reader)(record)
+    reader = _reader_by(record)
+    if is_list and reader in ONE_A_LINE:
+        raise Place(path).error(f"a JSON list of {ONE_A_LINE[reader]}, but they must stand one a line")
     if reader is None:
         raise Place(path, 1).error(
             f"of no known format: a record of {', '.join(record) or 'nothing'}; known are recorded jobs, "
@@ -241,19 +243,24 @@ def _first_of(content: bytes) -> bytes | msgspec.Raw:
     return entries[0] if entries else b'{"messages": []}'
 
 
-def _list_reader(record: Mapping[str, msgspec.Raw]) -> Reader | None:
-    if "conversations" in record:
-        return read_sharegpt
-    return read_openai_chats if "messages" in record else None
+ONE_A_LINE: dict[Reader | None, str] = {
+    read_scheduler_trace: "the events of a trace",
+    read_bench_records: "the records of a run",
+}
+"""Formats that are never one JSON list."""
 
 
-def _line_reader(record: Mapping[str, msgspec.Raw]) -> Reader | None:
+def _reader_by(record: Mapping[str, msgspec.Raw]) -> Reader | None:
     if bytes(record.get("type", b"")) == b'"header"':
         return read_scheduler_trace
+    if "conversations" in record:
+        return read_sharegpt
+    if "messages" in record:
+        return read_openai_chats
     if "kind" in record:
         return read_bench_records
     if "job_id" in record:
         return read_recorded
     if "turns" in record:
-        return read_aiperf
+        return read_recorded if b'"input_tokens"' in bytes(record["turns"]) else read_aiperf
     return read_mooncake if "input_length" in record else None

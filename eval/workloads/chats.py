@@ -1,4 +1,5 @@
-"""Files of chats that are one JSON list: ShareGPT's, and what vLLM's multi-turn benchmark reads.
+"""Files of chats, one a line or all in one JSON list: ShareGPT's, and those with messages as OpenAI's API has
+them (vLLM's multi-turn benchmark reads such lists; data for fine-tuning are such lines).
 
 Neither has times: a replay asks again as soon as it is answered. Tokens are estimated from the text.
 """
@@ -6,21 +7,22 @@ Neither has times: a replay asks again as soon as it is answered. Tokens are est
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from eval.errors import UNREADABLE
+from eval.workloads.call_arguments import tool_run
 from eval.workloads.checks import JobChecks
-from eval.workloads.job import Job
-from eval.workloads.jsonl import Place, in_words, read_bytes
+from eval.workloads.job import GapKind, Job, ToolRun
+from eval.workloads.jsonl import Place, read_lines
 from eval.workloads.transcript import Exchange, Transcript
 
 _ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("system",), "system"),
+    **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function"), "user"),
 }
 """Who speaks, by the names that the files in circulation use; a tool's result is input like a user's."""
@@ -36,25 +38,76 @@ class ShareGptMessage(msgspec.Struct, kw_only=True):
 class ShareGptChat(msgspec.Struct, kw_only=True):
     """One conversation of ShareGPT."""
 
-    id: str
+    id: str | int | None = None
     conversations: list[ShareGptMessage]
 
 
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A piece of a message; pictures and sound have no text, and are passed over."""
+
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What the model called."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b'""')
+    """A text that is JSON; some files have the JSON itself."""
+
+    def __post_init__(self) -> None:
+        """What is no text is found while the record is being read, so that its place is named."""
+        try:
+            self.text  # noqa: B018
+        except UNREADABLE as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def text(self) -> str:
+        """Of the arguments."""
+        written = bytes(self.arguments)
+        return msgspec.json.decode(written, type=str) if written.startswith(b'"') else written.decode()
+
+
+class OpenAiCall(msgspec.Struct, kw_only=True):
+    """One tool call of an assistant's message."""
+
+    function: CalledFunction
+
+
 class OpenAiMessage(msgspec.Struct, kw_only=True):
-    """One message as OpenAI's API has it, text only."""
+    """One message as OpenAI's API has it."""
 
     role: str
-    content: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[OpenAiCall] | None = None
+
+    @property
+    def called(self) -> list[CalledFunction]:
+        return [call.function for call in self.tool_calls or ()]
+
+    @property
+    def text(self) -> str:
+        """All that was said, in the end the calls: the model wrote those, too."""
+        parts = self.content if isinstance(self.content, list) else [ContentPart(text=self.content)]
+        texts = [part.text for part in parts if part.text]
+        return "\n".join([*texts, *(f"{call.name} {call.text}".rstrip() for call in self.called)])
 
 
 class OpenAiChat(msgspec.Struct, kw_only=True):
-    """One conversation of vLLM's multi-turn benchmark."""
+    """One conversation of such messages."""
 
-    id: str | int
+    id: str | int | None = None
     messages: list[OpenAiMessage]
 
 
-Chat = TypeVar("Chat", ShareGptChat, OpenAiChat)
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of either form."""
+
+    speaker: str
+    text: str
+    calls: tuple[ToolRun, ...] = ()
 
 
 def read_sharegpt(path: Path) -> tuple[list[Job], list[str]]:
@@ -63,45 +116,37 @@ def read_sharegpt(path: Path) -> tuple[list[Job], list[str]]:
     Messages before the first question are left out (a chat cut into parts goes on in the middle).
     """
     spoken = (
-        (place, chat.id, [(message.speaker, message.value) for message in chat.conversations])
-        for place, chat in _entries(path, ShareGptChat)
+        (place, chat.id, [Said(message.speaker, message.value) for message in chat.conversations])
+        for place, chat in read_lines(path, ShareGptChat, "a conversation")
     )
     return _jobs(path, spoken)
 
 
 def read_openai_chats(path: Path) -> tuple[list[Job], list[str]]:
-    """The conversations of a file for vLLM's multi-turn benchmark; WorkloadError names the entry."""
+    """The conversations of a file with messages as OpenAI's API has them; WorkloadError names the entry."""
     spoken = (
-        (place, str(chat.id), [(message.role, message.content) for message in chat.messages])
-        for place, chat in _entries(path, OpenAiChat)
+        (place, chat.id, [_said(message) for message in chat.messages])
+        for place, chat in read_lines(path, OpenAiChat, "a conversation")
     )
     return _jobs(path, spoken)
 
 
-def _entries(path: Path, chat: type[Chat]) -> Iterable[tuple[Place, Chat]]:
-    try:
-        entries = msgspec.json.decode(read_bytes(path), type=list[msgspec.Raw])
-    except UNREADABLE as error:
-        raise Place(path).error(f"not a list of conversations: {in_words(error)}") from error
-    decoder = msgspec.json.Decoder(chat)
-    for number, entry in enumerate(entries, start=1):
-        place = Place(path, entry=number)
-        try:
-            yield place, decoder.decode(entry)
-        except UNREADABLE as error:
-            raise place.error(f"not a conversation: {in_words(error)}") from error
+def _said(message: OpenAiMessage) -> Said:
+    calls = tuple(tool_run(call.name, call.text) for call in message.called)
+    return Said(message.role, message.text, calls)
 
 
 def _jobs(
-    path: Path, chats: Iterable[tuple[Place, str, list[tuple[str, str]]]]
+    path: Path, chats: Iterable[tuple[Place, str | int | None, list[Said]]]
 ) -> tuple[list[Job], list[str]]:
     checks = JobChecks()
     jobs: list[Job] = []
     num_empty = 0
-    for place, chat_id, messages in chats:
+    for index, (place, chat_id, messages) in enumerate(chats):
         transcript = _transcript(messages, place)
+        name = f"chat-{index}" if chat_id is None else str(chat_id)
         if len(transcript):
-            jobs.append(checks.check(transcript.job(chat_id, path.stem), place))
+            jobs.append(checks.check(transcript.job(name, path.stem), place))
         else:
             num_empty += 1
     return jobs, [f"{num_empty} conversations without a question and an answer were left out"] * bool(
@@ -109,20 +154,30 @@ def _jobs(
     )
 
 
-def _transcript(messages: list[tuple[str, str]], place: Place) -> Transcript:
+def _transcript(messages: list[Said], place: Place) -> Transcript:
     """Turns of all that was said up to an answer, and the answer. A question at the end is left out."""
-    roles = [_role(speaker, number, place) for number, (speaker, _) in enumerate(messages, start=1)]
+    roles = [_role(said.speaker, number, place) for number, said in enumerate(messages, start=1)]
     first = roles.index("user") if "user" in roles else len(roles)
-    system = [text for role, (_, text) in zip(roles[:first], messages, strict=False) if role == "system"]
+    system = [said.text for role, said in zip(roles[:first], messages, strict=False) if role == "system"]
     transcript = Transcript("\n\n".join(system))
     asked: list[str] = []
-    for role, (_, text) in zip(roles[first:], messages[first:], strict=True):
+    for role, said in zip(roles[first:], messages[first:], strict=True):
         if role != "assistant":
-            asked.append(text)
+            asked.append(said.text)
         else:
-            transcript.add(Exchange(input_text="\n\n".join(asked), output_text=text))
+            transcript.add(_exchange("\n\n".join(asked), said))
             asked = []
     return transcript
+
+
+def _exchange(asked: str, answer: Said) -> Exchange:
+    """Between the answer and what comes next tools ran, or a person thought."""
+    return Exchange(
+        input_text=asked,
+        output_text=answer.text,
+        gap_kind=GapKind.TOOL if answer.calls else GapKind.USER,
+        calls=answer.calls,
+    )
 
 
 def _role(speaker: str, number: int, place: Place) -> str:

@@ -15,10 +15,11 @@ from eval.workloads.summary import render, summarise
 
 _WORKLOADS = """\
 formats, told apart by the first record:
-  recorded jobs       our own, a job per line: what --out writes
+  recorded jobs       our own, a job per line (or one JSON list): what --out writes
   Mooncake            a request per line with the ids of its blocks, sessions named or inferred
   aiperf              a session of several turns per line
-  ShareGPT, OpenAI    one JSON list of chats; vLLM's multi-turn benchmark reads the second
+  ShareGPT, OpenAI    chats, one JSON list or one per line, with the calls of tools: "conversations" of
+                      "from" and "value", or "messages" of "role" and "content"
   scheduler trace     of continuum serve or simulate, --trace
   bench records       of continuum bench, --records
 

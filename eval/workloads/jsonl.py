@@ -86,18 +86,32 @@ def _unpacked(path: Path, content: bytes, packed_by: str) -> tuple[bytes, bool]:
 
 
 def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[Place, Record]]:
-    """The records of a file with their places. A line that is none is an error that names it.
+    """The records of a file, one a line or all in one JSON list, with their places. One that is none is an
+    error that names it.
 
-    ``called``: what a line should be, for that error ("a recorded job").
+    ``called``: what a record should be, for that error ("a recorded job").
     """
     decoder = msgspec.json.Decoder(record)
-    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
+    for place, content in _pieces(path):
+        try:
+            yield place, decoder.decode(content)
+        except UNREADABLE as error:
+            raise place.error(f"not {called}: {in_words(error)}") from error
+
+
+def _pieces(path: Path) -> Iterator[tuple[Place, bytes | msgspec.Raw]]:
+    content = read_bytes(path)
+    if content.lstrip().startswith(b"["):
+        try:
+            entries = msgspec.json.decode(content, type=list[msgspec.Raw])
+        except UNREADABLE as error:
+            raise Place(path).error(f"not a JSON list: {in_words(error)}") from error
+        for number, entry in enumerate(entries, start=1):
+            yield Place(path, entry=number), entry
+        return
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if line and not line.isspace():
-            place = Place(path, number)
-            try:
-                yield place, decoder.decode(line)
-            except UNREADABLE as error:
-                raise place.error(f"not {called}: {in_words(error)}") from error
+            yield Place(path, number), line
 
 
 def in_words(error: Exception) -> str:

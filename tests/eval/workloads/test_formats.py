@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from continuum.cli import main
 from eval.errors import WorkloadError
 from eval.records import JobRecord, RunHeader, TurnRecord
 from eval.workloads.catalog import RecordedWorkload, open_workload
@@ -142,6 +143,75 @@ def test_a_chat_for_vllms_benchmark_keeps_who_said_what(tmp_path: Path) -> None:
     assert workload.notes == ["1 conversations without a question and an answer were left out"]
 
 
+def _agents_chat() -> dict[str, object]:
+    """As agents record what they sent: calls instead of a text, texts in parts, no id."""
+    status = {"name": "bash", "arguments": '{"command": "git status"}'}
+    read = {"name": "read_file", "arguments": {"path": "a.py"}}
+    return {
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Look"},
+                    {"type": "image_url", "image_url": {"url": "u"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c0", "type": "function", "function": status},
+                    {"id": "c1", "type": "function", "function": read},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c0", "content": "clean"},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "pass"}]},
+            {"role": "assistant", "content": "Done."},
+        ]
+    }
+
+
+def test_a_chat_of_an_agent_keeps_its_calls(tmp_path: Path) -> None:
+    """Calls become the turn's, and are text that the model wrote; pictures are passed over."""
+    (job,) = opened(written(tmp_path / "chats.json", [_agents_chat()])).jobs
+    assert (job.job_id, job.system_text) == ("chat-0", "Be brief.")
+    calling, last = job.turns
+    assert (calling.input_text, calling.gap_kind) == ("Look", GapKind.TOOL)
+    assert calling.calls == (ToolRun("bash", "git status"), ToolRun("read_file"))
+    assert calling.output_text == 'bash {"command": "git status"}\nread_file {"path": "a.py"}'
+    assert (last.input_text, last.output_text, last.calls) == ("clean\n\npass", "Done.", ())
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [_agents_chat(), {"id": "b", "messages": [{"role": "user", "content": "?"}] * 2}],
+        [{"id": n, "messages": [{"role": r, "content": "x"} for r in ("user", "assistant")]} for n in (1, 2)],
+        [{"id": n, "conversations": [{"from": f, "value": "x"} for f in ("human", "gpt")]} for n in "ab"],
+        [{"session_id": n, "turns": [{"text": "x"}]} for n in "ab"],
+        [_request(0, 100, [], session_id=name) for name in "ab"],
+        [
+            {
+                "job_id": n,
+                "source": "s",
+                "turns": [{"input_tokens": 9, "prefix_tokens": 0, "output_tokens": 1, "gap_kind": "end"}],
+            }
+            for n in "ab"
+        ],
+    ],
+    ids=["agent", "openai", "sharegpt", "aiperf", "mooncake", "recorded"],
+)
+def test_records_stand_one_a_line_or_in_one_list(
+    tmp_path: Path, records: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Either way they are the same jobs; ``continuum workload`` reads both."""
+    lines, one = written(tmp_path / "lines", *records), written(tmp_path / "list", records)
+    both = [[(job.job_id, job.turns) for job in opened(path).jobs] for path in (lines, one)]
+    assert both[0] == both[1] != []
+    assert main(["workload", str(lines)]) == main(["workload", str(one)]) == 0
+
+
 def test_a_sharegpt_conversation_starts_with_its_first_question(tmp_path: Path) -> None:
     """A part of a longer conversation may begin with an answer, which nobody can replay."""
     said = ("gpt", "...as I said."), ("human", "Why?"), ("gpt", "So."), ("human", "And?"), ("gpt", "Yes.")
@@ -257,6 +327,7 @@ def test_records_of_a_run_can_be_run_again(tmp_path: Path) -> None:
 
 # ---- what is none of these ----
 
+_COUNTS = {"input_tokens": 9, "prefix_tokens": 0, "output_tokens": 1}
 BAD = [
     ("x.jsonl", ['{"colour": 1}'], "line 1: of no known format: a record of colour"),
     ("x.jsonl", ["not json at all"], "line 1: neither JSON lines nor a JSON list"),
@@ -274,7 +345,7 @@ BAD = [
     (
         "x.json",
         [[{"id": "a", "messages": [{"role": "user", "content": 5}]}]],
-        "entry 1: not a conversation: message 1, field content: Expected `str`, got `int`",
+        "entry 1: not a conversation: message 1, field content: Expected `str | array | null`, got `int`",
     ),
     (
         "x.json",
@@ -297,6 +368,16 @@ BAD = [
         r"line 2: timestamp is 5, earlier than that of the request before \(9\)",
     ),
     ("a.jsonl", [{"turns": [{"delay": 3}]}], "line 1: turn 1 has neither text nor texts"),
+    (
+        "r.jsonl",
+        [{"source": "x", "turns": [{**_COUNTS, "gap_kind": "end"}]}],
+        "line 1: not a recorded job: Object missing required field `job_id`",
+    ),
+    (
+        "t.json",
+        [[{"type": "header", "schema_version": 2}]],
+        "a JSON list of the events of a trace, but they must stand one a line",
+    ),
     ("a.jsonl", [{"turns": []}], "line 1: job session-0: it has no turns"),
     ("a.jsonl", [{"turns": [{"text": "a"}, {"text": "b", "delay": -3}]}], "line 1: .*turn 2, field delay"),
 ]
