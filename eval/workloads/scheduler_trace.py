@@ -6,16 +6,22 @@ turn to the arrival of the next and holds the client's own time too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import Protocol
 
 from eval.errors import WorkloadError
+from eval.workloads.call_arguments import tool_run
 from eval.workloads.checks import JobChecks
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.jsonl import Place
-from tracing.events import JobEvent
+from tracing.analysis.jobs import GapLife, PinLife, TurnEnd, TurnLife
+from tracing.analysis.lives import LifeReader
+from tracing.analysis.pool import StepLife
+from tracing.events import JobEvent, SignalEvent, TraceEvent, TraceHeader
+from tracing.invariants import TELL_OF_PINS
 from tracing.reader import TraceError, TraceReport, read_trace
 
 
@@ -23,10 +29,115 @@ from tracing.reader import TraceError, TraceReport, read_trace
 class _Served:
     """A turn that was answered."""
 
+    job_id: str
     arrived_s: float
     ended_s: float
-    ended: JobEvent
-    tools: list[str] = field(default_factory=list)
+    num_prompt_tokens: int
+    num_known_tokens: int
+    num_output_tokens: int
+    calls: tuple[ToolRun, ...] = ()
+
+
+class _Turns(Protocol):
+    """Gathers the turns of jobs from the events of a trace."""
+
+    num_unanswered: int
+
+    def take(self, event: TraceEvent) -> None: ...
+
+    def close(self) -> None: ...
+
+    def served(self) -> list[_Served] | None:
+        """None: no job was named."""
+
+
+class _Told:
+    """By the records of a policy that tells of jobs."""
+
+    def __init__(self) -> None:
+        self.num_unanswered = 0
+        self._any_job = False
+        self._arrived: dict[str, float] = {}
+        self._served: dict[str, _Served] = {}
+
+    def take(self, event: TraceEvent) -> None:
+        if not isinstance(event, JobEvent) or event.req_id is None:
+            return
+        self._any_job = True
+        if event.kind == "turn_arrived":
+            self._arrived[event.req_id] = event.now
+        elif event.kind == "turn_ended" and event.req_id in self._arrived:
+            self._served[event.req_id] = _Served(
+                event.job_id,
+                self._arrived[event.req_id],
+                event.now,
+                event.num_prompt_tokens,
+                event.num_known_tokens,
+                event.num_output_tokens,
+            )
+        elif event.kind == "tools_started" and event.req_id in self._served:
+            self._served[event.req_id].calls = tuple(map(_call, event.tools))
+
+    def close(self) -> None:
+        self.num_unanswered = len(self._arrived) - len(self._served)
+
+    def served(self) -> list[_Served] | None:
+        return list(self._served.values()) if self._any_job else None
+
+
+class _Seen:
+    """Of a policy that knows no jobs: by what the requests said, as the analysis of traces reads it."""
+
+    def __init__(self) -> None:
+        self.num_unanswered = 0
+        self._any_job = False
+        self._lives = LifeReader(self)
+        self._served: dict[str, _Served] = {}
+
+    def take(self, event: TraceEvent) -> None:
+        if isinstance(event, SignalEvent) and event.kind == "tool_gap_started":
+            self._called(event)
+        self._lives.take(event)
+
+    def _called(self, event: SignalEvent) -> None:
+        """It stands behind the end of its turn."""
+        turn = self._served.get(event.req_id or "")
+        if turn is not None:
+            turn.calls = tuple(tool_run(call.name, call.arguments) for call in event.calls)
+
+    def close(self) -> None:
+        self._lives.close()
+
+    def served(self) -> list[_Served] | None:
+        return list(self._served.values()) if self._any_job else None
+
+    def turn(self, turn: TurnLife) -> None:
+        if turn.job_id is None:
+            return
+        self._any_job = True
+        if turn.end is not TurnEnd.ENDED or not turn.arrival_told:
+            self.num_unanswered += 1
+            return
+        self._served[turn.req_id] = _Served(
+            turn.job_id,
+            turn.arrived_s,
+            turn.ended_s,
+            turn.num_prompt_tokens,
+            turn.num_known_tokens,
+            turn.num_output_tokens,
+        )
+
+    def gap(self, gap: GapLife) -> None:
+        pass
+
+    def pin(self, pin: PinLife) -> None:
+        pass
+
+    def step(self, step: StepLife) -> None:
+        pass
+
+    def finished(self, job_id: str, now: float) -> None:
+        pass
 
 
 def read_scheduler_trace(path: Path) -> tuple[list[Job], list[str]]:
@@ -59,32 +170,32 @@ def read_scheduler_trace(path: Path) -> tuple[list[Job], list[str]]:
 
 def _served_turns(path: Path, report: TraceReport) -> tuple[dict[str, list[_Served]], int]:
     """The answered turns of each job in order of arrival, and how many were never answered."""
-    arrived: dict[str, JobEvent] = {}
-    served: dict[str, _Served] = {}
-    any_job = False
     try:
-        for event in read_trace(path, report):
-            if not isinstance(event, JobEvent) or event.req_id is None:
-                continue
-            any_job = True
-            if event.kind == "turn_arrived":
-                arrived[event.req_id] = event
-            elif event.kind == "turn_ended" and event.req_id in arrived:
-                served[event.req_id] = _Served(arrived[event.req_id].now, event.now, event)
-            elif event.kind == "tools_started" and event.req_id in served:
-                served[event.req_id].tools = event.tools
+        turns = _gathered(read_trace(path, report))
     except TraceError as error:
         raise WorkloadError(f"{error}.") from error
     except OSError as error:
         raise WorkloadError(f"Cannot read the workload {path}: {error.strerror}.") from error
-    if not any_job:
+    served = turns.served()
+    if served is None:
         raise WorkloadError(
-            f"{path}: the trace names no jobs; only --scheduling-policy continuum writes them."
+            f"{path}: the trace names no jobs: its requests came without job ids, which only "
+            "--scheduling-policy continuum infers."
         )
     by_job: dict[str, list[_Served]] = {}
-    for turn in sorted(served.values(), key=lambda turn: turn.arrived_s):
-        by_job.setdefault(turn.ended.job_id, []).append(turn)
-    return by_job, len(arrived) - len(served)
+    for turn in sorted(served, key=lambda turn: turn.arrived_s):
+        by_job.setdefault(turn.job_id, []).append(turn)
+    return by_job, turns.num_unanswered
+
+
+def _gathered(events: Iterator[TraceEvent]) -> _Turns:
+    header = next(events)
+    tells = isinstance(header, TraceHeader) and header.policy in TELL_OF_PINS
+    turns: _Turns = _Told() if tells else _Seen()
+    for event in chain([header], events):
+        turns.take(event)
+    turns.close()
+    return turns
 
 
 def _job(job_id: str, served: Sequence[_Served], source: str, began_s: float) -> Job:
@@ -93,12 +204,14 @@ def _job(job_id: str, served: Sequence[_Served], source: str, began_s: float) ->
         following = served[index + 1] if index + 1 < len(served) else None
         known = turns[-1].input_tokens + turns[-1].output_tokens if turns else 0
         gap_s = None if following is None else round(max(0.0, following.arrived_s - turn.ended_s), 6)
-        calls = tuple(_call(key, gap_s if len(turn.tools) == 1 else None) for key in turn.tools)
+        calls = turn.calls
+        if len(calls) == 1:
+            calls = (replace(calls[0], seconds=gap_s),)
         turns.append(
             Turn(
-                input_tokens=turn.ended.num_prompt_tokens,
-                prefix_tokens=min(known, turn.ended.num_known_tokens),
-                output_tokens=turn.ended.num_output_tokens,
+                input_tokens=turn.num_prompt_tokens,
+                prefix_tokens=min(known, turn.num_known_tokens, turn.num_prompt_tokens),
+                output_tokens=turn.num_output_tokens,
                 gap_kind=_gap_kind(turn, following),
                 gap_s=gap_s,
                 gap_measured=gap_s is not None,
@@ -112,10 +225,10 @@ def _job(job_id: str, served: Sequence[_Served], source: str, began_s: float) ->
 def _gap_kind(turn: _Served, following: _Served | None) -> GapKind:
     if following is None:
         return GapKind.END
-    return GapKind.TOOL if turn.tools else GapKind.UNKNOWN
+    return GapKind.TOOL if turn.calls else GapKind.UNKNOWN
 
 
-def _call(key: str, seconds: float | None) -> ToolRun:
+def _call(key: str) -> ToolRun:
     """``bash/git/status`` is the tool ``bash`` running ``git status``."""
     tool, _, command = key.partition("/")
-    return ToolRun(tool, command.replace("/", " ") or None, seconds)
+    return ToolRun(tool, command.replace("/", " ") or None)

@@ -20,7 +20,15 @@ from eval.workloads.catalog import RecordedWorkload, open_workload
 from eval.workloads.job import GapKind, ToolRun, Turn
 from eval.workloads.transcript import ASSUMED_OUTPUT_TOKENS
 from tests.eval.workloads.jobs import SHARED, written
-from tracing.events import JobEvent, PinEvent, TraceHeader
+from tracing.events import (
+    JobEvent,
+    PinEvent,
+    RequestArrived,
+    RequestsEnded,
+    SignalEvent,
+    ToolCallSaid,
+    TraceHeader,
+)
 from tracing.writer import TraceWriter
 
 if sys.version_info >= (3, 14):
@@ -277,12 +285,57 @@ def test_a_cut_trace_is_read_up_to_the_cut_and_says_so(tmp_path: Path) -> None:
         opened(path)
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "gate:0.5", "continuum"])
+def test_a_trace_of_any_policy_is_a_workload(tmp_path: Path, policy: str) -> None:
+    """The jobs that ran come back: their ids, tokens, shared prefixes and the times between their turns."""
+    path, ran = tmp_path / "trace.jsonl.zst", tmp_path / "jobs.jsonl"
+    jobs = ["--workload", "swe-bench:turns=0.3,tokens=0.1", "--jobs", "5"]
+    made = open_workload(jobs[1]).sample(5, 0).jobs
+    simulate = ["simulate", *jobs, "--rate", "1", "--policies", policy, "--trace", str(path)]
+    assert main(simulate) == 0
+    assert main(["workload", str(path), "--out", str(ran)]) == 0
+    read = {job.job_id: job for job in opened(ran).jobs}
+    assert read.keys() == {job.job_id for job in made}
+    for job in made:
+        for turn, again in zip(job.turns, read[job.job_id].turns, strict=True):
+            assert (again.input_tokens, again.output_tokens) == (turn.input_tokens, turn.sampled_tokens)
+            assert turn.prefix_tokens - 16 <= again.prefix_tokens <= turn.prefix_tokens
+            assert again.gap_s == (None if turn.gap_s is None else pytest.approx(turn.gap_s, abs=0.05))
+    assert main(["simulate", "--workload", str(path), "--policies", "fcfs"]) == 0
+
+
+def test_calls_that_a_server_was_told_of_are_in_its_trace(tmp_path: Path) -> None:
+    """Whatever its policy: a signal holds them as the model wrote them."""
+    path = tmp_path / "trace.jsonl"
+    writer = TraceWriter.open(str(path))
+    writer.emit(msgspec.structs.replace(_header(), policy="fcfs"))
+    for turn in (1, 2):
+        req_id = f"a{turn}"
+        writer.emit(
+            RequestArrived(
+                now=3.0 * turn,
+                req_id=req_id,
+                arrival_s=3.0 * turn,
+                num_prompt_tokens=9,
+                max_tokens=9,
+                job_id="a",
+            )
+        )
+        writer.emit(RequestsEnded(now=3.0 * turn + 1, req_ids=[req_id], how="stopped"))
+        call = ToolCallSaid(name="bash", arguments='{"command": "git status"}')
+        writer.emit(SignalEvent(now=3.0 * turn + 1, kind="tool_gap_started", req_id=req_id, calls=[call]))
+    writer.close()
+    (job,) = opened(path).jobs
+    assert (job.turns[0].gap_kind, job.turns[0].gap_s) == (GapKind.TOOL, 2.0)
+    assert [turn.calls for turn in job.turns] == [(ToolRun("bash", "git status", 2.0),), ()]
+
+
 def test_a_trace_without_jobs_says_how_to_get_one_with(tmp_path: Path) -> None:
-    """Only the continuum policy knows jobs."""
+    """Of requests without job ids only the continuum policy infers jobs."""
     writer = TraceWriter.open(str(tmp_path / "trace.jsonl"))
     writer.emit(_header())
     writer.close()
-    with pytest.raises(WorkloadError, match="names no jobs; only --scheduling-policy continuum writes them"):
+    with pytest.raises(WorkloadError, match="names no jobs: its requests came without job ids"):
         opened(tmp_path / "trace.jsonl")
 
 
