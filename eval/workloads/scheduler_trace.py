@@ -18,7 +18,7 @@ from eval.workloads.checks import JobChecks
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.jsonl import Place
 from tracing.analysis.jobs import GapLife, PinLife, TurnEnd, TurnLife
-from tracing.analysis.lives import LifeReader
+from tracing.analysis.life_reader import LifeReader
 from tracing.analysis.pool import StepLife
 from tracing.events import JobEvent, SignalEvent, TraceEvent, TraceHeader
 from tracing.invariants import TELL_OF_PINS
