@@ -23,12 +23,12 @@ from eval.errors import UNREADABLE, EvalError
 from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
 from eval.report import render_comparison
-from eval.results import ResultFile, read_results, require_writable, write_results
+from eval.results import ResultFile, read_results, require_own_files, require_writable, write_results
 from eval.say import say
 from eval.tool_call_text import CallStyle
 from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind, Arrivals
-from eval.workloads.catalog import open_workload
+from eval.workloads.catalog import files_of, open_workload
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -224,6 +224,7 @@ def _arrivals(arguments: argparse.Namespace) -> Arrivals:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
+    _require_own_files(arguments)
     require_writable(arguments.json, arguments.html)
     if arguments.html:
         require_plotly()
@@ -241,6 +242,13 @@ def run(arguments: argparse.Namespace) -> int:
     finally:  # a full disk takes nothing from who has waited
         print(render_comparison(Comparison(files, names)))
     return report_errors(bench)
+
+
+def _require_own_files(arguments: argparse.Namespace) -> None:
+    require_own_files(
+        [("--json", arguments.json), ("--html", arguments.html), ("--records", arguments.records)],
+        [*files_of("--workload", arguments.workload), ("--against", arguments.against)],
+    )
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -9,7 +9,7 @@ from eval.comparison import Comparison
 from eval.errors import ResultError
 from eval.html_report import write_html
 from eval.report import render_comparison
-from eval.results import read_results
+from eval.results import read_results, require_own_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum compare``. A file that is no result is raised."""
+    require_own_files([("--html", arguments.html)], [("RESULT.json", path) for path in arguments.files])
     files = [read_results(path) for path in arguments.files]
     empty = next((path for path, file in zip(arguments.files, files, strict=True) if not file.runs), None)
     if empty is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from eval.errors import UNREADABLE, ResultError
 from eval.metrics import RunResult
+from tracing.own_file import Named, shared_file
 
 SCHEMA_VERSION = 1
 
@@ -62,6 +64,13 @@ def require_writable(*paths: Path | None) -> None:
                 path.unlink()
         except OSError as error:
             raise ResultError(f"Cannot write the result {path}: {error.strerror}.") from error
+
+
+def require_own_files(written: Sequence[Named], read: Sequence[Named] = ()) -> None:
+    """Raises ``ResultError`` if two of these options name one file, of which something would be lost."""
+    shared = shared_file(read, written)
+    if shared is not None:
+        raise ResultError(f"{shared}.")
 
 
 def read_results(path: Path) -> ResultFile:

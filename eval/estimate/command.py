@@ -14,9 +14,9 @@ from eval.estimate import boosting
 from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
 from eval.estimate.table import render
-from eval.results import require_writable
+from eval.results import require_own_files, require_writable
 from eval.sim.command import asked
-from eval.workloads.catalog import RecordedWorkload, Workload, describe, open_workload
+from eval.workloads.catalog import RecordedWorkload, Workload, describe, files_of, open_workload
 from eval.workloads.command import add_limits, limits_from
 from eval.workloads.families import roots
 from eval.workloads.sampling import JobLimits, Sample
@@ -77,6 +77,7 @@ def _folds(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum estimate``. What cannot be read or foretold is one sentence."""
+    require_own_files([("--json", arguments.json)], files_of("--workload", arguments.workload))
     require_writable(arguments.json)
     installed = boosting.is_installed()
     if arguments.regressor and not installed:

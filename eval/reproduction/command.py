@@ -13,7 +13,7 @@ from eval.errors import EvalError
 from eval.reproduction.experiment import PRESSURE_SHARE, Experiment, Point
 from eval.reproduction.published import FIGURES, LEFT_OUT, PaperFigure
 from eval.reproduction.table import bullets, figure_table, summary
-from eval.results import ResultFile, require_writable, write_results
+from eval.results import ResultFile, require_own_files, require_writable, write_results
 from eval.sim.command import asked
 
 NUM_JOBS = 100
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum reproduce``. What was asked for wrongly is one sentence."""
     figures = _chosen(arguments.only)
+    require_own_files([("--json", arguments.json), ("--html", arguments.html)])
     require_writable(arguments.json)
     if arguments.html:
         from eval.html_report import require_plotly

@@ -14,12 +14,12 @@ from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
 from eval.metrics import TTFT_LIMIT_S
 from eval.report import render
-from eval.results import ResultFile, require_writable, write_results
+from eval.results import ResultFile, require_own_files, require_writable, write_results
 from eval.sim.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
 from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind
-from eval.workloads.catalog import short_name
+from eval.workloads.catalog import files_of, short_name
 from eval.workloads.sampling import JobLimits
 
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
@@ -215,6 +215,7 @@ def _arrival_kind(arguments: argparse.Namespace) -> ArrivalKind:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum simulate``. What cannot be read, or never fits, is raised as one sentence."""
+    _require_own_files(arguments)
     policies = [policy.name for policy in parse_policies(arguments.policies)]
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     rates: Sequence[float | None] = arguments.rate or [None]
@@ -237,6 +238,13 @@ def run(arguments: argparse.Namespace) -> int:
     finally:  # a full disk takes nothing from who has waited
         print(render(results))
     return 0
+
+
+def _require_own_files(arguments: argparse.Namespace) -> None:
+    require_own_files(
+        [("--json", arguments.json), ("--html", arguments.html), ("--trace", arguments.trace)],
+        [*files_of("--workload", arguments.workload), ("--profile", arguments.profile)],
+    )
 
 
 def _title(arguments: argparse.Namespace) -> str:

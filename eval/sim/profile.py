@@ -20,7 +20,7 @@ import numpy as np
 
 from eval.arguments import positive
 from eval.errors import UNREADABLE, CostModelError
-from eval.results import require_writable
+from eval.results import require_own_files, require_writable
 from eval.say import say
 from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
@@ -43,6 +43,7 @@ PASSED_ON = (
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 COPY_BYTES = 64 * 2**20
 COPIES = 8
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,7 @@ def _header(trace: Path) -> TraceHeader:
 
 def read_model_config(model: str) -> _Config:
     """The sizes in a model folder's config.json; CostModelError if they are not there."""
-    path = Path(model) / "config.json"
+    path = Path(model) / CONFIG
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Config)
     except OSError as error:
@@ -261,6 +262,10 @@ def _options(arguments: argparse.Namespace) -> ProfileOptions:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum profile``: prints what was found; errors are raised."""
     options = _options(arguments)
+    require_own_files(
+        [("--json", arguments.json), ("--trace", arguments.trace)],
+        [("--from-trace", arguments.from_trace), ("--model", Path(arguments.model) / CONFIG)],
+    )
     require_writable(arguments.json)
     if arguments.from_trace is not None:
         measurement = from_trace(arguments.from_trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,6 +184,11 @@ def open_workload(name: str) -> Workload:
     if not jobs:
         raise WorkloadError(f"The workload {name} holds no jobs{''.join(f'; {note}' for note in notes)}.")
     return RecordedWorkload(name, tuple(jobs), notes)
+
+
+def files_of(option: str, name: str) -> list[tuple[str, Path]]:
+    """The files that a workload is read from, each with the option that names it."""
+    return [(option, Path(part)) for part in (name, *name.split(PLUS)) if os.path.isfile(part)]
 
 
 def short_name(name: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from eval.arguments import amount, count
-from eval.workloads.catalog import open_workload
+from eval.results import require_own_files
+from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.recorded import write_jobs
 from eval.workloads.sampling import JobLimits
 from eval.workloads.summary import render, summarise
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum workload``. What cannot be read is raised, naming the line."""
+    require_own_files([("--out", arguments.out)], files_of("FILE", arguments.workload))
     opened = open_workload(arguments.workload)
     sample = opened.sample(arguments.jobs, arguments.seed, limits_from(arguments))
     if arguments.out is not None:

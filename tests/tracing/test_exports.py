@@ -261,14 +261,27 @@ def test_a_file_instead_of_a_folder_has_the_turns(
 def test_what_cannot_be_exported_is_one_sentence(
     trace: SimulatedTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No trace: no file is begun. No such folder: it is named."""
+    """No trace: no file is begun. No folder where one is needed: it is named. A name of another form."""
     other, out = tmp_path / "other.jsonl", tmp_path / "out.json"
     other.write_text("{}\n")
     assert main(["trace", "export", str(other), "--format", "perfetto", "--out", str(out)]) == 1
     assert not out.exists()
-    for form in ("perfetto", "parquet"):
-        missing = tmp_path / "missing" / "out.parquet"
-        assert main(["trace", "export", str(trace.path), "--format", form, "--out", str(missing)]) == 1
-        said = capsys.readouterr().err.splitlines()[-1]
+    for form, place, told in (
+        ("perfetto", other / "out.json", f"{other} is not a folder"),
+        ("parquet", other / "out.parquet", f"{other} is not a folder"),
+        ("csv", other, "it is a file, and they need a folder"),
+        ("csv", tmp_path / "t.parquet", "names a file of --format parquet, but --format is csv"),
+        ("parquet", tmp_path / "t.csv", "names a file of --format csv, but --format is parquet"),
+    ):
+        capsys.readouterr()
+        assert main(["trace", "export", str(trace.path), "--format", form, "--out", str(place)]) == 1
+        (said,) = capsys.readouterr().err.splitlines()
         assert said.startswith("continuum: ")
-        assert "missing" in said
+        assert told in said
+    assert [path.name for path in tmp_path.iterdir()] == ["other.jsonl"]
+
+
+@pytest.mark.parametrize("form", ["perfetto", "mooncake", "dynamo", "csv", "parquet"])
+def test_the_folder_of_an_export_is_made(trace: SimulatedTrace, tmp_path: Path, form: str) -> None:
+    """As that of a report or a result is."""
+    assert export(trace, form, tmp_path / "new" / "deep" / f"turns.{form}").is_file()

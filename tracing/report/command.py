@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tracing.own_file import shared_file
 from tracing.reader import TraceError
 from tracing.report.builder import read_page
 from tracing.report.page import render
@@ -20,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page. TraceError if the file is no trace or cannot be read, or the page cannot be written."""
+    shared = shared_file([("FILE", arguments.file)], [("--out", arguments.out)])
+    if shared is not None:
+        raise TraceError(shared)
     try:
         page = read_page(arguments.file)
     except OSError as error:

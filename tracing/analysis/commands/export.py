@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -16,6 +16,7 @@ from tracing.analysis.exports.perfetto import PerfettoExport
 from tracing.analysis.faults import warn_of_faults
 from tracing.events import TraceEvent, TraceHeader
 from tracing.header_limits import not_told
+from tracing.own_file import shared_file
 from tracing.reader import TraceError, read_trace
 
 _FORMS = """\
@@ -61,11 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export_lines(trace: Path, make: Callable[[TextIO], Export], out: Path) -> list[str]:
+    _require_own_files(trace, [out])
     with said_in_a_sentence(trace):
         _check_header(trace, next(read_trace(trace)), make)  # what is no trace leaves no file behind
-    with said_in_a_sentence(out), open(out, "w", encoding="utf-8") as file:
-        export = make(file)
-        facts = run_export(trace, export)
+    with said_in_a_sentence(out):
+        _make_folder_of(out)
+        with open(out, "w", encoding="utf-8") as file:
+            export = make(file)
+            facts = run_export(trace, export)
     warn_of_faults(trace, facts)
     return export.notes()
 
@@ -78,17 +82,14 @@ def _check_header(trace: Path, header: TraceEvent, make: Callable[[TextIO], Expo
 
 
 def _export_tables(trace: Path, form: str, out: Path) -> list[str]:
-    alone = out.suffix == f".{form}"
+    _check_place(form, out)
     with open_tables(trace) as tables:
-        from tracing.analysis.tables import TABLES as NAMES
-
-        names = ["turns"] if alone else list(NAMES)
+        paths = _paths_of_tables(form, out)
+        _require_own_files(trace, list(paths.values()))
         notes = []
         with said_in_a_sentence(out):
-            if not alone:
-                out.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                path = out if alone else out / f"{name}.{form}"
+            for name, path in paths.items():
+                _make_folder_of(path)
                 frame = tables.table(name)
                 if form == "csv":
                     frame.sink_csv(path)
@@ -96,3 +97,38 @@ def _export_tables(trace: Path, form: str, out: Path) -> list[str]:
                     frame.sink_parquet(path)
                 notes.append(f"{tables.num_rows(name):,} {name}")
     return notes
+
+
+def _make_folder_of(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise TraceError(f"Cannot write {out}: {out.parent} is not a folder") from error
+
+
+def _is_one_table(form: str, out: Path) -> bool:
+    return out.suffix == f".{form}"
+
+
+def _check_place(form: str, out: Path) -> None:
+    """TraceError if tables of this form cannot go there."""
+    if _is_one_table(form, out):
+        return
+    other = next((each for each in TABLES if _is_one_table(each, out)), None)
+    if other is not None:
+        raise TraceError(f"--out {out} names a file of --format {other}, but --format is {form}")
+    if out.exists() and not out.is_dir():
+        raise TraceError(f"Cannot write tables to {out}: it is a file, and they need a folder")
+
+
+def _paths_of_tables(form: str, out: Path) -> dict[str, Path]:
+    """By the table's name."""
+    from tracing.analysis.tables import TABLES as NAMES  # polars is an extra
+
+    return {"turns": out} if _is_one_table(form, out) else {name: out / f"{name}.{form}" for name in NAMES}
+
+
+def _require_own_files(trace: Path, written: Sequence[Path]) -> None:
+    shared = shared_file([("FILE", trace)], [("--out", path) for path in written])
+    if shared is not None:
+        raise TraceError(shared)
