@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from continuum.config import ContinuumConfig
@@ -13,6 +14,7 @@ from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
 from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
+from estimator.state import EstimatorStateError, load_learned, snapshot
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
@@ -29,8 +31,8 @@ from eval.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A row of the catalogue. Exactly one of ``plain`` and ``informed`` is there: a function of the text
-    after the colon."""
+    """A row of the catalogue. ``plain`` makes what a server runs, ``informed`` what is simulated; without it
+    that is the same. Both are functions of the text after the colon."""
 
     syntax: str
     summary: str
@@ -52,13 +54,28 @@ class _Uninformed:
         return self.factory(context)
 
 
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """A policy that begins with what a server had learned, in every run alike: none adds to it."""
+
+    make: MakePolicy
+    state: str
+
+    def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
+        policy = self.make(context, knowledge)
+        assert isinstance(policy, ContinuumPolicy)
+        policy.tools.recall(self.state)
+        return policy
+
+
 def parse_policy(text: str) -> NamedPolicy:
-    """The policy that ``text`` names. PolicyError, listing what there is, if that cannot be."""
+    """The policy that ``text`` names, to be simulated: it writes no file, and one it begins with is read now.
+    PolicyError, listing what there is, if that cannot be."""
     kind, parameter = _find(text)
-    if kind.plain is not None:
-        return NamedPolicy(text, _Uninformed(kind.plain(parameter)))
-    assert kind.informed is not None
-    return NamedPolicy(text, kind.informed(parameter))
+    if kind.informed is not None:
+        return NamedPolicy(text, kind.informed(parameter))
+    assert kind.plain is not None
+    return NamedPolicy(text, _Uninformed(kind.plain(parameter)))
 
 
 def parse_policies(text: str) -> list[NamedPolicy]:
@@ -119,14 +136,11 @@ _SWITCH = {"true": True, "false": False}
 
 
 def _continuum_config(parameter: str) -> ContinuumConfig:
-    """``name=value,...`` of ContinuumConfig's fields; a value has the type of the field's default.
-
-    ``infer_jobs`` is no option here: what is played by a policy names its jobs.
-    """
+    """``name=value,...`` of ContinuumConfig's fields; a value has the type of the field's default."""
     defaults = {
         field.name: field.default
         for field in sorted(fields(ContinuumConfig), key=_is_tuning)
-        if field.default is not MISSING and field.name != "infer_jobs"
+        if field.default is not MISSING
     }
     options: dict[str, str | float | int] = {}
     for part in parameter.split(",") if parameter else ():
@@ -150,6 +164,24 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         return ContinuumConfig(**options)  # type: ignore[arg-type]  # checked above, by name
     except ConfigError as error:
         raise PolicyError(f"continuum:{error}") from error
+
+
+def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) -> MakePolicy:
+    """The policy of these options, without a file that its runs would share."""
+    config = _continuum_config(parameter)
+    if config.estimator_state is None:
+        return make(config)
+    return _Learned(make(replace(config, estimator_state=None)), _state_in(Path(config.estimator_state)))
+
+
+def _state_in(path: Path) -> str:
+    """What a server left there; PolicyError if that cannot be used."""
+    if not path.exists():  # a server would begin one; here it can only be a mistake
+        raise PolicyError(f"There is no estimator state {path} to begin with.")
+    try:
+        return snapshot(load_learned(path)).decode()
+    except EstimatorStateError as error:
+        raise PolicyError(str(error)) from error
 
 
 def _is_tuning(field: Field[Any]) -> bool:
@@ -188,8 +220,9 @@ _KINDS: Sequence[_Kind] = (
     ),
     _Kind(
         "continuum[:OPTION=VALUE,...]",
-        "this project's; options as of continuum serve, with _ for -",
+        "this project's; options as of continuum serve, with _ for -; estimator_state=FILE is only read",
         lambda text: ContinuumPolicyFactory(_continuum_config(text)),
+        lambda text: _simulated(text, lambda config: _Uninformed(ContinuumPolicyFactory(config))),
     ),
     _Kind(
         "paper",
@@ -204,7 +237,7 @@ _KINDS: Sequence[_Kind] = (
     _Kind(
         "known-work[:OPTION=VALUE,...]",
         "as continuum, but it knows how much work each job has left",
-        informed=lambda text: partial(KnownWorkPolicy, config=_continuum_config(text)),
+        informed=lambda text: _simulated(text, lambda config: partial(KnownWorkPolicy, config=config)),
     ),
     _Kind("oracle", "as continuum, but it knows when each turn comes back", informed=lambda _: OraclePolicy),
     *map(_lessened, WITHOUT),

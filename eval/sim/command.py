@@ -243,8 +243,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _require_own_files(arguments: argparse.Namespace) -> None:
     require_own_files(
         [("--json", arguments.json), ("--html", arguments.html), ("--trace", arguments.trace)],
-        [*files_of("--workload", arguments.workload), ("--profile", arguments.profile)],
+        [
+            *files_of("--workload", arguments.workload),
+            ("--profile", arguments.profile),
+            *(("--policies", path) for path in _states_of(arguments.policies)),
+        ],
     )
+
+
+def _states_of(policies: str) -> list[Path]:
+    """Files of what was learned that policies begin with."""
+    options = [part.rpartition(":")[2].partition("=") for part in policies.split(",")]
+    return [Path(value) for name, _, value in options if name == "estimator_state"]
 
 
 def _title(arguments: argparse.Namespace) -> str:

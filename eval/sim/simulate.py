@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -201,9 +201,10 @@ def simulate(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes:
     """All runs, in order, with progress on stderr."""
     _workload(plan.workload)  # a bad file is an error before anything starts; forked processes inherit it
     plan.config()
+    policies = {name: parse_policy(name) for name in {run.policy for run in runs}}
     with tqdm(total=len(runs), unit="run", file=sys.stderr, disable=None, leave=False) as bar:
         results = []
-        for result in _results(plan, runs, min(num_processes, len(runs))):
+        for result in _results(plan, runs, policies, min(num_processes, len(runs))):
             setting = result.setting
             bar.set_postfix_str(f"{setting.name}, {setting.jobs_per_s or 0:g}/s, seed {setting.seed}")
             bar.update()
@@ -211,16 +212,22 @@ def simulate(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes:
     return results
 
 
-def _results(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes: int) -> Iterator[RunResult]:
+def _results(
+    plan: SimulationPlan,
+    runs: Sequence[SimulationRun],
+    policies: Mapping[str, NamedPolicy],
+    num_processes: int,
+) -> Iterator[RunResult]:
+    """``policies``: made once, so that what one of them reads from a file is the same in every run."""
     if num_processes <= 1:
         for run in runs:
-            yield simulate_one(plan, run)
+            yield simulate_one(plan, run, policies[run.policy])
         return
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_processes, context, _begin_worker) as pool:
         try:
             with _interrupts_afterwards():
-                futures = [pool.submit(simulate_one, plan, run) for run in runs]
+                futures = [pool.submit(simulate_one, plan, run, policies[run.policy]) for run in runs]
             for future in futures:
                 # A Ctrl-C just before a wait without an end would be noticed at that end only.
                 while not wait([future], timeout=WAIT_S).done:

@@ -44,6 +44,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"{SIMULATE} jobs.part0002.jsonl --trace jobs.jsonl", "--workload and --trace"),
         (f"{SIMULATE} bfcl+jobs.jsonl --json jobs.jsonl", "--workload and --json"),
         (f"{SIMULATE} bfcl --profile result.json --json result.json", "--profile and --json"),
+        (
+            f"{SIMULATE} bfcl --policies fcfs,continuum:estimator_state=result.json --json result.json",
+            "--policies and --json",
+        ),
         ("workload jobs.jsonl --jobs 3 --out jobs.jsonl", "FILE and --out"),
         ("compare result.json --html result.json", "RESULT.json and --html"),
         ("estimate --workload jobs.jsonl --json jobs.jsonl", "--workload and --json"),

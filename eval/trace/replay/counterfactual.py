@@ -45,14 +45,15 @@ class _AsRecorded:
 
 @dataclass(frozen=True, slots=True)
 class _Knowing:
-    """Another policy; one that learns of tools begins with what the recorded one had learned before."""
+    """Another policy; one that learns of tools begins with what the recorded one had learned before, unless
+    its own options say otherwise."""
 
     policy: NamedPolicy
     state: str | None
 
     def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
         policy = self.policy.make(context, knowledge)
-        if self.state is not None and isinstance(policy, ContinuumPolicy):
+        if self.state is not None and isinstance(policy, ContinuumPolicy) and policy.tools.state() is None:
             policy.tools.recall(self.state)
         return policy
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 
 import pytest
 
 from continuum.cli import main
+from continuum.config import ContinuumConfig
 from engine.policy import PolicyContext
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names, serving_policy
 from eval.errors import PolicyError
@@ -77,6 +79,14 @@ def test_a_wrong_name_or_parameter_is_one_sentence(text: str, told: str) -> None
     """It names what is wrong, and what there is instead."""
     with pytest.raises(PolicyError, match=told):
         parse_policy(text)
+
+
+def test_every_option_that_a_server_has_can_be_simulated() -> None:
+    """Under its name with _ for -."""
+    for field in fields(ContinuumConfig):
+        value = {"infer_jobs": "false", "estimator_state": None}.get(field.name, str(field.default).lower())
+        if value is not None:
+            parse_policy(f"continuum:{field.name}={value}")
 
 
 def test_several_policies_are_separated_by_commas() -> None:

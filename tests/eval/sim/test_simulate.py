@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from continuum.cli import main
+from continuum.tool_memory import ToolMemory
+from continuum.tuning import Tuning
+from engine.messages import ToolCall
 from eval.metrics import RunResult
 from eval.results import read_results
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
@@ -67,6 +70,46 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     table = capsys.readouterr().out
     for told in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
         assert told in table
+
+
+def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
+    workload: Path, tmp_path: Path
+) -> None:
+    """Each with the same, whoever ran before it or beside it, and the server's file is not touched."""
+    state = tmp_path / "state.json"
+    server = ToolMemory(Tuning(), str(state))
+    for now in range(20):
+        server.observe(server.keys([ToolCall("Bash", "pytest")]), 500.0, now=float(now))
+    server.save()
+    learned = state.read_bytes()
+    policies = f"continuum,continuum:estimator_state={state},known-work:estimator_state={state}"
+    flags = ["--policies", policies, "--rate", "1", "--seeds", "2", "--kv-tokens", "60000"]
+    files = [tmp_path / name for name in ("one.json", "two.json", "again.json")]
+    for file, processes in zip(files, ("1", "2", "1"), strict=True):
+        runs = _simulate(workload, file, *flags, "--processes", processes)
+    assert len({file.read_bytes() for file in files}) == 1
+    assert state.read_bytes() == learned
+    without, with_it = runs[:2]
+    assert with_it.pins_ended != without.pins_ended  # nothing is held for a call that is known to take 500 s
+
+    trace, one = tmp_path / "trace.jsonl", f"continuum:estimator_state={state}"
+    _simulate(workload, files[0], "--policies", one, "--trace", str(trace))
+    header = next(read_trace(trace))
+    assert isinstance(header, TraceHeader)
+    assert header.estimator_state is not None
+    assert "pytest" in header.estimator_state
+
+
+def test_an_estimator_state_that_is_none_is_one_sentence(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that is not there: a simulation begins none."""
+    (tmp_path / "bad").write_text("{}")
+    for name, told in (("missing", "There is no estimator state"), ("bad", "cannot be used: it is damaged")):
+        policy = f"continuum:estimator_state={tmp_path / name}"
+        assert main(["simulate", "--workload", str(workload), "--policies", policy]) == 1
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()
 
 
 def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> None:
