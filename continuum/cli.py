@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
 UNREAD = 141
 """Likewise where nobody reads what is printed any more, as in ``| head``."""
+
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Why a disk takes no more. Whoever writes a file of its own names it; what has no name was being printed."""
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -39,8 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
     try:
+        _require_output(args)
         code = int(args.run(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except EngineError as error:
         print(f"continuum: {error}", file=sys.stderr)
@@ -48,8 +54,26 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there at exit
+        _print_no_more()
         return UNREAD
+    except OSError as error:
+        if error.filename is not None or error.errno not in NO_ROOM:
+            raise
+        _print_no_more()
+        print(f"continuum: Cannot write the answer: {error.strerror}.", file=sys.stderr)
+        return 1
+
+
+def _require_output(args: argparse.Namespace) -> None:
+    """EngineError where stdout is closed; a server does without."""
+    if sys.stdout is None and args.run is not _serve:
+        raise EngineError("Cannot write the answer: standard output is closed.")
+
+
+def _print_no_more() -> None:
+    """What is left goes nowhere at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

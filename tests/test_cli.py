@@ -163,6 +163,26 @@ def test_a_reader_may_leave_early() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["workload", "bfcl", "--jobs", "3"],
+        ["workload", "bfcl", "--jobs", "300", "--json"],
+        ["simulate", "--workload", "bfcl", "--jobs", "2", "--processes", "1"],
+        ["trace", "schema"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("output", "told"), [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")]
+)
+def test_an_answer_that_cannot_be_written_is_one_sentence(command: list[str], output: str, told: str) -> None:
+    """Neither a traceback nor a run that looks as if it had gone well."""
+    shell = f'exec "$@" {output}'
+    line = ["sh", "-c", shell, "sh", sys.executable, "-m", "continuum.cli", *command]
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"continuum: Cannot write the answer: {told}.\n")
+
+
 def test_help_and_version_are_light() -> None:
     """They load neither torch nor the web server."""
     code = (
