@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from eval.agents import live_demo
@@ -14,6 +15,7 @@ from eval.bench_run import BenchRun
 from eval.errors import EvalError
 from eval.replay_demo import ReplayDemo, quick, run_replay_demo
 from eval.report import render
+from eval.results import require_folder
 from eval.server_process import unwound_by_sigterm
 
 REPEAT = "repeat-"
@@ -85,6 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
+    _refuse_twice(arguments.policies or ())
+    require_folder(arguments.out)
     started = time.monotonic()
     runs: list[BenchRun] = []
     with unwound_by_sigterm():
@@ -97,6 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{policy}: trace, records and log in {arguments.out / folders}")
     print(f"{time.monotonic() - started:.0f} s in all")
     return max(report_errors(run) for run in runs)
+
+
+def _refuse_twice(policies: Sequence[str]) -> None:
+    """Each has a folder by its name."""
+    for name in policies:
+        if policies.count(name) > 1:
+            raise EvalError(f"The policy {name} is named twice.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:

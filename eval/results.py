@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +66,18 @@ def require_writable(*paths: Path | None) -> None:
                 path.unlink()
         except OSError as error:
             raise ResultError(f"Cannot write the result {path}: {error.strerror}.") from error
+
+
+def require_folder(path: Path) -> None:
+    """Make it, if need be; asked before a long run. ``ResultError`` if nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ResultError(f"Cannot write to {path}: not a folder.") from error
+    except OSError as error:
+        raise ResultError(f"Cannot write to {path}: {error.strerror}.") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ResultError(f"Cannot write to {path}: {os.strerror(errno.EACCES)}.")
 
 
 def require_own_files(written: Sequence[Named], read: Sequence[Named] = ()) -> None:

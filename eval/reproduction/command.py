@@ -13,7 +13,7 @@ from eval.errors import EvalError
 from eval.reproduction.experiment import PRESSURE_SHARE, Experiment, Point
 from eval.reproduction.published import FIGURES, LEFT_OUT, PaperFigure
 from eval.reproduction.table import bullets, figure_table, summary
-from eval.results import ResultFile, require_own_files, require_writable, write_results
+from eval.results import ResultFile, require_folder, require_own_files, require_writable, write_results
 from eval.sim.command import asked
 
 NUM_JOBS = 100
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         from eval.html_report import require_plotly
 
         require_plotly()
+        require_folder(arguments.html)
     num_jobs = arguments.jobs or (QUICK_JOBS if arguments.quick else NUM_JOBS)
     num_seeds = arguments.seeds or (1 if arguments.quick else NUM_SEEDS)
     experiment = Experiment(

@@ -381,3 +381,13 @@ def test_results_that_cannot_be_written_are_told_before_the_first_run(
     told = capsys.readouterr().err
     assert told.startswith(f"continuum: Cannot write the result {tmp_path}: ")
     assert "running" not in told
+
+
+def test_pages_that_have_no_folder_are_told_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are written last, an hour after the first."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["reproduce", "--quick", "--only", "low-load", "--html", str(folder)]) == 1
+        assert capsys.readouterr().err == f"continuum: Cannot write to {folder}: not a folder.\n"

@@ -93,6 +93,18 @@ def test_flags_that_do_not_fit_are_errors(
 
 
 @pytest.mark.timeout(300)
+def test_a_demo_that_cannot_be_written_does_not_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file where its folder would be; two runs for one folder."""
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"continuum: Cannot write to {tmp_path / 'file'}: not a folder.\n"
+    assert main(["demo", "--out", str(tmp_path / "new"), "--policies", "fcfs", "fcfs"]) == 1
+    assert capsys.readouterr().err == "continuum: The policy fcfs is named twice.\n"
+    assert not (tmp_path / "new").exists()
+
+
 def test_repeats_are_runs_of_different_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each has a folder and jobs of its own; figures are means with intervals."""
     sizes = (
