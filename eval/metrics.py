@@ -122,8 +122,8 @@ class RunResult(msgspec.Struct, kw_only=True):
     output_tokens: int
     num_preemptions: int | None
     """None if the server does not say."""
-    num_pinned_turns: int
-    """Turns whose receipt says that their KV was held."""
+    num_pinned_turns: int | None
+    """Turns whose receipt says that their KV was held; None if no turn got one."""
     pins_ended: dict[str, int]
     """How pins ended, by cause."""
     held_in_vain_token_s: float | None
@@ -206,7 +206,7 @@ def summarise(
         recomputed_tokens=sum(turn.recomputed_tokens for turn in answered),
         output_tokens=output_tokens,
         num_preemptions=counters.num_preemptions,
-        num_pinned_turns=sum(turn.receipt is not None and turn.receipt.ttl_s > 0 for turn in answered),
+        num_pinned_turns=_num_pinned_turns(answered),
         pins_ended=counters.pins_ended,
         held_in_vain_token_s=_held_in_vain_token_s(counters),
         held_in_vain_share=_held_in_vain_share(counters, wall_s),
@@ -223,6 +223,11 @@ def summarise(
 def _over(amount: float, whole: float) -> float | None:
     """None where there is nothing to divide by."""
     return amount / whole if whole > 0 else None
+
+
+def _num_pinned_turns(answered: list[TurnRecord]) -> int | None:
+    receipts = [turn.receipt for turn in answered if turn.receipt is not None]
+    return sum(receipt.ttl_s > 0 for receipt in receipts) if receipts else None
 
 
 def _longest_wait_s(answered: list[TurnRecord]) -> float | None:

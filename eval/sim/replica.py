@@ -10,7 +10,7 @@ from engine.config import SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
 from engine.engine_core import STALLED_RETRY_S
-from engine.messages import EngineCoreOutput, Signal
+from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import SchedulingPolicy
 from eval.sim.cost_model import StepCost
@@ -100,9 +100,11 @@ class Replica:
         self.scheduler.add_request(request, self._events.now)
         self._wake()
 
-    def signal(self, signal: Signal) -> None:
-        self.scheduler.signal(signal, self._events.now)
+    def signal(self, signal: Signal) -> TurnReceipt | None:
+        """What the policy decides anew about the turn."""
+        receipt = self.scheduler.signal(signal, self._events.now)
         self._wake()
+        return receipt
 
     def close(self) -> None:
         """End all pins and count them."""

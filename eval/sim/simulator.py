@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
@@ -208,6 +209,7 @@ class Simulator:
             assert output.finish_reason is FinishReason.LENGTH
             answered = self._open.pop(output.request_id)
             self._note_engine_times(answered)
+            answered.record.receipt = copy(output.receipt)  # the policy goes on with its own
             self._events.at(
                 self._events.now + self._config.cost.reply_overhead_s,
                 lambda answered=answered: self._on_reply(answered),  # type: ignore[misc]
@@ -252,7 +254,8 @@ class Simulator:
         calls = [ToolCall(call.tool, call.command or "") for call in turn.calls]
         if not calls and turn.gap_kind is GapKind.TOOL:
             calls = [ToolCall("unnamed")]
-        replica.signal(ToolGapStarted(answered.request.request_id, calls))
+        receipt = replica.signal(ToolGapStarted(answered.request.request_id, calls))
+        answered.record.receipt = copy(receipt) or answered.record.receipt
 
     def _on_tools_done(self, agent: _Agent) -> None:
         agent.tools_done = True

@@ -59,6 +59,7 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     assert all(record.finish_reason == "stop" for record in records)
     assert result.cached_tokens > 0
     assert all(record.receipt is not None for record in records)
+    assert result.num_pinned_turns is not None
     assert result.num_pinned_turns > 0
     assert sum(result.pins_ended.values()) > 0
 

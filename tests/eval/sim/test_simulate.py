@@ -112,6 +112,21 @@ def test_an_estimator_state_that_is_none_is_one_sentence(
     assert not (tmp_path / "missing").exists()
 
 
+def test_turns_that_are_pinned_are_told_by_their_receipts(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a server's client counts them: no fewer than came back to what was held. None where no receipt says
+    it, whether nothing was held or the policy tells nobody."""
+    flags = ["--policies", "continuum,fixed-ttl,fcfs", "--rate", "1", "--kv-tokens", "60000"]
+    ours, silent, fcfs = _simulate(workload, tmp_path / "a.json", *flags)
+    assert ours.num_pinned_turns is not None
+    assert 0 < ours.pins_ended["handed_over"] <= ours.num_pinned_turns <= ours.num_turns
+    assert sum(silent.pins_ended.values()) > 0
+    assert (silent.num_pinned_turns, fcfs.num_pinned_turns) == (None, None)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("turns pinned")]
+    assert row.split()[3:] == [str(ours.num_pinned_turns), *"----"]
+
+
 def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> None:
     """However many processes share the work; another seed gives another run."""
     flags = ["--policies", "fcfs,continuum,oracle", "--rate", "1", "--seeds", "2", "--kv-tokens", "60000"]
