@@ -18,7 +18,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import CompressionParameter, ZstdCompressor, ZstdDecompressor, ZstdError, ZstdFile
 
-__all__ = ["PartReader", "TraceFiles", "ZstdError", "find_parts", "part_path"]
+__all__ = ["PartReader", "TraceFiles", "ZstdError", "find_parts", "packed", "part_path"]
 
 COMPRESSED = ".zst"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -65,6 +65,11 @@ def traces_in(folder: Path) -> list[Path]:
     """Names of the first parts of all that is named like a trace in a folder."""
     endings = (".jsonl", ".jsonl" + COMPRESSED)
     return sorted({split_part(path)[0] for path in folder.iterdir() if path.name.endswith(endings)})
+
+
+def packed(text: bytes) -> bytes:
+    """In one frame, as ``PartReader`` reads it."""
+    return ZstdCompressor(options=_OPTIONS).compress(text, ZstdCompressor.FLUSH_FRAME)
 
 
 class TraceFiles:

@@ -132,7 +132,13 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(json_schema())) + b"\n")
         return 0
     try:
-        arguments.update.write_text(with_tables(arguments.update.read_text()))
+        document = arguments.update.read_text()
+        if _TABLE.search(document) is None:
+            print(
+                f"{arguments.update}: no '<!-- fields of NAME -->' with an '<!-- end -->'.", file=sys.stderr
+            )
+            return 1
+        arguments.update.write_text(with_tables(document))
     except OSError as error:
         print(f"{arguments.update}: {error.strerror or error}.", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from eval.arguments import amount, count
+from eval.errors import EvalError
 from eval.results import require_own_files
 from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.recorded import write_jobs
@@ -46,7 +47,9 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def limits_from(arguments: argparse.Namespace) -> JobLimits:
-    """What those flags ask for."""
+    """What those flags ask for. EvalError if one of them would be without effect."""
+    if arguments.cut_at_context and arguments.max_context_tokens is None:
+        raise EvalError("--cut-at-context means nothing without --max-context-tokens: where to cut.")
     return JobLimits(
         max_turns=arguments.max_turns,
         max_context_tokens=arguments.max_context_tokens,
@@ -65,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="K", help="draw or make them at random; by default the file's order")
     add_limits(parser)
     add("--json", action="store_true", help="print the figures as JSON")
-    add("--out", type=Path, metavar="FILE.jsonl", help="write the jobs there, as a file of recorded jobs")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="write recorded jobs there; packed if named .zst or .gz",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ its own.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from eval.workloads.checks import JobChecks
 from eval.workloads.families import Start, connect, eldest
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.jsonl import Place, read_lines
+from tracing.parts import COMPRESSED, packed
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -137,9 +139,16 @@ def write_jobs(path: Path, jobs: Iterable[Job]) -> None:
     content = b"".join(encoder.encode(_recorded_job(job)) + b"\n" for job in jobs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        path.write_bytes(_packed(path, content))
     except OSError as error:
         raise WorkloadError(f"Cannot write the workload {path}: {error.strerror}.") from error
+
+
+def _packed(path: Path, content: bytes) -> bytes:
+    """As its name says; without the time of day that gzip would note."""
+    if path.suffix == ".gz":
+        return gzip.compress(content, mtime=0)
+    return packed(content) if path.suffix == COMPRESSED else content
 
 
 # ---- reading ----

@@ -78,6 +78,9 @@ def test_the_document_is_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert copy.read_text() == text
     assert main(["trace", "schema", "--update", str(tmp_path / "none.md")]) == 1
     assert "none.md: No such file" in capsys.readouterr().err
+    copy.write_text("# A document without tables\n")
+    assert main(["trace", "schema", "--update", str(copy)]) == 1
+    assert f"{copy}: no '<!-- fields of NAME -->'" in capsys.readouterr().err
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:

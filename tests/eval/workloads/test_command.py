@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuum.cli import main
+from eval.workloads.catalog import load_jobs
 from eval.workloads.recorded import read_recorded
 from tests.eval.workloads.jobs import SHARED, written
 
@@ -53,6 +54,26 @@ def test_any_file_becomes_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixt
         ("d", "!", False),
     ]
     assert "ESTIMATED from the length of the text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"), [("jobs.jsonl.zst", b"\x28\xb5\x2f\xfd"), ("jobs.gz", b"\x1f\x8b")]
+)
+def test_jobs_are_packed_where_their_name_says_so(tmp_path: Path, name: str, magic: bytes) -> None:
+    """The same jobs come out, and the same jobs make the same bytes."""
+    plain, files = tmp_path / "jobs.jsonl", [tmp_path / "a" / name, tmp_path / "b" / name]
+    for out in (plain, *files):
+        assert main(["workload", "bfcl", "--jobs", "5", "--out", str(out)]) == 0
+    packed = files[0].read_bytes()
+    assert packed.startswith(magic)
+    assert packed == files[1].read_bytes()
+    assert load_jobs(str(files[0]), None, None) == load_jobs(str(plain), None, None)
+
+
+def test_where_to_cut_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option without effect is refused."""
+    assert main(["workload", "bfcl", "--cut-at-context"]) == 1
+    assert "--cut-at-context means nothing without --max-context-tokens" in capsys.readouterr().err
 
 
 def test_a_limit_that_leaves_nothing_is_one_sentence(
