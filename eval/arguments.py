@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from argparse import ArgumentTypeError, _ActionsContainer
+from argparse import ArgumentTypeError, Namespace, _ActionsContainer
 
 
 def add_processes(parser: _ActionsContainer) -> None:
@@ -15,6 +16,11 @@ def add_processes(parser: _ActionsContainer) -> None:
         metavar="N",
         help="runs side by side; all CPUs",
     )
+
+
+def given_flags(arguments: Namespace) -> set[str]:
+    """The flags that were typed, whatever their values: a default is nobody's wish."""
+    return {word.partition("=")[0] for word in arguments.given if word.startswith("--")}
 
 
 def count(text: str) -> int:
@@ -33,7 +39,9 @@ def count_or_all(text: str) -> int | None:
 def amount(text: str) -> float:
     """Not negative, and finite."""
     value = float(text)
-    if not 0 <= value < float("inf"):
+    if math.isinf(value):
+        raise ArgumentTypeError(f"must be finite, got {text}")
+    if not value >= 0:  # NaN is refused too
         raise ArgumentTypeError(f"must be 0 or more, got {text}")
     return value
 

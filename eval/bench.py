@@ -269,4 +269,7 @@ def report_errors(run: BenchRun) -> int:
             say(f"error: {run.result.name}, job {turn.job_id}, turn {turn.turn}: {turn.error}")
     if run.interrupted:
         return INTERRUPTED
+    if run.gone is None and not failed and run.result.num_jobs == 0:
+        say(f"error: {run.result.name}: no job was counted, all began during the warm-up")
+        return 1
     return 1 if failed or run.gone is not None or run.records_broken is not None else 0

@@ -110,6 +110,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
             raise EvalError(
                 f"--warmup-jobs {options.warmup_jobs} leaves none of {len(plan.roots)} jobs to count."
             )
+        _refuse_endless_warmup(options, plan)
         plan.notes[:0] = [*sample.notes, *describe([job.job for job in plan.jobs])]
         header = RunHeader(settings=_settings(options, info, plan.api, sample.jobs))
         kept = _kept(options, header)
@@ -128,6 +129,18 @@ def _sample(options: BenchOptions) -> Sample:
         return sample
     within = JobLimits(max_context_tokens=limit, cut_at_context=True)
     return options.workload.sample(options.num_jobs, options.draw_seed, within)
+
+
+def _refuse_endless_warmup(options: BenchOptions, plan: Plan) -> None:
+    """EvalError if all jobs arrive before the warm-up ends; where they wait for a place, nobody knows."""
+    if options.arrivals.concurrency is not None:
+        return
+    last_s = max(options.arrivals.times_s([root.job for root in plan.roots], options.seed), default=0.0)
+    if last_s < options.warmup_s:
+        raise EvalError(
+            f"--warmup-s {options.warmup_s:g} leaves none of {len(plan.roots)} jobs to count: the last one "
+            f"arrives after {last_s:.1f} s."
+        )
 
 
 async def _replay(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import SchedulerConfig
-from eval.arguments import add_processes, amount, count, numbers, positive, share, whole
+from eval.arguments import add_processes, amount, count, given_flags, numbers, positive, share, whole
 from eval.baselines.catalog import parse_policies, policy_names
 from eval.errors import EvalError
 from eval.html_report import require_plotly, write_html
@@ -199,10 +199,14 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
 
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
     """EvalError if a flag would be without effect."""
-    given = {word.partition("=")[0] for word in arguments.given}
+    given = given_flags(arguments)
     ignored = next((flag for flag in _OF_PRESETS if flag in given), None)
     if arguments.profile is not None and ignored is not None:
         raise EvalError(f"{ignored} means nothing beside --profile: the profile says what computes.")
+    if arguments.kv_tokens is not None and "--gpu-memory-utilization" in given:
+        raise EvalError("--gpu-memory-utilization means nothing beside --kv-tokens: that is the KV pool.")
+    if arguments.replicas == 1 and "--router" in given:
+        raise EvalError("--router means nothing with one replica: give --replicas.")
 
 
 def _arrival_kind(arguments: argparse.Namespace) -> ArrivalKind:

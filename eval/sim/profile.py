@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from eval.arguments import positive
-from eval.errors import UNREADABLE, CostModelError
+from eval.arguments import given_flags, positive
+from eval.errors import UNREADABLE, CostModelError, EvalError
 from eval.results import require_own_files, require_writable
 from eval.say import say
 from eval.server_process import ServerProcess, unwound_by_sigterm
@@ -259,8 +259,18 @@ def _options(arguments: argparse.Namespace) -> ProfileOptions:
     )
 
 
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    """EvalError if a flag would be without effect. The type is what a trace does not tell of its server."""
+    of_server = (f"--{name}" for name, _, _ in PASSED_ON if name != "dtype")
+    given = given_flags(arguments)
+    ignored = next((flag for flag in ("--seconds", "--seed", "--trace", *of_server) if flag in given), None)
+    if arguments.from_trace is not None and ignored is not None:
+        raise EvalError(f"{ignored} means nothing beside --from-trace: nothing is measured.")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """``continuum profile``: prints what was found; errors are raised."""
+    _refuse_ignored(arguments)
     options = _options(arguments)
     require_own_files(
         [("--json", arguments.json), ("--trace", arguments.trace)],

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from engine.config import SchedulerConfig
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import EvalError
+from eval.errors import CostModelError, EvalError
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
@@ -57,7 +57,15 @@ class Hardware:
                 raise EvalError("A measured profile does not say how much KV fits: give --kv-tokens.")
             return fitted, self.kv_tokens
         roofline = make_cost(self.model, self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype)
-        kv_tokens = self.kv_tokens or roofline.kv_tokens(self.gpu_memory_utilization)
+        if self.kv_tokens is not None:
+            return roofline, self.kv_tokens
+        kv_tokens = roofline.kv_tokens(self.gpu_memory_utilization)
+        if kv_tokens <= 0:
+            raise CostModelError(
+                f"{roofline.describe()} has no room for KV at --gpu-memory-utilization "
+                f"{self.gpu_memory_utilization:g}: raise it or --tensor-parallel, or choose another --gpu, "
+                "--dtype or --model."
+            )
         return roofline, kv_tokens
 
     def describe(self) -> tuple[str, str]:

@@ -49,7 +49,7 @@ class Arrivals:
     def __post_init__(self) -> None:
         needs_rate = self.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY)
         if needs_rate and self.rate_per_s is None:
-            raise WorkloadError(f"{self.kind.value} arrivals need a rate in jobs per second.")
+            raise WorkloadError(f"{self.kind.value} arrivals need a rate in jobs per second: --rate.")
         if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
             raise WorkloadError(f"The arrival rate must be more than 0 per second, not {self.rate_per_s:g}.")
         if self.rate_per_s is not None and self.kind in (ArrivalKind.AT_ONCE, ArrivalKind.CLOSED):
@@ -62,7 +62,7 @@ class Arrivals:
         if self.concurrency is not None and self.concurrency < 1:
             raise WorkloadError(f"The number of jobs at once must be at least 1, not {self.concurrency}.")
         if self.kind is ArrivalKind.CLOSED and self.concurrency is None:
-            raise WorkloadError("closed arrivals need the number of jobs at once.")
+            raise WorkloadError("closed arrivals need the number of jobs at once: --concurrency.")
 
     def times_s(self, jobs: Sequence[Job], seed: int) -> list[float]:
         """When each root job of ``jobs`` (those that no other starts) arrives, in their order; the earliest

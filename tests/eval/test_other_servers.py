@@ -187,6 +187,10 @@ def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
         (["--reset-prefix-cache"], "does not reset its prefix cache: HTTP 404"),
         (["--arrivals", "poisson"], "poisson arrivals need a rate"),
         (["--warmup-jobs", "2"], "--warmup-jobs 2 leaves none of 2 jobs to count."),
+        (
+            ["--warmup-s", "1000"],
+            "--warmup-s 1000 leaves none of 2 jobs to count: the last one arrives after",
+        ),
         (["--api-key", "schlüssel"], "The API key holds a character that no HTTP header can."),
         (["--api-key", "sesame\n"], "The API key holds a character that no HTTP header can."),
         (["--json", "/dev/null/x"], "Cannot write the result /dev/null/x: "),
@@ -337,10 +341,14 @@ def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
     assert any(note.startswith("warm-up: 1 jobs") for note in result.notes)
 
 
-def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
-    """A table of dashes has its reason below it."""
+def test_a_warm_up_longer_than_the_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knew before, as jobs waited for a place: a table of dashes has its reason below it."""
     with OtherServer(Behaviour()) as server:
-        result = _bench(server, tmp_path, "--workload", _counts(tmp_path), "--warmup-s", "1000")
+        arguments = ["--workload", _counts(tmp_path), "--concurrency", "1", "--warmup-s", "1000"]
+        result = _bench(server, tmp_path, *arguments, expect=1)
+    assert "error: result: no job was counted, all began during the warm-up" in capsys.readouterr().err
     assert (result.num_jobs, result.num_turns) == (0, 0)
     assert "the warm-up lasted until the end: NOTHING is counted" in result.notes
 

@@ -62,16 +62,19 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
 def _hardware(arguments: argparse.Namespace) -> Hardware | None:
     """None: what the trace itself tells of it."""
     model, gpu, profile = arguments.model, arguments.gpu, arguments.profile
+    tensor_parallel = arguments.tensor_parallel
     if profile is not None:
-        if model is not None or gpu is not None:
+        if any(preset is not None for preset in (model, gpu, tensor_parallel)):
             raise EvalError(
-                "--model and --gpu mean nothing beside --profile: the profile says what computes."
+                "--model, --gpu and --tensor-parallel mean nothing beside --profile: it says what computes."
             )
         return Hardware(model="", gpu="", profile=profile, kv_tokens=1)  # the trace says how much KV fits
     if model is None and gpu is None:
+        if tensor_parallel is not None:
+            raise EvalError("--tensor-parallel means nothing without --model and --gpu: GPUs of which kind?")
         return None
     if model is None or gpu is None:
         raise EvalError(
             "--model and --gpu go together: give both, or neither for the trace's own step times."
         )
-    return Hardware(model=model, gpu=gpu, tensor_parallel=arguments.tensor_parallel, kv_tokens=1)
+    return Hardware(model=model, gpu=gpu, tensor_parallel=tensor_parallel, kv_tokens=1)

@@ -68,6 +68,9 @@ def test_what_cannot_be_profiled_is_one_sentence(
     known = ("--model", str(model), "--from-trace")
     assert f"{no_trace}, line 1: not the header of a trace" in complaint(*known, str(no_trace))
     assert f"Cannot read the trace {nowhere}" in complaint(*known, str(nowhere))
+    for flag, value in (("--seconds", "5"), ("--max-num-seqs", "4"), ("--trace", str(nowhere))):
+        said = complaint(*known, str(no_trace), flag, value)
+        assert f"{flag} means nothing beside --from-trace: nothing is measured." in said
     assert "block_size must be at least 1" in complaint("--model", str(model), "--block-size", "0")
     assert not (tmp_path / "out.json").exists()
     assert main(["profile", "--model", str(model), "--json", str(no_trace / "out.json")]) == 1

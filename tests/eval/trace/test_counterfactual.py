@@ -95,6 +95,11 @@ def test_hardware_may_be_named_instead(
     [
         (["--policy", "lifo"], "There is no policy 'lifo'; there are fcfs"),
         (["--gpu", "h200"], "--gpu means nothing without --policy"),
+        (
+            ["--policy", "fcfs", "--tensor-parallel", "4"],
+            "--tensor-parallel means nothing without --model",
+        ),
+        (["--policy", "fcfs", "--tensor-parallel", "4", "--profile", "x"], "mean nothing beside --profile"),
         (["--policy", "fcfs", "--gpu", "h200"], "--model and --gpu go together"),
         (["--policy", "fcfs", "--gpu", "h200", "--profile", "x"], "mean nothing beside --profile"),
     ],
