@@ -38,8 +38,7 @@ class SequenceAddresses(ctypes.Structure):
 
 
 class HeadAddresses(ctypes.Structure):
-    """What a layer brings, [heads, head_dim] per token; strides in numbers, that of heads for all but the
-    output; window 0: all is seen."""
+    """What a layer brings, [heads, head_dim] per token; strides in numbers; window 0: all is seen."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -50,7 +49,6 @@ class HeadAddresses(ctypes.Structure):
         ("key_stride", ctypes.c_int64),
         ("value_stride", ctypes.c_int64),
         ("output_stride", ctypes.c_int64),
-        ("head_stride", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scale", ctypes.c_double),

@@ -97,7 +97,6 @@ class CpuPagedAttention:
         heads, size = self._heads, self._pool.itemsize
         heads.query_stride, heads.key_stride = query.stride(0), key.stride(0)
         heads.value_stride, heads.output_stride = value.stride(0), output.stride(0)
-        heads.head_stride = query.stride(1)
         heads.query = query.data_ptr() + first_token * heads.query_stride * size
         heads.key = key.data_ptr() + first_token * heads.key_stride * size
         heads.value = value.data_ptr() + first_token * heads.value_stride * size

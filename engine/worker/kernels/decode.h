@@ -56,10 +56,9 @@ inline void score_rows(const T* const (&rows)[ROWS], const float* queries, float
 }
 
 #if defined(__AVX512BF16__)
-// The same by the instruction that multiplies pairs of bf16 and adds them up in fp32; queries are `stride` numbers apart.
+// The same by the instruction that multiplies pairs of bf16 and adds them up in fp32.
 template <int HEAD_DIM, int QUERIES>
-inline void score_rows_bf16(
-    const Bf16* const (&rows)[ROWS], const Bf16* queries, std::int64_t stride, float* scores) {
+inline void score_rows_bf16(const Bf16* const (&rows)[ROWS], const Bf16* queries, float* scores) {
     Floats<16> sums[QUERIES][ROWS] = {};
 #pragma GCC unroll 16
     for (int at = 0; at < HEAD_DIM; at += 32) {
@@ -68,7 +67,7 @@ inline void score_rows_bf16(
         for (int row = 0; row < ROWS; ++row) keys[row] = load<__m512bh>(rows[row] + at);
 #pragma GCC unroll 4
         for (int q = 0; q < QUERIES; ++q) {
-            const auto query = load<__m512bh>(queries + q * stride + at);
+            const auto query = load<__m512bh>(queries + q * HEAD_DIM + at);
 #pragma GCC unroll 4
             for (int row = 0; row < ROWS; ++row)
                 sums[q][row] = _mm512_dpbf16_ps(sums[q][row], keys[row], query);
@@ -90,8 +89,7 @@ struct Run {
 
 // scores: [QUERIES, SCORES], of which num_tokens, rounded up to ROWS, are written
 template <typename T, int HEAD_DIM, int QUERIES>
-void score_run(
-    const Run<T>& run, const float* queries, const T* raw_queries, std::int64_t raw_stride, float* scores) {
+void score_run(const Run<T>& run, const float* queries, const T* raw_queries, float* scores) {
     for (int token = 0; token < run.num_tokens; token += ROWS) {
         const T* rows[ROWS];
         for (int row = 0; row < ROWS; ++row) {
@@ -101,7 +99,7 @@ void score_run(
         }
 #if defined(__AVX512BF16__)
         if constexpr (sizeof(T) == sizeof(Bf16) && HEAD_DIM % 32 == 0) {
-            score_rows_bf16<HEAD_DIM, QUERIES>(rows, raw_queries, raw_stride, scores + token);
+            score_rows_bf16<HEAD_DIM, QUERIES>(rows, raw_queries, scores + token);
             continue;
         }
 #endif
@@ -283,7 +281,7 @@ class Decoder {
     static constexpr int PARTIAL = HEAD_DIM + 2;  // weighted sum of values, maximum, sum
 
     const T* query_of(std::int64_t seq, std::int64_t head) const {
-        return static_cast<const T*>(heads_.query) + seq * heads_.query_stride + head * heads_.head_stride;
+        return static_cast<const T*>(heads_.query) + seq * heads_.query_stride + head * HEAD_DIM;
     }
 
     T* output_of(std::int64_t seq, std::int64_t head) const {
@@ -345,7 +343,7 @@ class Decoder {
     void unzip_queries(std::int64_t seq, std::int64_t first, int num_queries, Lines<float>& queries) const {
         queries.resize(static_cast<std::size_t>(num_queries) * HEAD_DIM);
         for (int at = 0; at < num_queries * HEAD_DIM; at += 2 * LANES) {
-            const auto pair = load_pair<LANES>(query_of(seq, first + at / HEAD_DIM) + at % HEAD_DIM);
+            const auto pair = load_pair<LANES>(query_of(seq, first) + at);
             store(queries.data() + at, pair.first);
             store(queries.data() + at + LANES, pair.second);
         }
@@ -367,7 +365,7 @@ class Decoder {
         for_each_tile(head, [&](auto tile, int query) {
             score_run<T, HEAD_DIM, decltype(tile)::value>(
                 run, scratch.queries.data() + query * HEAD_DIM,
-                query_of(item.seq, item.first_head * group_ + query), heads_.head_stride, scores + query * SCORES);
+                query_of(item.seq, item.first_head * group_ + query), scores + query * SCORES);
         });
     }
 

@@ -23,15 +23,14 @@ struct Sequences {
     const std::int64_t* block_tables;  // [num_seqs, max_blocks]
 };
 
-// What a layer brings: for each token a row of heads [head_dim], rows `stride` numbers apart. The heads of queries, keys and
-// values are `head_stride` apart, those of the output follow each other. window 0: all is seen.
+// What a layer brings: for each token a row [heads, head_dim], `stride` numbers apart. window 0: all is seen.
 struct Heads {
     const void* query;
     const void* key;
     const void* value;
     void* output;
     std::int64_t query_stride, key_stride, value_stride, output_stride;
-    std::int64_t head_stride, num_heads, window;
+    std::int64_t num_heads, window;
     double scale;
 };
 
@@ -59,16 +58,12 @@ class Pages {
     // A new token's own key and value go to their place.
     void keep(std::int64_t seq, std::int64_t position, std::int64_t token, const Heads& heads) const {
         const std::int64_t place = offset_of(seq, position);
-        copy_heads(static_cast<const T*>(heads.key) + token * heads.key_stride, heads.head_stride, keys + place);
-        copy_heads(static_cast<const T*>(heads.value) + token * heads.value_stride, heads.head_stride, values + place);
+        const std::size_t bytes = pool_.num_kv_heads * HEAD_DIM * sizeof(T);
+        std::memcpy(keys + place, static_cast<const T*>(heads.key) + token * heads.key_stride, bytes);
+        std::memcpy(values + place, static_cast<const T*>(heads.value) + token * heads.value_stride, bytes);
     }
 
   private:
-    void copy_heads(const T* from, std::int64_t head_stride, T* to) const {
-        for (std::int64_t head = 0; head < pool_.num_kv_heads; ++head)
-            std::memcpy(to + head * HEAD_DIM, from + head * head_stride, HEAD_DIM * sizeof(T));
-    }
-
     const Pool& pool_;
     const Sequences& sequences_;
 

@@ -270,7 +270,7 @@ class Prompter {
         for (int row = 0; row < num_rows; ++row) {
             const Bf16* query = static_cast<const Bf16*>(heads_.query) +
                                 (first + row / group_) * heads_.query_stride +
-                                (item.kv_head * group_ + row % group_) * heads_.head_stride;
+                                (item.kv_head * group_ + row % group_) * HEAD_DIM;
             std::memcpy(scratch.queries.data() + row * WORDS, query, HEAD_DIM * sizeof(Bf16));
         }
         for (int row = num_rows; row % TILE != 0; ++row)

@@ -90,8 +90,7 @@ class PromptCutter {
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
     Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
-    Lines<Bf16> normed, attended, inner;         // rows of a pass, with room for whole tiles
-    Lines<Bf16> heads;                           // the same, head by head: results of a product lie near each other
+    Lines<Bf16> normed, heads, attended, inner;  // rows of a pass, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
 
@@ -179,16 +178,16 @@ inline void find_angle_rows(
         }
 }
 
-// Queries and keys, normed where the model does that. heads: [num_heads + num_kv_heads, num_rows, HEAD_DIM], heads
-// `head_stride` numbers apart
+// Queries and keys, normed where the model does that. heads: [num_rows, num_heads + 2 * num_kv_heads, HEAD_DIM]
 template <int HEAD_DIM>
 void rotate_rows(
     const Model& model, const Layer& layer, std::int64_t num_kv_heads, std::int64_t num_rows, const float* cosines,
-    const float* sines, Bf16* heads, std::int64_t head_stride) {
+    const float* sines, Bf16* heads) {
+    const std::int64_t num_rotated = model.num_heads + num_kv_heads, row_heads = num_rotated + num_kv_heads;
 #pragma omp for schedule(static)
-    for (std::int64_t i = 0; i < num_rows * (model.num_heads + num_kv_heads); ++i) {
-        const std::int64_t number = i / num_rows, row = i % num_rows;
-        Bf16* head = heads + number * head_stride + row * HEAD_DIM;
+    for (std::int64_t i = 0; i < num_rows * num_rotated; ++i) {
+        const std::int64_t row = i / num_rotated, number = i % num_rotated;
+        Bf16* head = heads + (row * row_heads + number) * HEAD_DIM;
         const void* norm = number < model.num_heads ? layer.q_norm : layer.k_norm;
         if (norm != nullptr) normalise(head, norm, HEAD_DIM, model.norm_eps, head);
         rotate<HEAD_DIM>(head, cosines + row * (HEAD_DIM / 2), sines + row * (HEAD_DIM / 2));
@@ -268,7 +267,6 @@ class OneCall {
         const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         make_room(buffers_->x, step_.num_tokens * hidden_);
         make_room(buffers_->normed, room * hidden_);
-        head_stride_ = room * HEAD_DIM;
         make_room(buffers_->heads, room * heads_size_);
         make_room(buffers_->attended, room * query_size_);
         make_room(buffers_->inner, room * model_.intermediate_size);
@@ -289,12 +287,11 @@ class OneCall {
         Bf16* const heads = buffers_->heads.data();
         multiply_rows(layer.qkv, norm_of(layer.input_norm, pass), pass.num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
-                          const std::int64_t head = output / HEAD_DIM;
-                          store_half(heads + head * head_stride_ + row * HEAD_DIM + output % HEAD_DIM, result);
+                          store_half(heads + row * heads_size_ + output, result);
                       });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
                               buffers_->cosines.data() + pass.first_row * HALF,
-                              buffers_->sines.data() + pass.first_row * HALF, heads, head_stride_);
+                              buffers_->sines.data() + pass.first_row * HALF, heads);
         attend(index, pass);
         multiply_into_residual(layer.output, attended(), pass);
         multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, pass), pass.num_rows);
@@ -385,19 +382,18 @@ class OneCall {
 
     // Of a pass, from one of its rows on.
     Heads heads_of(std::int64_t window, std::int64_t first_row) const {
-        const Bf16* query = buffers_->heads.data() + first_row * HEAD_DIM;
-        const Bf16* key = query + model_.num_heads * head_stride_;
-        return {query,    key,      key + pool_.num_kv_heads * head_stride_,
+        const Bf16* query = buffers_->heads.data() + first_row * heads_size_;
+        const Bf16* key = query + query_size_;
+        return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
                 buffers_->attended.data() + first_row * query_size_,
-                HEAD_DIM, HEAD_DIM, HEAD_DIM, query_size_,
-                head_stride_, model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
+                heads_size_, heads_size_, heads_size_, query_size_,
+                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
     }
 
     const Model& model_;
     const Pool& pool_;
     const Step& step_;
     const std::int64_t hidden_, query_size_, heads_size_;
-    std::int64_t head_stride_ = 0;  // of queries, keys and values: of all rows of a pass side by side
     StepBuffers* buffers_;
     std::deque<Pass> passes_;                           // which point into themselves
     std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
