@@ -107,9 +107,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     )
     with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         serve_a_job(http)
+        refuse_one_beside_another(http)
+        yield Page(http.get("/metrics").text)
+
+
+def refuse_one_beside_another(http: httpx.Client) -> None:
+    """Alone it would be served."""
+    long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=long) as running:
+        lines = running.iter_lines()
+        next(lines)
         refused = http.post("/v1/completions", json={"prompt": "a", "n": 9, "max_tokens": 1})
         assert refused.status_code == 503
-        yield Page(http.get("/metrics").text)
+        assert list(lines)[-2] == "data: [DONE]"
 
 
 def serve_a_job(http: httpx.Client) -> None:

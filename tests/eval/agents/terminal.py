@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LAUNCH = (
-    "import fcntl, sys, termios\n"
+    "import fcntl, signal, sys, termios\n"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
+    # which whoever runs these tests in the background has had ignored, for all that is begun there
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from continuum.cli import main\n"
     "sys.exit(main(sys.argv[1:]))"
 )
