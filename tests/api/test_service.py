@@ -172,7 +172,7 @@ def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool)
 @pytest.mark.parametrize(("mode", "num_running"), [("wait", 0), ("keep", 1)])
 def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
     """Nothing new begins, and what runs goes on to its end or stands still; afterwards all is answered."""
-    body = {"prompt": f"{mode} " * 9, "max_tokens": 400, "ignore_eos": True}
+    body = {"prompt": f"{mode} " * 9, "max_tokens": 900, "ignore_eos": True}
     before = metric(http, "vllm:generation_tokens_total")
     with ThreadPoolExecutor() as clients:
         running = clients.submit(http.post, "/v1/completions", json=body)
@@ -183,7 +183,7 @@ def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
         assert eventually(lambda: http.get("/is_paused").json() == told)
         assert (running.done(), waiting.done()) == (mode == "wait", False)
         assert http.post("/resume").json() == {"status": "resumed"}
-        assert running.result().json()["usage"]["completion_tokens"] == 400
+        assert running.result().json()["usage"]["completion_tokens"] == 900
         assert waiting.result().json()["usage"]["completion_tokens"] == 3
     assert http.get("/is_paused").json() == {"is_paused": False, "num_running": 0, "num_waiting": 0}
 
