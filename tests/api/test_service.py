@@ -181,6 +181,8 @@ def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
         waiting = clients.submit(http.post, "/v1/completions", json={**body, "max_tokens": 3})
         told = {"is_paused": True, "num_running": num_running, "num_waiting": 1}
         assert eventually(lambda: http.get("/is_paused").json() == told)
+        if mode == "wait":
+            running.result()
         assert (running.done(), waiting.done()) == (mode == "wait", False)
         assert http.post("/resume").json() == {"status": "resumed"}
         assert running.result().json()["usage"]["completion_tokens"] == 900
