@@ -229,12 +229,10 @@ class Tokenizer:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The letters in which a byte-level vocabulary writes bytes: printable ones stand for themselves, the
-    others, in order, for letters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+    """The letters in which a byte-level vocabulary writes bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 def _as_template_expects(message: Message) -> dict[str, Any]:
