@@ -7,12 +7,16 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from continuum.config import ContinuumConfig
 from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
 from engine.errors import EngineError
 from engine.policy import PolicyFactory, fcfs, priority
 from engine.version import package_version
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
@@ -38,11 +42,17 @@ class _HelpFormatter(argparse.HelpFormatter):
         return f"{told} (default: %(default)s)"
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """argparse's own says nothing where it cannot be written."""
+        print(message, end="", file=file or sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; its exit code. Start-up errors are one sentence on stderr."""
     arguments = sys.argv[1:] if argv is None else argv
-    args = _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
     try:
+        args = _parsed(arguments)
         _require_output(args)
         code = int(args.run(args))
         if sys.stdout is not None:
@@ -64,6 +74,16 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """SystemExit where nothing is left to do, as behind ``--help``, or the line is wrong."""
+    try:
+        return _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
+    except SystemExit:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+
+
 def _require_output(args: argparse.Namespace) -> None:
     """EngineError where stdout is closed; a server does without."""
     if sys.stdout is None and args.run is not _serve:
@@ -77,7 +97,7 @@ def _print_no_more() -> None:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="continuum",
         description="An LLM server for agents: it keeps a job's KV cache across the job's tool calls.",
         allow_abbrev=False,

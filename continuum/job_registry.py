@@ -84,7 +84,7 @@ class JobRegistry:
     def _name(self, job: Job, job_id: str) -> None:
         """Its client names it now: it is found by that name from here on, and by no other way."""
         self._jobs.remove(job)
-        job.job_id, job.is_inferred = job_id, False
+        job.earlier_id, job.job_id, job.is_inferred = job.job_id, job_id, False
         for frontier in job.frontiers:
             self._index.remove(frontier)
             if frontier.pin is not None:

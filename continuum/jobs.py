@@ -163,6 +163,8 @@ class Job:
     kind: BlockHash | None = None
     is_inferred: bool = False
     """Nobody named it: it was recognised by what its prompts continue."""
+    earlier_id: str | None = None
+    """The id it had until its client named it."""
     is_established: bool = True
     """It is known to be more than a single question and its answer."""
     is_finished: bool = False

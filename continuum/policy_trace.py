@@ -23,7 +23,10 @@ class PolicyTrace:
     def turn_arrived(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             continues = turn.frontier.request_id if turn.frontier is not None else None
-            self._turn("turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues)
+            earlier_id = turn.job.earlier_id
+            self._turn(
+                "turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues, earlier_id=earlier_id
+            )
 
     def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
         if self._tracer.on:
@@ -90,6 +93,7 @@ class PolicyTrace:
         *,
         gap_s: float | None = None,
         continues: str | None = None,
+        earlier_id: str | None = None,
         needed_blocks: int = 0,
         room_blocks: int = 0,
     ) -> None:
@@ -101,6 +105,7 @@ class PolicyTrace:
                 req_id=turn.request.request_id,
                 turn=turn.number,
                 continues=continues,
+                earlier_id=earlier_id,
                 num_prompt_tokens=turn.request.num_prompt_tokens,
                 num_output_tokens=turn.request.num_output_tokens,
                 num_known_tokens=turn.num_known_tokens,

@@ -88,6 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
     _refuse_twice(arguments.policies or ())
+    if arguments.workload is not None:
+        _refuse_own_output(Path(arguments.workload), arguments.out)
     require_folder(arguments.out)
     started = time.monotonic()
     runs: list[BenchRun] = []
@@ -108,6 +110,12 @@ def _refuse_twice(policies: Sequence[str]) -> None:
     for name in policies:
         if policies.count(name) > 1:
             raise EvalError(f"The policy {name} is named twice.")
+
+
+def _refuse_own_output(workload: Path, out: Path) -> None:
+    """What an earlier demo left in this folder is written anew before it would be read."""
+    if workload.exists() and workload.resolve().is_relative_to(out.resolve()):
+        raise EvalError(f"--workload {workload} lies in the folder of --out, where it may be written over.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:

@@ -392,6 +392,8 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """Number of the turn in its job, from 1; for ``finished``: how many there were."""
     continues: str | None = None
     """For ``turn_arrived``: the request of the turn that it continues, or repeats if ``gap_s`` is None."""
+    earlier_id: str | None = None
+    """For ``turn_arrived``: the job id of the job's records up to the turn in which its client named it."""
     num_prompt_tokens: int = 0
     """Length of the turn's prompt."""
     num_output_tokens: int = 0

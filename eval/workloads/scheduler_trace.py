@@ -22,7 +22,8 @@ from tracing.analysis.life_reader import LifeReader
 from tracing.analysis.pool import StepLife
 from tracing.events import JobEvent, SignalEvent, TraceEvent, TraceHeader
 from tracing.invariants import TELL_OF_PINS
-from tracing.reader import TraceError, TraceReport, read_trace
+from tracing.late_names import read_named_trace
+from tracing.reader import TraceError, TraceReport
 
 
 @dataclass(slots=True)
@@ -171,7 +172,7 @@ def read_scheduler_trace(path: Path) -> tuple[list[Job], list[str]]:
 def _served_turns(path: Path, report: TraceReport) -> tuple[dict[str, list[_Served]], int]:
     """The answered turns of each job in order of arrival, and how many were never answered."""
     try:
-        turns = _gathered(read_trace(path, report))
+        turns = _gathered(read_named_trace(path, report))
     except TraceError as error:
         raise WorkloadError(f"{error}.") from error
     except OSError as error:

@@ -16,6 +16,7 @@ from continuum.cli import main
 from engine.worker.tiny_models import make_model_folder
 from eval.errors import ServerError
 from eval.server_process import ServerProcess
+from eval.workloads.scheduler_trace import read_scheduler_trace
 from tracing.events import (
     JobEvent,
     PinEvent,
@@ -52,7 +53,9 @@ def arguments(model: Path, folder: Path, trace: str) -> list[str]:
     ]
 
 
-def run_job(base_url: str, job_id: str, num_turns: int, *, finish: bool = True) -> list[dict[str, Any]]:
+def run_job(
+    base_url: str, job_id: str, num_turns: int, *, finish: bool = True, named_from: int = 0
+) -> list[dict[str, Any]]:
     """A conversation of tool calls through the openai client; the receipt of each turn."""
     forced = httpx.post(
         f"{base_url}/tokenize", json={"prompt": CALL + "<|im_end|>", "add_special_tokens": False}
@@ -65,11 +68,12 @@ def run_job(base_url: str, job_id: str, num_turns: int, *, finish: bool = True) 
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
         for turn in range(num_turns):
             last = finish and turn == num_turns - 1
+            name = {"job_id": job_id} if turn >= named_from else {}
             answer = client.chat.completions.create(
                 model=client.models.list().data[0].id,
                 messages=messages,
                 tools=TOOLS,
-                extra_body={"job_id": job_id, "is_last_step": last, "replay_token_ids": forced},
+                extra_body={**name, "is_last_step": last, "replay_token_ids": forced},
             )
             message = answer.choices[0].message
             assert message.tool_calls is not None
@@ -80,7 +84,9 @@ def run_job(base_url: str, job_id: str, num_turns: int, *, finish: bool = True) 
     return receipts
 
 
-def test_a_job_is_kept_learned_and_traced_across_a_restart(model: Path, tmp_path: Path) -> None:
+def test_a_job_is_kept_learned_and_traced_across_a_restart(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each turn finds the one before it; a new server knows the tool at once; the trace tells all of it."""
     with ServerProcess(arguments(model, tmp_path, "first.jsonl"), tmp_path / "first.log") as server:
         receipts = run_job(server.base_url, "a", 4)
@@ -99,11 +105,30 @@ def test_a_job_is_kept_learned_and_traced_across_a_restart(model: Path, tmp_path
 
     with ServerProcess(arguments(model, tmp_path, "second.jsonl"), tmp_path / "second.log") as server:
         (first_turn, _) = run_job(server.base_url, "b", 2)
+        named_late = run_job(server.base_url, "late", 4, named_from=2)
         run_job(server.base_url, "left-open", 3, finish=False)
     check_every_pin_ended(tmp_path / "second.jsonl")
+    assert [receipt["turn"] for receipt in named_late] == [1, 2, 3, 4]
+    check_named_late(tmp_path / "second.jsonl", capsys)
     assert first_turn["expected_tool_s"] == pytest.approx(receipts[1]["gap_s"], abs=0.5)
     for trace in ("first.jsonl", "second.jsonl"):  # the second began with what the first had learned
         assert main(["trace", "replay", str(tmp_path / trace)]) == 0
+
+
+def check_named_late(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job without a name in its first turns is one job to whoever reads the trace."""
+    capsys.readouterr()
+    assert main(["trace", "jobs", str(path), "--json"]) == 0
+    jobs = {job["job_id"]: job for job in json.loads(capsys.readouterr().out)}
+    assert {name: job["num_turns"] for name, job in jobs.items()} == {"b": 2, "left-open": 3, "late": 4}
+    assert jobs["late"]["pins_handed_over"] == 3
+    assert main(["trace", "explain", str(path), "late", "--json"]) == 0
+    job = json.loads(capsys.readouterr().out)["job"]
+    followed_by = [gap["next_req_id"] for gap in job["gaps"]]
+    assert followed_by == [*(turn["req_id"] for turn in job["turns"][1:]), None]
+    run_again, _ = read_scheduler_trace(path)
+    assert [len(each.turns) for each in run_again if each.job_id == "late"] == [4]
+    assert main(["trace", "validate", str(path)]) == 0
 
 
 def check_every_pin_ended(path: Path) -> None:

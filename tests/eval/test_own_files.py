@@ -117,3 +117,16 @@ def test_a_table_does_not_replace_the_trace(trace: Path, tmp_path: Path) -> None
 def test_what_keeps_nothing_may_be_named_twice(folder: Path) -> None:
     """As who wants only the table does."""
     assert main(f"{SIMULATE} bfcl --json /dev/null --trace /dev/null".split()) == 0
+
+
+@pytest.mark.parametrize("workload", ["sub/fcfs/trace.jsonl", "sub/../sub/jobs.jsonl"])
+def test_a_demo_does_not_read_what_it_writes_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], workload: str
+) -> None:
+    """The records of an earlier demo are replayed into another folder."""
+    Path(workload).parent.mkdir(exist_ok=True)
+    Path(workload).write_bytes(Path("jobs.jsonl").read_bytes())
+    assert main(["demo", "--workload", workload, "--out", "sub"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"continuum: --workload {workload} lies in the folder of --out, ")
+    assert Path(workload).read_bytes() == Path("jobs.jsonl").read_bytes()

@@ -11,7 +11,8 @@ from tracing.analysis.jobs import GapLife, JobLife, PinLife, TurnLife, job_life
 from tracing.analysis.life_reader import LifeReader, LifeSink
 from tracing.analysis.pool import StepLife
 from tracing.events import TraceHeader
-from tracing.reader import TraceReport, read_trace
+from tracing.late_names import read_named_trace
+from tracing.reader import TraceReport
 
 OfJob = TypeVar("OfJob", GapLife, PinLife)
 
@@ -92,7 +93,7 @@ def read_lives(path: str | Path, sink: LifeSink) -> TraceFacts:
     """Read a trace into a sink. TraceError names a line that is bad."""
     report = TraceReport()
     reader = LifeReader(sink)
-    for event in read_trace(path, report):
+    for event in read_named_trace(path, report):
         reader.take(event)
     reader.close()
     assert reader.header is not None, "a trace starts with one"

@@ -25,7 +25,8 @@ from tracing.events import (
     TraceEvent,
     TraceHeader,
 )
-from tracing.reader import TraceReport, in_order, read_trace
+from tracing.late_names import read_named_trace
+from tracing.reader import TraceReport, in_order
 
 SCOPE = "trace"
 """Of block ids: the same in all jobs, so that prompts which began alike do so again."""
@@ -56,7 +57,7 @@ def read_run(path: Path) -> RecordedRun:
     """TraceError if it is no trace; TraceFileError if not a turn in it ended."""
     report = TraceReport()
     reader = _RunReader()
-    for event in in_order(path, read_trace(path, report)):
+    for event in in_order(path, read_named_trace(path, report)):
         reader.take(event)
     run = reader.run(path.stem)
     if not run.jobs:

@@ -10,7 +10,8 @@ from tracing.analysis.life_reader import LifeReader, LifeSink
 from tracing.analysis.lives import TraceFacts
 from tracing.analysis.pool import StepLife
 from tracing.events import TraceEvent
-from tracing.reader import TraceReport, read_trace
+from tracing.late_names import read_named_trace
+from tracing.reader import TraceReport
 
 
 class Export(LifeSink, Protocol):
@@ -55,7 +56,7 @@ def run_export(trace: Path, export: Export) -> TraceFacts:
     """Read the whole trace into it; what the trace is. TraceError if it is none."""
     report = TraceReport()
     reader = LifeReader(export)
-    for event in read_trace(trace, report):
+    for event in read_named_trace(trace, report):
         export.event(event)
         reader.take(event)
     reader.close()

@@ -1,0 +1,45 @@
+"""Jobs that their clients named late: a whole trace with each of them under one id.
+
+A job without a name is told of under an id that was made for it. Where its client names it in a later turn,
+that turn's arrival says both; a reader of a whole file can know it from the first record on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tracing.events import JobEvent, PinEvent, PrefixCacheEvent, TraceEvent
+from tracing.reader import UNREADABLE, TraceReport, read_trace, trace_lines
+
+_MARK = b'"earlier_id":'
+"""What only a line can be without that need not be decoded."""
+
+
+def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
+    """As ``read_trace``, but a job has the name that it got late in all its records."""
+    names = late_names(path)
+    for event in read_trace(path, report):
+        if names and isinstance(event, JobEvent | PinEvent | PrefixCacheEvent) and event.job_id in names:
+            event.job_id = names[event.job_id]
+        yield event
+
+
+def late_names(path: str | Path) -> dict[str, str]:
+    """By the id that a job had before. TraceError and OSError as ``read_trace`` raises them."""
+    if Path(path).is_fifo():
+        return {}  # it can be read once only
+    decoder = msgspec.json.Decoder(TraceEvent)
+    names: dict[str, str] = {}
+    for line in trace_lines(path, TraceReport()):
+        if _MARK not in line.content:
+            continue
+        try:
+            event = decoder.decode(line.content)
+        except UNREADABLE:
+            continue  # whoever reads all lines says what is wrong with it
+        if isinstance(event, JobEvent) and event.earlier_id is not None:
+            names[event.earlier_id] = event.job_id
+    return names
