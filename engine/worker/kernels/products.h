@@ -32,7 +32,14 @@ constexpr int MAX_PRODUCT_ROWS = 64;  // that a unit is multiplied with at once;
 constexpr int LINE_BYTES = 64;
 constexpr int CHUNK_WORDS = 16;    // what a tile takes; num_words is a multiple
 constexpr int WORDS_AHEAD = 64;
-constexpr int REGISTER_ROWS = 6;   // rows whose sums stay in registers
+constexpr int REGISTER_ROWS = 6;   // rows whose sums of a unit stay in registers; of half a unit those of twice as many
+
+// Into which cache words are fetched one by one: of the CPUs that were measured the one without tiles gains from the nearest.
+#if defined(__AMX_BF16__)
+constexpr int FETCH_FOR_LATER = 2;
+#else
+constexpr int FETCH_FOR_LATER = 3;
+#endif
 
 // Room for CHUNK_WORDS pairs of bf16 of HALF_UNIT outputs.
 struct Chunk {
@@ -53,28 +60,29 @@ inline void fetch_lines(const void* memory) {
 }
 
 // What a thread multiplies with is one of the classes named *Words: the words of HALF_UNIT outputs, whose `chunk` gives
-// CHUNK_WORDS of them, one pair's after the other's, in `room` if they lie nowhere else.
+// CHUNK_WORDS of them, one pair's after the other's, in `room` if they lie nowhere else. `fetch_chunk` and `fetch` ask
+// memory for as many words, or for one, from a word on: tiles take a chunk at a time, registers a word, and what is fetched
+// little by little comes faster.
 
 // Words as they lie.
 struct PlainWords {
     const std::uint32_t* words;
 
     const std::uint32_t* chunk(std::int64_t word, Chunk&) const { return words + word * HALF_UNIT; }
+    void fetch_chunk(std::int64_t) const {}  // they are near
+    void fetch(std::int64_t) const {}
 };
 
-// The same, from memory: each chunk fetches what comes WORDS_AHEAD words later.
+// The same, from memory.
 struct FarWords : PlainWords {
     FarWords(const Weight& weight, std::int64_t output)
         : PlainWords{static_cast<const std::uint32_t*>(weight.words) + output * weight.num_words} {}
 
-    const std::uint32_t* chunk(std::int64_t word, Chunk&) const {
-        fetch_lines<2 * CHUNK_WORDS>(words + (word + WORDS_AHEAD) * HALF_UNIT);
-        return words + word * HALF_UNIT;
-    }
+    void fetch_chunk(std::int64_t word) const { fetch_lines<2 * CHUNK_WORDS>(words + word * HALF_UNIT); }
 
     void fetch(std::int64_t word) const {
-        __builtin_prefetch(words + word * HALF_UNIT, 0, 2);
-        __builtin_prefetch(words + word * HALF_UNIT + 16, 0, 2);
+        __builtin_prefetch(words + word * HALF_UNIT, 0, FETCH_FOR_LATER);
+        __builtin_prefetch(words + word * HALF_UNIT + 16, 0, FETCH_FOR_LATER);
     }
 };
 
@@ -111,48 +119,62 @@ struct Nothing {
     void operator()() const {}
 };
 
-// out[row * UNIT + i] = x[row] . output i, and what `before` has there unless it is null
-template <int ROWS, typename Words, typename Meanwhile>
-void unit_in_registers(
-    const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,
-    Meanwhile& meanwhile) {
-    __m512 sums[ROWS][4];
-#pragma GCC unroll 6
+// out[row * UNIT + i] = x[row] . output i, and what `before` has there unless it is null; of NUM_HALVES halves of a unit
+template <int ROWS, int NUM_HALVES, typename Words, typename Meanwhile>
+void halves_in_registers(
+    const Rows& x, const Words* halves, std::int64_t num_words, const float* before, float* out, Meanwhile& meanwhile) {
+    constexpr int VECTORS = 2 * NUM_HALVES;
+    __m512 sums[ROWS][VECTORS];
+#pragma GCC unroll 12
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v)
+        for (int v = 0; v < VECTORS; ++v)
             sums[row][v] = before == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(before + row * UNIT + v * 16);
-    Chunk room[2];
+    Chunk room[NUM_HALVES];
+    const std::uint32_t* pairs[ROWS];
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; ++row) pairs[row] = x.chunk(row, 0);
     for (std::int64_t begin = 0; begin < num_words; begin += CHUNK_WORDS) {
-        const std::uint32_t *first = halves[0].chunk(begin, room[0]), *second = halves[1].chunk(begin, room[1]);
-        const std::uint32_t* pairs[ROWS];
-        for (int row = 0; row < ROWS; ++row) pairs[row] = x.chunk(row, begin);
-        for (int word = 0; word < CHUNK_WORDS; ++word, first += HALF_UNIT, second += HALF_UNIT) {
-            const __m512bh outputs[] = {load<__m512bh>(first), load<__m512bh>(first + 16), load<__m512bh>(second),
-                                        load<__m512bh>(second + 16)};
-#pragma GCC unroll 6
+        const std::uint32_t* words[NUM_HALVES];
+        for (int half = 0; half < NUM_HALVES; ++half) words[half] = halves[half].chunk(begin, room[half]);
+        for (int word = 0; word < CHUNK_WORDS; ++word) {
+#pragma GCC unroll 2
+            for (int half = 0; half < NUM_HALVES; ++half) halves[half].fetch(begin + word + WORDS_AHEAD);
+            __m512bh outputs[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) outputs[v] = load<__m512bh>(words[v / 2] + word * HALF_UNIT + v % 2 * 16);
+#pragma GCC unroll 12
             for (int row = 0; row < ROWS; ++row) {
                 const auto both = bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(pairs[row][word])));
 #pragma GCC unroll 4
-                for (int v = 0; v < 4; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], both, outputs[v]);
+                for (int v = 0; v < VECTORS; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], both, outputs[v]);
             }
         }
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; ++row) pairs[row] += x.place.chunk_stride / 2;
         meanwhile();
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v) _mm512_storeu_ps(out + row * UNIT + v * 16, sums[row][v]);
+        for (int v = 0; v < VECTORS; ++v) _mm512_storeu_ps(out + row * UNIT + v * 16, sums[row][v]);
 }
 
+// A unit, of so many rows that all sums stay in registers, those of both halves or of one after the other.
 template <int ROWS, typename Words, typename Meanwhile>
 void unit_in_registers_of(
     int num_rows, const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,
     Meanwhile& meanwhile) {
-    if (num_rows == ROWS)
-        unit_in_registers<ROWS>(x, halves, num_words, before, out, meanwhile);
-    else if constexpr (ROWS > 1)
-        unit_in_registers_of<ROWS - 1>(num_rows, x, halves, num_words, before, out, meanwhile);
+    if (num_rows < ROWS) {
+        if constexpr (ROWS > 1)
+            unit_in_registers_of<ROWS - 1>(num_rows, x, halves, num_words, before, out, meanwhile);
+    } else if constexpr (ROWS <= REGISTER_ROWS) {
+        halves_in_registers<ROWS, 2>(x, halves, num_words, before, out, meanwhile);
+    } else {
+        halves_in_registers<ROWS, 1>(x, halves, num_words, before, out, meanwhile);
+        halves_in_registers<ROWS, 1>(
+            x, halves + 1, num_words, before == nullptr ? nullptr : before + HALF_UNIT, out + HALF_UNIT, meanwhile);
+    }
 }
 
 #if defined(__AMX_BF16__)
@@ -166,10 +188,14 @@ void half_unit_in_tiles(
     else
         zero_sums<BOTH>();
     Chunk room[2];  // the next words are on their way into one while tiles are read from the other
-    const std::uint32_t* next = half.chunk(0, room[0]);
+    const auto chunk = [&](std::int64_t word) {
+        half.fetch_chunk(word + WORDS_AHEAD);
+        return half.chunk(word, room[word / CHUNK_WORDS % 2]);
+    };
+    const std::uint32_t* next = chunk(0);
     for (std::int64_t word = 0; word < num_words; word += CHUNK_WORDS) {
         const std::uint32_t* words = next;
-        if (word + CHUNK_WORDS < num_words) next = half.chunk(word + CHUNK_WORDS, room[(word / CHUNK_WORDS + 1) % 2]);
+        if (word + CHUNK_WORDS < num_words) next = chunk(word + CHUNK_WORDS);
         add_products<BOTH>(x.chunk(0, word), x.chunk(TILE_ROWS, word), x.place.row_stride / 2, words, HALF_UNIT);
         meanwhile();
     }
@@ -186,6 +212,18 @@ struct Unit {
     Unit(const Words& first, const Words& second) : halves{first, second} {}
     Unit(const Weight& weight, std::int64_t first, std::int64_t second) : halves{{weight, first}, {weight, second}} {}
 };
+
+// Whether so many rows pass a weight's words at once: their product waits for memory alone. More are multiplied in parts.
+inline bool pass_at_once(std::int64_t num_rows) {
+    return num_rows <= (may_use_tiles() ? MAX_PRODUCT_ROWS : 2 * REGISTER_ROWS);
+}
+
+inline int num_parts(int num_rows) { return (num_rows + REGISTER_ROWS - 1) / REGISTER_ROWS; }
+
+// How often multiply_halves does what is to be done meanwhile, for each chunk of words.
+inline int calls_per_chunk(int num_rows) {
+    return may_use_tiles() ? 2 * ((num_rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS)) : num_parts(num_rows);
+}
 
 inline const float* at(const float* sums, std::int64_t place) { return sums == nullptr ? nullptr : sums + place; }
 
@@ -208,10 +246,10 @@ void multiply_halves(
         return;
     }
 #endif
-    const int num_parts = (num_rows + REGISTER_ROWS - 1) / REGISTER_ROWS;
-    for (int part = 0; part < num_parts; ++part) {
-        const int begin = num_rows * part / num_parts, end = num_rows * (part + 1) / num_parts;
-        unit_in_registers_of<REGISTER_ROWS>(
+    const int parts = num_rows <= 2 * REGISTER_ROWS ? 1 : num_parts(num_rows);
+    for (int part = 0; part < parts; ++part) {
+        const int begin = num_rows * part / parts, end = num_rows * (part + 1) / parts;
+        unit_in_registers_of<2 * REGISTER_ROWS>(
             end - begin, x.from(begin, 0), halves, num_words, at(before, begin * UNIT), out + begin * UNIT, meanwhile);
     }
 }

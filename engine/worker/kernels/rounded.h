@@ -23,8 +23,14 @@ inline void fetch_lines_ahead(const void* memory) {
     fetch_lines<LINES>(static_cast<const char*>(memory) + LINES_AHEAD * LINE_BYTES);
 }
 
+// What fetches, as its chunks are made, what comes later.
+struct FetchingWords {
+    void fetch_chunk(std::int64_t) const {}
+    void fetch(std::int64_t) const {}
+};
+
 // Numbers of 8 bits, which bf16 holds as they are; the scales come into the results.
-struct Words8 {
+struct Words8 : FetchingWords {
     const std::int8_t* numbers;
 
     Words8(const Weight& weight, std::int64_t output)
@@ -45,7 +51,7 @@ struct Words8 {
 };
 
 // Numbers of 4 bits; scales and zeros come into the words.
-struct Words4 {
+struct Words4 : FetchingWords {
     const std::uint32_t *numbers, *grid;
 
     Words4(const Weight& weight, std::int64_t output)

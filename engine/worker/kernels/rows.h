@@ -67,15 +67,15 @@ struct Slice {
 // What a core needs next of a weight, fetched into its own cache little by little.
 template <typename Words>
 struct Ahead {
-    Ahead(const Unit<Words>&, std::int64_t, std::int64_t, std::int64_t) {}  // who makes pairs of bf16 fetches for himself
+    Ahead(const Unit<Words>&, std::int64_t, std::int64_t) {}  // who makes pairs of bf16 fetches for himself
     void operator()() {}
 };
 
 template <>
 struct Ahead<FarWords> {
-    // The words from `begin` to `end` of a unit, in `num_calls` calls.
-    Ahead(const Unit<FarWords>& unit, std::int64_t begin, std::int64_t end, std::int64_t num_calls)
-        : unit_(unit), next_(begin), end_(end), share_((end - begin + num_calls - 1) / num_calls) {}
+    // SLICE_WORDS of a unit from `begin` on, in `num_calls` calls.
+    Ahead(const Unit<FarWords>& unit, std::int64_t begin, std::int64_t num_calls)
+        : unit_(unit), next_(begin), end_(begin + SLICE_WORDS), share_((SLICE_WORDS + num_calls - 1) / num_calls) {}
 
     void operator()() {
         for (const std::int64_t last = std::min(next_ + share_, end_); next_ < last; ++next_)
@@ -101,9 +101,10 @@ class ManyRows {
             const std::int64_t end = std::min(begin + GROUP_ROWS, num_rows_);
 #pragma omp for schedule(static) nowait
             for (std::int64_t unit = 0; unit < num_units; ++unit) {
-                const Halves outputs = outputs_of(unit);
+                const Halves outputs = outputs_of(unit), following = outputs_of(std::min(unit + 1, num_units - 1));
                 with_unit(weight_, outputs.first, outputs.second, [&](const auto& words) {
-                    multiply_unit(words, begin, end, [&](std::int64_t row, const float* sums) { finish(unit, row, sums); });
+                    const std::decay_t<decltype(words)> next(weight_, following.first, following.second);
+                    multiply_unit(words, next, begin, end, [&](std::int64_t row, const float* sums) { finish(unit, row, sums); });
                 });
             }
         }
@@ -112,22 +113,24 @@ class ManyRows {
 
   private:
     template <typename Words, typename Finish>
-    void multiply_unit(const Unit<Words>& unit, std::int64_t begin, std::int64_t end, Finish finish) const {
+    void multiply_unit(
+        const Unit<Words>& unit, const Unit<Words>& following, std::int64_t begin, std::int64_t end, Finish finish) const {
         static thread_local Lines<float> kept(GROUP_ROWS * UNIT);
         const std::int64_t num_words = weight_.num_words;
-        const std::int64_t num_blocks = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        const int last_rows = static_cast<int>((end - begin) % BLOCK_ROWS);
+        const std::int64_t calls_a_chunk = (end - begin) / BLOCK_ROWS * calls_per_chunk(BLOCK_ROWS) + calls_per_chunk(last_rows);
         Slice slice;
         alignas(64) float last[BLOCK_ROWS * UNIT];
         for (std::int64_t word = 0; word < num_words; word += SLICE_WORDS) {
             const std::int64_t next = std::min(word + SLICE_WORDS, num_words);
             const Unit<PlainWords> plain = slice.of(unit, word, next - word);
-            // Of the last slice what comes next is most often what follows it in memory.
-            Ahead<Words> ahead(unit, next, next + SLICE_WORDS, num_blocks * 2 * (next - word) / CHUNK_WORDS);
+            const bool is_last = next == num_words;
+            Ahead<Words> ahead(is_last ? following : unit, is_last ? 0 : next, calls_a_chunk * (next - word) / CHUNK_WORDS);
             for (std::int64_t row = begin; row < end; row += BLOCK_ROWS) {
                 const int count = static_cast<int>(std::min(BLOCK_ROWS, end - row));
                 float* const sums = kept.data() + (row - begin) * UNIT;
                 const float* before = word > 0 ? sums : nullptr;
-                if (next < num_words) {
+                if (!is_last) {
                     multiply_halves(plain.halves, next - word, x_.from(row, word), count, before, sums, ahead);
                 } else {
                     multiply_halves(plain.halves, next - word, x_.from(row, word), count, before, last, ahead);
@@ -147,7 +150,7 @@ class ManyRows {
 template <typename Finish>
 void multiply_rows(const Weight& weight, const Rows& x, std::int64_t num_rows, Finish finish) {
     const std::int64_t num_units = num_units_of(weight);
-    if (num_rows > MAX_PRODUCT_ROWS) {
+    if (!pass_at_once(num_rows)) {
         const auto outputs_of = [&](std::int64_t unit) { return halves_of(weight, unit); };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
             finish_row(weight, unit, row, sums, finish);

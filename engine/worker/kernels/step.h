@@ -332,7 +332,7 @@ class OneCall {
 
     // inner = silu(gate) * up; the gates are the first half of the outputs.
     void multiply_gated(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
-        if (num_rows <= MAX_PRODUCT_ROWS)
+        if (pass_at_once(num_rows))
             multiply_gated_few(weight, x, static_cast<int>(num_rows));
         else
             multiply_gated_many(weight, x, num_rows);
