@@ -130,8 +130,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, told: str
-) -> argparse.ArgumentParser:
+    commands: argparse._SubParsersAction[_Parser], name: str, told: str
+) -> _Parser:
     return commands.add_parser(
         name,
         help=told,
