@@ -129,9 +129,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_command(
-    commands: argparse._SubParsersAction[_Parser], name: str, told: str
-) -> _Parser:
+def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, told: str) -> _Parser:
     return commands.add_parser(
         name,
         help=told,
