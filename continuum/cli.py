@@ -44,8 +44,11 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """argparse's own says nothing where it cannot be written."""
-        print(message, end="", file=file or sys.stderr)
+        """As argparse does, but help that cannot be written is not kept quiet."""
+        if file is None or file is not sys.stdout:
+            super()._print_message(message, file)
+        else:
+            file.write(message)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,8 +17,8 @@ from continuum.frontier_index import FrontierIndex
 from continuum.jobs import Frontier, Job, JobTable, Turn
 from continuum.kept_prefixes import KeptPrefixes, landmarks_of
 from engine.core.block_hash import BlockHash
-from engine.messages import INFERRED
 from engine.request import Request
+from tracing.job_ids import INFERRED
 
 MAX_QUESTIONS = 1024
 """Inferred jobs of one turn, without a tool call, that are remembered to recognise a second turn."""

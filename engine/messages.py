@@ -45,10 +45,6 @@ class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
     length: int
 
 
-INFERRED = "inferred-"
-"""How the id of a job begins that nobody named."""
-
-
 class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """Which job a turn belongs to, as the client said."""
 

@@ -17,6 +17,7 @@ from eval.replay_demo import ReplayDemo, quick, run_replay_demo
 from eval.report import render
 from eval.results import require_folder
 from eval.server_process import unwound_by_sigterm
+from eval.workloads.catalog import files_of
 
 REPEAT = "repeat-"
 _LIVE_FLAGS = ("model", "tasks", "agents", "page_lines")
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
     _refuse_twice(arguments.policies or ())
     if arguments.workload is not None:
-        _refuse_own_output(Path(arguments.workload), arguments.out)
+        _refuse_own_output(arguments.workload, arguments.out)
     require_folder(arguments.out)
     started = time.monotonic()
     runs: list[BenchRun] = []
@@ -112,10 +113,11 @@ def _refuse_twice(policies: Sequence[str]) -> None:
             raise EvalError(f"The policy {name} is named twice.")
 
 
-def _refuse_own_output(workload: Path, out: Path) -> None:
+def _refuse_own_output(workload: str, out: Path) -> None:
     """What an earlier demo left in this folder is written anew before it would be read."""
-    if workload.exists() and workload.resolve().is_relative_to(out.resolve()):
-        raise EvalError(f"--workload {workload} lies in the folder of --out, where it may be written over.")
+    for option, file in files_of("--workload", workload):
+        if file.resolve().is_relative_to(out.resolve()):
+            raise EvalError(f"{option} {file} lies in the folder of --out, where it may be written over.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:

@@ -12,18 +12,23 @@ from pathlib import Path
 import msgspec
 
 from tracing.events import JobEvent, PinEvent, PrefixCacheEvent, TraceEvent
+from tracing.job_ids import INFERRED
 from tracing.reader import UNREADABLE, TraceReport, read_trace, trace_lines
 
 _MARK = b'"earlier_id":'
-"""What only a line can be without that need not be decoded."""
+"""Lines without it need not be decoded."""
 
 
 def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
     """As ``read_trace``, but a job has the name that it got late in all its records."""
-    names = late_names(path)
+    names: dict[str, str] | None = None
     for event in read_trace(path, report):
-        if names and isinstance(event, JobEvent | PinEvent | PrefixCacheEvent) and event.job_id in names:
-            event.job_id = names[event.job_id]
+        if isinstance(event, JobEvent | PinEvent | PrefixCacheEvent):
+            job_id = event.job_id
+            if job_id is not None and job_id.startswith(INFERRED):
+                if names is None:
+                    names = late_names(path)  # a reading of its own, which most traces can do without
+                event.job_id = names.get(job_id, job_id)
         yield event
 
 

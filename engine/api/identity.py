@@ -17,8 +17,9 @@ import msgspec
 
 from engine.api.http.auth import TENANT_HEADER
 from engine.errors import RequestError
-from engine.messages import INFERRED, JobRef
+from engine.messages import JobRef
 from engine.unicode_text import is_unicode
+from tracing.job_ids import INFERRED
 
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096

@@ -119,14 +119,15 @@ def test_what_keeps_nothing_may_be_named_twice(folder: Path) -> None:
     assert main(f"{SIMULATE} bfcl --json /dev/null --trace /dev/null".split()) == 0
 
 
-@pytest.mark.parametrize("workload", ["sub/fcfs/trace.jsonl", "sub/../sub/jobs.jsonl"])
+@pytest.mark.parametrize("file", ["sub/fcfs/trace.jsonl", "sub/../sub/jobs.jsonl"])
+@pytest.mark.parametrize("mixed_with", ["", "bfcl+"])
 def test_a_demo_does_not_read_what_it_writes_anew(
-    folder: Path, capsys: pytest.CaptureFixture[str], workload: str
+    folder: Path, capsys: pytest.CaptureFixture[str], file: str, mixed_with: str
 ) -> None:
     """The records of an earlier demo are replayed into another folder."""
-    Path(workload).parent.mkdir(exist_ok=True)
-    Path(workload).write_bytes(Path("jobs.jsonl").read_bytes())
-    assert main(["demo", "--workload", workload, "--out", "sub"]) == 1
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_bytes(Path("jobs.jsonl").read_bytes())
+    assert main(["demo", "--workload", mixed_with + file, "--out", "sub"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"continuum: --workload {workload} lies in the folder of --out, ")
-    assert Path(workload).read_bytes() == Path("jobs.jsonl").read_bytes()
+    assert told.startswith(f"continuum: --workload {file} lies in the folder of --out, ")
+    assert Path(file).read_bytes() == Path("jobs.jsonl").read_bytes()

@@ -29,7 +29,7 @@ def random_bf16(*shape: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 12, 13, 33, 64, 65, 300])
+@pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
 def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledProduct) -> None:
     """For any number of rows, with and without a bias, for outputs that fill no block, and for those whose
     rows are laid out in several parts."""

@@ -63,7 +63,7 @@ def types_of(product: CompiledProduct | None) -> tuple[torch.dtype, ...]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 12, 13, 33, 64, 65, 300])
+@pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
 def test_a_product_is_that_of_the_rounded_weight(num_rows: int, product: CompiledProduct | None) -> None:
     """For any number of rows, with and without a bias, whatever the sizes."""
     for dtype in types_of(product):
