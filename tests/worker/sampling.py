@@ -30,7 +30,7 @@ def random_logits(seed: int, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
 
 def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutput:
     """Sample all rows in one batch."""
-    table = SamplingTable(len(rows), VOCAB_SIZE)
+    table = SamplingTable(len(rows), len(rows[0].logits))
     longest = max(len(row.prompt) + len(row.output) for row in rows)
     token_ids = np.zeros((len(rows), longest + 1), dtype=np.int64)
     num_tokens = np.zeros(len(rows), dtype=np.int64)

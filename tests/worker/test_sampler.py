@@ -32,6 +32,24 @@ def greedy_token(params: SamplingParams, output: list[int] | None = None) -> int
     return int(sample_rows([row]).token_ids[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@given(
+    vocab_size=st.integers(500, 2100),
+    num_rows=st.integers(1, 4),
+    shift=st.sampled_from([0.0, 3.0, -3.0, -50.0, -torch.inf]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_greedy_choice_is_the_first_of_the_best(
+    dtype: torch.dtype, vocab_size: int, num_rows: int, shift: float, seed: int
+) -> None:
+    """Whatever the size of the vocabulary, above 0 and below, with many that are equal."""
+    numbers = np.random.default_rng(seed).integers(-8, 9, (num_rows, vocab_size)) / 2
+    numbers[0] += shift
+    logits = torch.from_numpy(numbers).to(dtype)
+    chosen = sample_rows([Row(SamplingParams(temperature=0.0), row.clone()) for row in logits]).token_ids
+    assert chosen.tolist() == numbers.argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize(
     ("params", "warpers"),
     [

@@ -21,6 +21,8 @@ constexpr int ROWS = 4;            // keys whose products with a query are summe
 constexpr int SCORES = PART + 16;  // places for a query's scores: the last ones are written, not read
 constexpr int MAX_QUERIES = 4;     // query heads that share one read of a key or value
 constexpr int ITEMS_PER_THREAD = 4;
+constexpr int RUN = 4;                     // tokens whose heads are seen one after another: they lie side by side
+constexpr std::size_t BYTES_AHEAD = 8192;  // of runs, which are fetched before they are seen; the nearest cache holds more
 
 template <int VALUE>
 struct Constant {
@@ -30,7 +32,7 @@ struct Constant {
 template <typename T, int HEAD_DIM>
 inline void prefetch_row(const T* row) {
     for (std::size_t byte = 0; byte < HEAD_DIM * sizeof(T); byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, FETCH_FOR_LATER);
 }
 
 // scores[q * SCORES + t] = query q . key t, for the ROWS keys at `rows`. Queries are in the order of load_pair.
@@ -78,7 +80,7 @@ inline void score_rows_bf16(const Bf16* const (&rows)[ROWS], const Bf16* queries
 }
 #endif
 
-// Some tokens of one KV head on one page, and where those that come next lie.
+// RUN tokens at most of one KV head on one page, and where those lie that are fetched meanwhile.
 template <typename T>
 struct Run {
     const T* rows;
@@ -119,8 +121,6 @@ template <typename T, int HEAD_DIM, int QUERIES>
 void add_values(const Run<T>& run, const float* weights, float* sums) {
     constexpr int LANES = lanes_for(HEAD_DIM);
     constexpr int PAIRS = pairs_at_once(HEAD_DIM / (2 * LANES), QUERIES);
-    for (int token = 0; token < run.num_tokens; ++token)
-        prefetch_row<T, HEAD_DIM>(run.next_rows + token * run.stride);
     for (int at = 0; at < HEAD_DIM; at += PAIRS * 2 * LANES) {
         Pair<LANES> tile[QUERIES][PAIRS];
 #pragma GCC unroll 4
@@ -130,6 +130,7 @@ void add_values(const Run<T>& run, const float* weights, float* sums) {
                 tile[q][pair] = load_pair<LANES>(sums + q * HEAD_DIM + at + pair * 2 * LANES);
         for (int token = 0; token < run.num_tokens; ++token) {
             const T* row = run.rows + token * run.stride + at;
+            if (at == 0) prefetch_row<T, HEAD_DIM>(run.next_rows + token * run.stride);
 #pragma GCC unroll 16
             for (int pair = 0; pair < PAIRS; ++pair) {
                 const auto value = load_pair<LANES>(row + pair * 2 * LANES);
@@ -332,11 +333,13 @@ class Decoder {
         const std::int64_t head = static_cast<std::int64_t>(item.first_head) * HEAD_DIM;
         for (T* const cache : {pages_.keys, pages_.values})
             for (std::int64_t at = first, next; at < end; at = next) {
-                next = std::min(end, (at / pool_.block_size + 1) * pool_.block_size);
+                next = std::min({end, (at / pool_.block_size + 1) * pool_.block_size, (at / RUN + 1) * RUN});
                 const T* rows = cache + pages_.offset_of(item.seq, at) + head;
                 runs.push_back({rows, rows, pool_.token_stride, static_cast<int>(next - at)});
             }
-        for (std::size_t i = 0; i + 1 < runs.size(); ++i) runs[i].next_rows = runs[i + 1].rows;
+        const std::size_t run_bytes = RUN * item.num_heads * HEAD_DIM * sizeof(T);
+        const std::size_t ahead = std::max<std::size_t>(1, BYTES_AHEAD / run_bytes);
+        for (std::size_t i = 0; i + ahead < runs.size(); ++i) runs[i].next_rows = runs[i + ahead].rows;
         return static_cast<int>(end - first);
     }
 

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "tiles.h"
 #include "vectors.h"
 
@@ -33,13 +35,6 @@ constexpr int LINE_BYTES = 64;
 constexpr int CHUNK_WORDS = 16;    // what a tile takes; num_words is a multiple
 constexpr int WORDS_AHEAD = 64;
 constexpr int REGISTER_ROWS = 6;   // rows whose sums of a unit stay in registers; of half a unit those of twice as many
-
-// Into which cache words are fetched one by one: of the CPUs that were measured the one without tiles gains from the nearest.
-#if defined(__AMX_BF16__)
-constexpr int FETCH_FOR_LATER = 2;
-#else
-constexpr int FETCH_FOR_LATER = 3;
-#endif
 
 // Room for CHUNK_WORDS pairs of bf16 of HALF_UNIT outputs.
 struct Chunk {
@@ -137,6 +132,8 @@ void halves_in_registers(
     for (std::int64_t begin = 0; begin < num_words; begin += CHUNK_WORDS) {
         const std::uint32_t* words[NUM_HALVES];
         for (int half = 0; half < NUM_HALVES; ++half) words[half] = halves[half].chunk(begin, room[half]);
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; ++row) __builtin_prefetch(pairs[row] + x.place.chunk_stride / 2);  // its next pairs
         for (int word = 0; word < CHUNK_WORDS; ++word) {
 #pragma GCC unroll 2
             for (int half = 0; half < NUM_HALVES; ++half) halves[half].fetch(begin + word + WORDS_AHEAD);
@@ -160,7 +157,9 @@ void halves_in_registers(
         for (int v = 0; v < VECTORS; ++v) _mm512_storeu_ps(out + row * UNIT + v * 16, sums[row][v]);
 }
 
-// A unit, of so many rows that all sums stay in registers, those of both halves or of one after the other.
+// A unit, of so many rows that all sums stay in registers: those of one half after the other or, where its words are near,
+// of both, as far as there are registers. From far words come faster in the order in which they lie, but for one row, which
+// waits for nothing else.
 template <int ROWS, typename Words, typename Meanwhile>
 void unit_in_registers_of(
     int num_rows, const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,
@@ -168,7 +167,7 @@ void unit_in_registers_of(
     if (num_rows < ROWS) {
         if constexpr (ROWS > 1)
             unit_in_registers_of<ROWS - 1>(num_rows, x, halves, num_words, before, out, meanwhile);
-    } else if constexpr (ROWS <= REGISTER_ROWS) {
+    } else if constexpr (ROWS == 1 || (ROWS <= REGISTER_ROWS && std::is_same_v<Words, PlainWords>)) {
         halves_in_registers<ROWS, 2>(x, halves, num_words, before, out, meanwhile);
     } else {
         halves_in_registers<ROWS, 1>(x, halves, num_words, before, out, meanwhile);
