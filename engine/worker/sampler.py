@@ -22,6 +22,8 @@ _MASKED = float("-inf")
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _PART = 512
 """Tokens that are looked at together for the best one."""
+_MANY = 2**20
+"""Logits, fewer of which take less time than the calls that find their best by parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     """The best token of each row, the first of several. Not by argmax, which takes several times as long on a
     CPU as max."""
     as_integers = _AS_INTEGERS.get(logits.dtype)
-    if as_integers is None or logits.device.type != "cpu" or logits.shape[1] <= _PART:
+    if as_integers is None or logits.device.type != "cpu" or logits.numel() < _MANY:
         return logits.max(dim=-1).indices
     return _best_by_parts(logits, logits.view(as_integers))
 
@@ -112,14 +114,15 @@ def _best_by_parts(logits: torch.Tensor, integers: torch.Tensor) -> torch.Tensor
     integers that their bits are, of which a CPU compares many at once."""
     vocab_size = logits.shape[1]
     whole = vocab_size // _PART * _PART
-    parts = integers[:, :whole].unflatten(1, (-1, _PART)).amax(dim=-1)
+    parts = integers[:, :whole].view(len(integers), -1, _PART).amax(dim=-1)
     if whole < vocab_size:
         parts = torch.cat((parts, integers[:, whole:].amax(dim=-1, keepdim=True)), dim=1)
     best, part = parts.max(dim=-1)
     if (best < 0).any():  # all of a row lie below 0, where the order is another
         return logits.max(dim=-1).indices
     tokens = (part[:, None] * _PART + torch.arange(_PART)).clamp_(max=vocab_size - 1)
-    return tokens.gather(1, logits.gather(1, tokens).max(dim=-1, keepdim=True).indices)[:, 0]
+    best_of_part = logits.gather(1, tokens).max(dim=-1, keepdim=True).indices
+    return tokens.gather(1, best_of_part)[:, 0]
 
 
 def uniform(seeds: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:

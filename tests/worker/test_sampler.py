@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
@@ -33,16 +33,17 @@ def greedy_token(params: SamplingParams, output: list[int] | None = None) -> int
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@settings(max_examples=20)
 @given(
-    vocab_size=st.integers(500, 2100),
-    num_rows=st.integers(1, 4),
+    vocab_size=st.integers(2**18, 2**18 + 1100),
+    num_rows=st.integers(3, 6),
     shift=st.sampled_from([0.0, 3.0, -3.0, -50.0, -torch.inf]),
     seed=st.integers(0, 2**32),
 )
 def test_the_greedy_choice_is_the_first_of_the_best(
     dtype: torch.dtype, vocab_size: int, num_rows: int, shift: float, seed: int
 ) -> None:
-    """Whatever the size of the vocabulary, above 0 and below, with many that are equal."""
+    """Of few logits and of many, in any number of parts, above 0 and below, with many that are equal."""
     numbers = np.random.default_rng(seed).integers(-8, 9, (num_rows, vocab_size)) / 2
     numbers[0] += shift
     logits = torch.from_numpy(numbers).to(dtype)
