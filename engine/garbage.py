@@ -29,6 +29,7 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
     _let_go()
     threading.Thread(target=_let_go_at_rests, name="let-go-at-rest", daemon=True).start()
 

@@ -34,6 +34,11 @@ class Checkpoint:
         for file in _weight_files(folder):
             self.entries.update(_read_header(file))
 
+    def fill(self, parts: Mapping[str, TensorPart]) -> None:
+        """Put into the parts what they hold."""
+        for part, tensor in self.read(parts):
+            part.view.copy_(tensor)
+
     def read(self, parts: Mapping[str, TensorPart]) -> Iterator[tuple[TensorPart, torch.Tensor]]:
         """What each part holds, one at a time and file by file, on the host; nothing else is read."""
         for file in dict.fromkeys(self.entries[name].file for name in parts):

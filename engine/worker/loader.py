@@ -6,7 +6,7 @@ Knows nothing of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -109,8 +109,11 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     check_memory(model, plan)
     model.materialize(plan.device)
     with torch.inference_mode():
-        _fill(model.checkpoint_parts(), checkpoint, plan)
-        model.finish_loading(plan.options.quantization, may_compile=plan.options.attention_backend == "auto")
+        model.load(
+            _noise(plan) if checkpoint is None else checkpoint.fill,
+            plan.options.quantization,
+            may_compile=plan.options.attention_backend == "auto",
+        )
     give_back_freed()
     if plan.device.type == "cpu":
         use_large_pages(model.buffers())
@@ -121,14 +124,6 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
     from engine.worker.transformers_loader import load_transformers  # its libraries take seconds to import
 
     return load_transformers(plan)
-
-
-def _fill(parts: Mapping[str, TensorPart], checkpoint: Checkpoint | None, plan: LoadPlan) -> None:
-    if checkpoint is None:
-        _fill_with_noise(parts.values(), plan)
-        return
-    for part, tensor in checkpoint.read(parts):
-        part.view.copy_(tensor)
 
 
 def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
@@ -150,11 +145,15 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
             )
 
 
-def _fill_with_noise(parts: Iterable[TensorPart], plan: LoadPlan) -> None:
-    """Random weights that keep the scale of what passes through them; each rank has others."""
+def _noise(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
+    """Fills with random weights that keep the scale of what passes through them; each rank has others."""
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
-    for part in parts:
-        if part.view.dim() == 1:
-            part.view.fill_(1.0)
-        else:
-            part.view.normal_(0.0, part.whole_shape[-1] ** -0.5, generator=generator)
+
+    def fill(parts: Mapping[str, TensorPart]) -> None:
+        for part in parts.values():
+            if part.view.dim() == 1:
+                part.view.fill_(1.0)
+            else:
+                part.view.normal_(0.0, part.whole_shape[-1] ** -0.5, generator=generator)
+
+    return fill

@@ -21,6 +21,15 @@ extern "C" void continuum_attend_decodes(
 
 #if defined(CONTINUUM_BF16) && defined(__AVX512BF16__)
 
+// to: the words of a Weight in 16 bits, out of rows [num_outputs, 2 * num_words] of bf16
+extern "C" void continuum_interleave(
+    const void* rows, std::int64_t num_outputs, std::int64_t num_words, void* to, std::int64_t num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (std::int64_t output = 0; output < num_outputs; output += HALF_UNIT)
+        interleave(static_cast<const std::uint32_t*>(rows) + output * num_words, num_outputs - output, num_words,
+                   static_cast<std::uint32_t*>(to) + output * num_words);
+}
+
 // to [num_rows, num_outputs] = x [num_rows, inputs] times a weight; x has room for whole tiles of rows
 extern "C" void continuum_multiply(
     const Weight* weight, const void* x, std::int64_t num_rows, void* to, std::int64_t num_threads) {

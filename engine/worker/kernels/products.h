@@ -36,6 +36,14 @@ constexpr int CHUNK_WORDS = 16;    // what a tile takes; num_words is a multiple
 constexpr int WORDS_AHEAD = 64;
 constexpr int REGISTER_ROWS = 6;   // rows whose sums of a unit stay in registers; of half a unit those of twice as many
 
+// The words of HALF_UNIT outputs, of which `num_outputs` there are, out of rows [num_outputs, num_words] of pairs of bf16.
+inline void interleave(const std::uint32_t* rows, std::int64_t num_outputs, std::int64_t num_words, std::uint32_t* words) {
+    for (std::int64_t begin = 0; begin < num_words; begin += CHUNK_WORDS)  // a line of each row
+        for (std::int64_t word = begin; word < begin + CHUNK_WORDS; ++word)
+            for (std::int64_t output = 0; output < HALF_UNIT; ++output)
+                words[word * HALF_UNIT + output] = output < num_outputs ? rows[output * num_words + word] : 0;
+}
+
 // Room for CHUNK_WORDS pairs of bf16 of HALF_UNIT outputs.
 struct Chunk {
     alignas(64) std::uint32_t words[CHUNK_WORDS * HALF_UNIT];

@@ -1,4 +1,5 @@
-"""How the compiled code is told where a weight lies, and its product with any number of rows."""
+"""How the compiled code is told where a weight lies, how it lays one out, and its product with any number of
+rows."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.worker.kernels.library import KernelUnavailable, load_library, typed
+from engine.worker.memory import empty_pages
 
 INTERLEAVED = 32
 """Outputs of a weight that lie between each other."""
@@ -36,6 +38,7 @@ class CompiledProduct:
         self._multiply = typed(
             library.continuum_multiply, ctypes.POINTER(WeightAddress), address, number, address, number
         )
+        self._interleave = typed(library.continuum_interleave, address, number, number, address, number)
 
     @classmethod
     def load(cls, head_dim: int) -> CompiledProduct:
@@ -45,6 +48,16 @@ class CompiledProduct:
         if not hasattr(library, "continuum_multiply"):
             raise KernelUnavailable("this CPU does not multiply pairs of bf16")
         return cls(library)
+
+    def interleave(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [outputs, inputs], bf16, inputs a multiple of 32 -> [blocks, inputs / 2, INTERLEAVED, 2]:
+        pairs of inputs, of one output after the other; the last block is filled with zeros."""
+        num_outputs, num_inputs = weight.shape
+        blocks = -(-num_outputs // INTERLEAVED)
+        words = empty_pages((blocks, num_inputs // 2, INTERLEAVED, 2), weight.dtype)
+        rows, num_threads = weight.contiguous(), torch.get_num_threads()
+        self._interleave(rows.data_ptr(), num_outputs, num_inputs // 2, words.data_ptr(), num_threads)
+        return words
 
     def __call__(self, x: torch.Tensor, weight: WeightAddress) -> torch.Tensor:
         """x [n, inputs], bf16 -> [n, outputs]"""

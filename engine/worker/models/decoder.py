@@ -5,7 +5,7 @@ Tokens of all sequences are flattened into one axis; which belongs to whom only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from torch.nn.functional import rms_norm, silu
 
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.kernels.weights import CompiledProduct
 from engine.worker.models.base import layer_windows
 from engine.worker.models.interleaved_weight import (
     InterleavedTable,
@@ -241,6 +240,15 @@ class DecoderLayer(nn.Module):
         return parts
 
 
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """What stands in for the modules that are loaded."""
+
+    linear: Callable[[nn.Linear], nn.Module]
+    head: Callable[[nn.Linear], nn.Module]
+    table: Callable[[Table], nn.Module]
+
+
 class Decoder(nn.Module):
     """A CausalModel, or a rank's part of one. Built without memory; ``materialize`` gives it its parameters,
     uninitialised."""
@@ -290,36 +298,43 @@ class Decoder(nn.Module):
         assert self._rotary is not None, "materialize() comes first"
         return self._rotary
 
-    def finish_loading(self, quantization: str | None = None, *, may_compile: bool = True) -> None:
-        """Make of the loaded weights what this device multiplies fastest or, if told so, round them to 8 or 4
-        bits; ``checkpoint_parts`` are no more."""
-        device, dtype = self.final_norm.device, self.final_norm.dtype
-        product = compiled_product(self.head_dim, device, dtype) if may_compile else None
-        if quantization is not None:
-            self._quantize(quantization, product)
-        elif product is not None:
-            self._replace_weights(
-                partial(interleaved_linear, product=product), partial(interleaved_table, product=product)
-            )
-        elif can_pack(device, dtype):
-            self._replace_weights(packed_linear, packed_table)
-
-    def _replace_weights(
-        self, linear: Callable[[nn.Linear], nn.Module], table: Callable[[Table], nn.Module]
+    def load(
+        self,
+        fill: Callable[[dict[str, TensorPart]], None],
+        quantization: str | None = None,
+        *,
+        may_compile: bool = True,
     ) -> None:
-        """An embedding that is not also the head is left alone: nothing is multiplied with it."""
-        replace_modules(self, nn.Linear, linear)
-        if self.lm_head is None:
-            replace_modules(self, Table, table)
+        """Have section after section filled, and make of each what this device multiplies fastest or, if told
+        so, round it to 8 or 4 bits: one section at most is held twice. ``checkpoint_parts`` are no more."""
+        products = self._choose_products(quantization, may_compile)
+        fill(self._parts_of_ends())
+        if self.lm_head is None:  # else nothing is multiplied with the embedding
+            replace_modules(self, Table, products.table)
+        for prefix, layer in self._named_layers():
+            fill(_prefixed(prefix, layer.checkpoint_parts()))
+            replace_modules(layer, nn.Linear, products.linear)
+        if self.lm_head is not None:
+            fill(self._parts_of_head(self.lm_head))
+            replace_modules(self, nn.Linear, products.head)
 
-    def _quantize(self, quantization: str, product: CompiledProduct | None) -> None:
+    def _choose_products(self, quantization: str | None, may_compile: bool) -> _Products:
         """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
-        if isinstance(self.lm_head, nn.Linear):
-            self.add_module("lm_head", int8_linear(self.lm_head, product))
-        elif isinstance(self.embedding, Table):
-            self.embedding = int8_table(self.embedding, product)
-        rounded_linear = int4_linear if quantization == "int4" else int8_linear
-        replace_modules(self.layers, nn.Linear, partial(rounded_linear, product=product))
+        device, dtype = self.final_norm.device, self.final_norm.dtype
+        compiled = compiled_product(self.head_dim, device, dtype) if may_compile else None
+        if quantization is not None:
+            rounded = int4_linear if quantization == "int4" else int8_linear
+            return _Products(
+                partial(rounded, product=compiled),
+                partial(int8_linear, product=compiled),
+                partial(int8_table, product=compiled),
+            )
+        if compiled is not None:
+            interleaved = partial(interleaved_linear, product=compiled)
+            return _Products(interleaved, interleaved, partial(interleaved_table, product=compiled))
+        if can_pack(device, dtype):
+            return _Products(packed_linear, packed_linear, packed_table)
+        return _Products(_as_it_is, _as_it_is, _as_it_is)
 
     def forward(
         self,
@@ -349,16 +364,32 @@ class Decoder(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """Every tensor that the checkpoint must hold, with what of it goes where."""
-        assert isinstance(self.embedding, Table | VocabularyTable), (
-            "after finish_loading() there are no parts"
-        )
+        parts = self._parts_of_ends()
+        for prefix, layer in self._named_layers():
+            parts |= _prefixed(prefix, layer.checkpoint_parts())
+        return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
+
+    def _parts_of_ends(self) -> dict[str, TensorPart]:
+        assert isinstance(self.embedding, Table | VocabularyTable), "after load() there are no parts"
         rank, size = self._group.rank, self._group.size
-        parts = {"model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size)}
+        return {
+            "model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size),
+            "model.norm.weight": TensorPart(self.final_norm),
+        }
+
+    def _parts_of_head(self, head: nn.Linear | VocabularyHead) -> dict[str, TensorPart]:
+        return {"lm_head.weight": TensorPart(head.weight, 0, self._group.rank, self._group.size)}
+
+    def _named_layers(self) -> Iterator[tuple[str, DecoderLayer]]:
+        """Each layer, behind what its tensors' names begin with."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            prefix = f"model.layers.{index}."
-            parts |= {prefix + name: part for name, part in layer.checkpoint_parts().items()}
-        parts["model.norm.weight"] = TensorPart(self.final_norm)
-        if self.lm_head is not None:
-            parts["lm_head.weight"] = TensorPart(self.lm_head.weight, 0, rank, size)
-        return parts
+            yield f"model.layers.{index}.", layer
+
+
+def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart]:
+    return {prefix + name: part for name, part in parts.items()}
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    return module

@@ -40,14 +40,10 @@ class InterleavedWeight(Protocol):
 class Weight16:
     """An InterleavedWeight in bf16."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, product: CompiledProduct) -> None:
         """weight [outputs, inputs], inputs a multiple of INPUTS_AT_ONCE"""
         self._num_outputs, self._num_inputs = weight.shape
-        blocks = -(-self._num_outputs // INTERLEAVED)
-        self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), weight.dtype)
-        for rows, numbers in by_rows(weight, self.numbers, block=INTERLEAVED):
-            pairs = _whole_blocks(rows).view(torch.int32)
-            numbers.view(torch.int32).copy_(pairs.view(-1, INTERLEAVED, pairs.shape[1], 1).transpose(1, 2))
+        self.numbers = product.interleave(weight)
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """See InterleavedWeight."""
@@ -162,14 +158,14 @@ def interleaved_linear(plain: nn.Linear, product: CompiledProduct) -> nn.Linear 
     """What stands in for ``plain``; itself where its inputs are not those that the compiled code knows."""
     if plain.in_features % INPUTS_AT_ONCE:
         return plain
-    return InterleavedLinear(Weight16(plain.weight), plain.bias, product)
+    return InterleavedLinear(Weight16(plain.weight, product), plain.bias, product)
 
 
 def interleaved_table(table: Table, product: CompiledProduct) -> Table | InterleavedTable:
     """As interleaved_linear."""
     if table.weight.shape[1] % INPUTS_AT_ONCE:
         return table
-    return InterleavedTable(Weight16(table.weight), product)
+    return InterleavedTable(Weight16(table.weight, product), product)
 
 
 def _whole_blocks(rows: torch.Tensor) -> torch.Tensor:
