@@ -20,6 +20,9 @@ _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
 _LARGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
 _BEHIND_ALL_OTHERS = 19
+BEHIND_START_S = 2.0
+"""Between the wish for background work and its begin. It takes the lock of the process's memory, and whoever
+starts would wait for that again and again, as long as other work keeps its holder from a core."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -48,7 +51,7 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     zeros = untouched_zeros(shape, dtype)
     if zeros.nbytes > _POPULATED_AT_ONCE:
-        threading.Thread(target=_populate, args=(zeros,), name="populate", daemon=True).start()
+        _run_behind_start("populate", lambda: _populate(zeros))
     return zeros
 
 
@@ -73,7 +76,13 @@ def use_large_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Move those that are of ``empty_pages`` to large pages, in the background while nothing else wants the
     core: to wait for them when memory is first touched takes seconds (Linux 6.1 and later)."""
     starts = [start for tensor in tensors for start in _whole_large_pages(tensor)]
-    threading.Thread(target=_collapse, args=(starts,), name="large-pages", daemon=True).start()
+    _run_behind_start("large-pages", lambda: _collapse(starts))
+
+
+def _run_behind_start(name: str, work: Callable[[], None]) -> None:
+    thread = threading.Timer(BEHIND_START_S, work)
+    thread.name, thread.daemon = name, True
+    thread.start()
 
 
 def _whole_large_pages(tensor: torch.Tensor) -> range:
