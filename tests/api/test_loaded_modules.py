@@ -63,6 +63,13 @@ def test_a_native_model_is_served_without_what_it_has_no_use_for(model: Path, tm
     assert within(server.in_core, OF_THE_CORE) == list(OF_THE_CORE)
 
 
+def test_garbage_is_collected_once_the_start_is_over(model: Path, tmp_path: Path) -> None:
+    """In both processes, though the core loads without it."""
+    server = ServerThatTells(model, tmp_path)
+    assert "gc.isenabled" in server.in_front_end
+    assert "gc.isenabled" in server.in_core
+
+
 def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
     """One that transformers computes is served as well."""
     server = ServerThatTells(make_model_folder(tmp_path / "model", "gpt_neox"), tmp_path)

@@ -166,8 +166,8 @@ void halves_in_registers(
 }
 
 // A unit, of so many rows that all sums stay in registers: those of one half after the other or, where its words are near,
-// of both, as far as there are registers. From far words come faster in the order in which they lie, but for one row, which
-// waits for nothing else.
+// of both, as far as there are registers. Words from memory come faster in the order in which they lie; for one row they do
+// not.
 template <int ROWS, typename Words, typename Meanwhile>
 void unit_in_registers_of(
     int num_rows, const Rows& x, const Words (&halves)[2], std::int64_t num_words, const float* before, float* out,

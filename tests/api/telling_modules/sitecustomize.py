@@ -1,6 +1,8 @@
 """Each Python that is started with this folder in PYTHONPATH loads it: at SIGUSR2 it then writes the names of
-its modules to the pipe of its number in the folder that LOADED_MODULES names."""
+its modules, and ``gc.isenabled`` if that is so, to the pipe of its number in the folder that LOADED_MODULES
+names."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,6 +12,8 @@ from types import FrameType
 
 def tell(number: int, frame: FrameType | None) -> None:
     loaded = [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is not None]
+    if gc.isenabled():
+        loaded.append("gc.isenabled")
     Path(os.environ["LOADED_MODULES"], str(os.getpid())).write_text("\n".join(loaded))
 
 
