@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -52,9 +53,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> AttentionCase:
+def cases(draw: st.DrawFn, shapes: Sequence[tuple[int, torch.dtype]] = SHAPES) -> AttentionCase:
     """Decodes shortest first, often followed by prompts; all that a model may choose."""
-    head_dim, dtype = draw(st.sampled_from(SHAPES))
+    head_dim, dtype = draw(st.sampled_from(shapes))
     num_kv_heads = draw(st.integers(1, 3))
     near_parts = st.sampled_from((1, 2, 255, 256, 257, 512, 513))
     lengths = sorted(draw(st.lists(near_parts | st.integers(1, 700), min_size=1, max_size=5)))

@@ -1,15 +1,18 @@
-// Attention of several new tokens per sequence, straight from the pages, by products of pairs of bf16.
+// Attention of several new tokens per sequence, straight from the pages.
 //
-// A block of keys and values is laid out once for all rows that see it; the softmax goes along with the blocks
-// (FlashAttention-2: Dao 2023, arXiv:2307.08691). A row is a query head of a token. Blocks begin at multiples of
-// BLOCK, and rows know nothing of each other, so a result does not depend on the threads or on the batch.
+// All is computed turned round, with a lane for each row, which is a query head of a token: so keys need no laying out, and
+// the softmax goes down the lanes, along with the blocks of keys (FlashAttention-2: Dao 2023, arXiv:2307.08691). Blocks begin
+// at multiples of BLOCK, and rows know nothing of each other, so a result does not depend on the threads or on the batch.
 
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "panels.h"
 #include "pool.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -18,134 +21,15 @@
 
 namespace {
 
-constexpr int BLOCK = 256;      // keys and values laid out at a time: together they fit in a core's own cache
-constexpr int PANEL = 64;       // keys whose products with some rows stay in registers
+constexpr int BLOCK = 256;  // keys and values at a time: together they fit in a core's own cache
 #if defined(__AMX_BF16__)
-constexpr int TILE = 2 * TILE_ROWS;  // rows that are computed together
-constexpr int MAX_ROWS = 192;        // rows that share a block, a multiple of TILE
+constexpr int KEYS_EACH = 2 * TILE_ROWS;  // keys come in multiples of it
+constexpr int MAX_ROWS = 192;             // rows that share a block
 #else
-constexpr int TILE = 6;
+constexpr int KEYS_EACH = 2;
 constexpr int MAX_ROWS = 384;
 #endif
 constexpr int MIN_ROWS = 48;
-constexpr float MASKED = -1e30f;
-
-// c[row] = scale[row] * c[row] + a[row] . b, for ROWS rows and 16 * VECTORS columns; a's and b's words are pairs of
-// bf16. a: [ROWS, num_words] at a_stride; b: [num_words, 16 * VECTORS]; c: [ROWS, 16 * VECTORS] at c_stride
-template <int ROWS, int VECTORS>
-inline void multiply_in_registers(
-    const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
-    int c_stride) {
-    __m512 sums[ROWS][VECTORS];
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v)
-            sums[row][v] = scale == nullptr ? _mm512_setzero_ps()
-                                            : _mm512_mul_ps(_mm512_loadu_ps(c + row * c_stride + v * 16),
-                                                            _mm512_set1_ps(scale[row]));
-    for (int word = 0; word < num_words; ++word, b += 16 * VECTORS) {
-        __m512bh columns[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) columns[v] = load<__m512bh>(b + v * 16);
-#pragma GCC unroll 8
-        for (int row = 0; row < ROWS; ++row) {
-            const auto both = bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[row * a_stride + word])));
-#pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], both, columns[v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) _mm512_storeu_ps(c + row * c_stride + v * 16, sums[row][v]);
-}
-
-#if defined(__AMX_BF16__)
-
-template <int ROWS, int VECTORS>
-inline void scale_rows(const float* scale, float* c, int c_stride) {
-    if (std::all_of(scale, scale + ROWS, [](float factor) { return factor == 1.0f; })) return;  // no new maximum
-    for (int row = 0; row < ROWS; ++row)
-        for (int v = 0; v < VECTORS; ++v) {
-            float* sums = c + row * c_stride + v * 16;
-            _mm512_storeu_ps(sums, _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale[row])));
-        }
-}
-
-// The same for TILE_ROWS rows, or twice as many, which share what is read of b; num_words is a multiple of 16.
-template <bool BOTH, int VECTORS>
-inline void multiply_in_tiles(
-    const std::uint32_t* a, int a_stride, const std::uint32_t* b, int num_words, const float* scale, float* c,
-    int c_stride) {
-    if (scale != nullptr) scale_rows<BOTH ? 2 * TILE_ROWS : TILE_ROWS, VECTORS>(scale, c, c_stride);
-    for (int column = 0; column < 16 * VECTORS; column += 32) {
-        if (scale == nullptr)
-            zero_sums<BOTH>();
-        else
-            load_sums<BOTH>(c + column, c_stride);
-        for (int word = 0; word < num_words; word += 16)
-            add_products<BOTH>(a + word, a + TILE_ROWS * a_stride + word, a_stride, b + word * 16 * VECTORS + column, 16 * VECTORS);
-        store_sums<BOTH>(c + column, c_stride);
-    }
-}
-
-#endif
-
-// The same for TILE rows, of which only the first num_rows are looked at.
-template <int VECTORS>
-inline void multiply(
-    const std::uint32_t* a, int a_stride, int num_rows, const std::uint32_t* b, int num_words, const float* scale,
-    float* c, int c_stride) {
-#if defined(__AMX_BF16__)
-    if (may_use_tiles()) {
-        const auto in_tiles = num_rows > TILE_ROWS ? multiply_in_tiles<true, VECTORS> : multiply_in_tiles<false, VECTORS>;
-        return in_tiles(a, a_stride, b, num_words, scale, c, c_stride);
-    }
-#endif
-    constexpr int ROWS = TILE % 6 == 0 ? 6 : 4;
-    for (int row = 0; row < num_rows; row += ROWS)
-        multiply_in_registers<ROWS, VECTORS>(
-            a + row * a_stride, a_stride, b, num_words, scale == nullptr ? nullptr : scale + row, c + row * c_stride,
-            c_stride);
-}
-
-// to[i * to_stride + row] = rows[row][i], for 16 words of 16 rows
-inline void transpose_words(const std::uint32_t* const* rows, std::uint32_t* to, int to_stride) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {  // each a now has word 4 * lane + i of four rows
-        const __m512i even_upper = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
-        const __m512i even_lower = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-        const __m512i odd_upper = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
-        const __m512i odd_lower = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-        _mm512_storeu_si512(to + i * to_stride, _mm512_shuffle_i32x4(even_upper, even_lower, 0x88));
-        _mm512_storeu_si512(to + (4 + i) * to_stride, _mm512_shuffle_i32x4(odd_upper, odd_lower, 0x88));
-        _mm512_storeu_si512(to + (8 + i) * to_stride, _mm512_shuffle_i32x4(even_upper, even_lower, 0xdd));
-        _mm512_storeu_si512(to + (12 + i) * to_stride, _mm512_shuffle_i32x4(odd_upper, odd_lower, 0xdd));
-    }
-}
-
-// 2^x for x <= 0, to 3.5e-6 of it: what becomes bf16 needs no more. x is whole + f, 0 <= f < 1, and 2^f a polynomial
-// that is exact at both ends (least relative error by Lawson's reweighting).
-inline __m512 exp2_negative(__m512 x) {
-    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.355574723e-2f), _mm512_set1_ps(5.203236901e-2f));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(2.413797629e-1f));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(6.930321208e-1f));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x);  // takes the whole part itself
-}
 
 // Some query tokens of one sequence, with the query heads of one KV head: an item of work.
 struct QueryBlock {
@@ -157,28 +41,55 @@ struct Seen {
     std::int64_t first, end;
 };
 
+// Where the tokens of a block lie, and zeros behind them.
+struct TokenRows {
+    static constexpr int SPARE = KEYS_EACH + TOGETHER;
+    const Bf16 *keys[BLOCK + SPARE], *values[BLOCK + SPARE];
+    int num_tokens = 0;
+};
+
+// The tokens of the next block, fetched little by little between the products: many at once would be in the way of what those
+// read, and one by one within them would cost the registers that they need.
+template <int HEAD_DIM>
+class TokensAhead {
+  public:
+    TokensAhead(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
+
+    void operator()() {
+        for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_)
+            for (int i = 0; i < HEAD_DIM; i += 64 / static_cast<int>(sizeof(Bf16))) {
+                __builtin_prefetch(rows_.keys[next_] + i, 0, FETCH_FOR_LATER);
+                __builtin_prefetch(rows_.values[next_] + i, 0, FETCH_FOR_LATER);
+            }
+    }
+
+  private:
+    const TokenRows& rows_;
+    const int share_;
+    int next_ = 0;
+};
+
 // What a thread needs for one item at a time; kept between items.
 struct PromptScratch {
-    Lines<std::uint32_t> queries;  // [row, word]
-    Lines<std::uint32_t> keys;     // [panel, word, key]
-    Lines<std::uint32_t> values;   // [columns, pair of keys, column]
-    Lines<std::uint32_t> weights;  // [row, pair of keys]
-    Lines<float> scores;           // [row, key]
-    Lines<float> output;           // [row, column]
+    Lines<std::uint32_t> queries;  // [panel, word, row]
+    Lines<std::uint32_t> copied;   // [key, word]: keys that do not lie as tiles are read
+    Lines<std::uint32_t> values;   // a word for each pair of keys and each column
+    Lines<std::uint32_t> weights;  // [pair of keys, row]
+    Lines<float> scores;           // [key, row]
+    Lines<float> output;           // [panel, column, row]
     Lines<float> maxima, sums;     // [row]
-    std::vector<const Bf16*> key_rows, value_rows;
+    TokenRows tokens[2];
 
-    void resize(int num_rows, int head_dim) {
-        queries.resize(num_rows * head_dim / 2);
-        keys.resize(BLOCK * head_dim / 2);
-        values.resize(BLOCK * head_dim / 2);
-        weights.resize(TILE * BLOCK / 2);
-        scores.resize(TILE * BLOCK);
-        output.resize(num_rows * head_dim);
-        maxima.resize(num_rows);
-        sums.resize(num_rows);
-        key_rows.resize(BLOCK);
-        value_rows.resize(BLOCK);
+    // For num_rows rows, whole panels, that have seen nothing yet.
+    void begin(int num_rows, int head_dim) {
+        make_room(queries, num_rows * head_dim / 2);
+        make_room(copied, KEYS_EACH * head_dim / 2);
+        make_room(values, BLOCK * head_dim / 2);
+        make_room(weights, BLOCK / 2 * PANEL);
+        make_room(scores, (BLOCK + TOGETHER) * PANEL);
+        output.assign(num_rows * head_dim, 0.0f);
+        maxima.assign(num_rows, MASKED);
+        sums.assign(num_rows, 0.0f);
     }
 };
 
@@ -237,8 +148,22 @@ class Prompter {
 
   private:
     static constexpr int WORDS = HEAD_DIM / 2;
-    static constexpr int COLUMN_VECTORS = HEAD_DIM % 64 == 0 ? 4 : 2;
-    static constexpr int COLUMNS = 16 * COLUMN_VECTORS;
+    // From a word of what is laid out of the values to that of the next pair of keys, and of the next column.
+#if defined(__AMX_BF16__)
+    static constexpr int NEXT_PAIR = 1, NEXT_COLUMN = BLOCK / 2;
+#else
+    static constexpr int NEXT_PAIR = HEAD_DIM, NEXT_COLUMN = 1;
+#endif
+    static constexpr int PRODUCTS = BLOCK / TOGETHER + HEAD_DIM / TOGETHER;  // of a panel with a block, about
+
+    using Ahead = TokensAhead<HEAD_DIM>;
+
+    // A panel, and the keys [first, end) of the block from `start` on that it looks at.
+    struct View {
+        std::int64_t start;
+        int first_row, first, end;
+        bool is_whole;  // each of its rows sees all of them
+    };
 
     std::int64_t context_of(std::int64_t seq) const { return prompts_.seq_lens[seq] - prompts_.query_lens[seq]; }
 
@@ -247,150 +172,223 @@ class Prompter {
         return {heads_.window > 0 ? std::max<std::int64_t>(0, end - heads_.window) : 0, end};
     }
 
+    View view_of(const QueryBlock& item, std::int64_t start, int first_row, int last_row) const {
+        const Seen upper = seen_by(item, first_row), lower = seen_by(item, last_row);
+        const std::int64_t first = std::max<std::int64_t>(0, upper.first - start) / KEYS_EACH * KEYS_EACH;
+        const std::int64_t end = (std::min<std::int64_t>(BLOCK, lower.end - start) + KEYS_EACH - 1) / KEYS_EACH * KEYS_EACH;
+        const bool is_whole = lower.first <= start + first && start + end <= upper.end;
+        return {start, first_row, static_cast<int>(first), static_cast<int>(end), is_whole};
+    }
+
     void attend(const QueryBlock& item) const {
         static thread_local PromptScratch scratch;
         const int num_rows = item.num_queries * group_;
-        const int room = (num_rows + TILE - 1) / TILE * TILE;
-        scratch.resize(std::max(MAX_ROWS, room), HEAD_DIM);
+        const int num_panels = (num_rows + PANEL - 1) / PANEL;
+        scratch.begin(num_panels * PANEL, HEAD_DIM);
         take_queries(item, num_rows, scratch);
-        std::fill_n(scratch.output.begin(), room * HEAD_DIM, 0.0f);
-        std::fill_n(scratch.maxima.begin(), room, MASKED);
-        std::fill_n(scratch.sums.begin(), room, 0.0f);
+        TokenRows *now = &scratch.tokens[0], *next = &scratch.tokens[1];
         const std::int64_t end = seen_by(item, num_rows - 1).end;
-        for (std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK; start < end; start += BLOCK) {
-            lay_out(item, start, static_cast<int>(std::min<std::int64_t>(BLOCK, end - start)), scratch);
-            for (int row = 0; row < num_rows; row += TILE)
-                attend_tile(item, start, row, std::min(row + TILE, num_rows) - 1, scratch);
+        std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK;
+        for (find_tokens(item, start, end, *next); start < end; start += BLOCK) {
+            std::swap(now, next);
+            find_tokens(item, start + BLOCK, end, *next);
+            lay_out_values(*now, scratch);
+            Ahead ahead(*next, num_panels * PRODUCTS);
+            for (int row = 0; row < num_rows; row += PANEL)
+                attend_panel(item, start, row, std::min(row + PANEL, num_rows) - 1, *now, scratch, ahead);
         }
-        for (int row = 0; row < num_rows; ++row) put_row(item, row, scratch);
+        for (int row = 0; row < num_rows; row += 16) put_rows(item, row, std::min(16, num_rows - row), scratch);
     }
 
-    // Rows past the last one of a tile are zeros.
+    static const Bf16* zeros() {
+        alignas(64) static const Bf16 numbers[HEAD_DIM] = {};
+        return numbers;
+    }
+
+    // From a row's token and head to its numbers, in what all tokens bring or get.
+    std::int64_t offset_of(const QueryBlock& item, int row, std::int64_t stride) const {
+        const std::int64_t token = first_tokens_[item.seq] + item.first_query + row / group_;
+        return token * stride + (item.kv_head * group_ + row % group_) * HEAD_DIM;
+    }
+
+    // Rows behind the last one, up to 16, are zeros.
     void take_queries(const QueryBlock& item, int num_rows, PromptScratch& scratch) const {
-        const std::int64_t first = first_tokens_[item.seq] + item.first_query;
-        for (int row = 0; row < num_rows; ++row) {
-            const Bf16* query = static_cast<const Bf16*>(heads_.query) +
-                                (first + row / group_) * heads_.query_stride +
-                                (item.kv_head * group_ + row % group_) * HEAD_DIM;
-            std::memcpy(scratch.queries.data() + row * WORDS, query, HEAD_DIM * sizeof(Bf16));
+        const auto* queries = static_cast<const Bf16*>(heads_.query);
+        for (int first = 0; first < num_rows; first += 16) {
+            const std::uint32_t* rows[16];
+            for (int i = 0; i < 16; ++i) {
+                const bool exists = first + i < num_rows;
+                const Bf16* query = exists ? queries + offset_of(item, first + i, heads_.query_stride) : zeros();
+                rows[i] = reinterpret_cast<const std::uint32_t*>(query);
+            }
+            std::uint32_t* panel = scratch.queries.data() + first / PANEL * PANEL * WORDS + first % PANEL;
+            for (int word = 0; word < WORDS; word += 16) {
+                transpose_words(rows, panel + word * PANEL, PANEL);
+                for (auto& row : rows) row += 16;
+            }
         }
-        for (int row = num_rows; row % TILE != 0; ++row)
-            std::fill_n(scratch.queries.begin() + row * WORDS, WORDS, 0u);
     }
 
-    // Reads a row from memory, before it is laid out: so more reads are under way at once. Fetching rows ahead, while those
-    // before them are attended, gains nothing on any CPU on which it was measured.
+    // The tokens of the block from `start` on. Those behind them are zeros: they get a weight of 0, and 0 * NaN would not vanish.
+    void find_tokens(const QueryBlock& item, std::int64_t start, std::int64_t end, TokenRows& rows) const {
+        rows.num_tokens = static_cast<int>(std::clamp<std::int64_t>(end - start, 0, BLOCK));
+        for (int i = 0; i < rows.num_tokens; ++i) {
+            const std::int64_t offset = pages_.offset_of(item.seq, start + i) + item.kv_head * HEAD_DIM;
+            rows.keys[i] = pages_.keys + offset;
+            rows.values[i] = pages_.values + offset;
+        }
+        std::fill_n(rows.keys + rows.num_tokens, TokenRows::SPARE, zeros());
+        std::fill_n(rows.values + rows.num_tokens, TokenRows::SPARE, zeros());
+    }
+
+    // Reads a row before it is needed: so more reads are under way at once.
     static void touch(const Bf16* row) {
         constexpr int LINE = 64 / sizeof(Bf16);
         for (int i = 0; i < HEAD_DIM; i += LINE) static_cast<void>(*static_cast<const volatile Bf16*>(row + i));
     }
 
-    // Tokens that are not there, up to a whole panel, are zeros: they get a weight of 0, and 0 * NaN would not vanish.
-    void lay_out(const QueryBlock& item, std::int64_t start, int num_tokens, PromptScratch& scratch) const {
-        alignas(64) static const Bf16 zeros[HEAD_DIM] = {};
-        const int padded = (num_tokens + PANEL - 1) / PANEL * PANEL;
-        for (int i = 0; i < padded; ++i) {
-            const std::int64_t offset =
-                i < num_tokens ? pages_.offset_of(item.seq, start + i) + item.kv_head * HEAD_DIM : 0;
-            scratch.key_rows[i] = i < num_tokens ? pages_.keys + offset : zeros;
-            scratch.value_rows[i] = i < num_tokens ? pages_.values + offset : zeros;
-        }
-        for (int i = 0; i < padded; ++i) touch(scratch.key_rows[i]), touch(scratch.value_rows[i]);
-        for (int i = 0; i < padded; i += 16) lay_out_keys(i, scratch);
-        for (int i = 0; i < padded; i += 2) lay_out_values(i, scratch);
+    void lay_out_values(const TokenRows& rows, PromptScratch& scratch) const {
+        for (int i = 0; i < rows.num_tokens; ++i) touch(rows.keys[i]), touch(rows.values[i]);
+        for (int key = 0; key < rows.num_tokens; key += KEYS_EACH)
+            for (int column = 0; column < HEAD_DIM; column += 16)
+                lay_out_columns(rows.values + key, column, scratch.values.data() + key / 2 * NEXT_PAIR + column * NEXT_COLUMN);
     }
 
-    void lay_out_keys(int first, PromptScratch& scratch) const {
-        std::uint32_t* panel = scratch.keys.data() + first / PANEL * PANEL * WORDS + first % PANEL;
-        for (int word = 0; word < WORDS; word += 16) {
-            const std::uint32_t* rows[16];
-            for (int i = 0; i < 16; ++i)
-                rows[i] = reinterpret_cast<const std::uint32_t*>(scratch.key_rows[first + i]) + word;
-            transpose_words(rows, panel + word * PANEL, PANEL);
+    // 16 columns of KEYS_EACH values
+    static void lay_out_columns(const Bf16* const* rows, int column, std::uint32_t* to) {
+        const auto pairs = [&](int key) {
+            return pairs_of(load<__m256i>(rows[key] + column), load<__m256i>(rows[key + 1] + column));
+        };
+#if defined(__AMX_BF16__)
+        alignas(64) std::uint32_t words[16][16];
+        const std::uint32_t* all[16];
+        for (int i = 0; i < 16; ++i) store(words[i], pairs(2 * i)), all[i] = words[i];
+        transpose_words(all, to, NEXT_COLUMN);
+#else
+        store(to, pairs(0));
+#endif
+    }
+
+    void attend_panel(
+        const QueryBlock& item, std::int64_t start, int first_row, int last_row, const TokenRows& rows, PromptScratch& scratch,
+        Ahead& ahead) const {
+        const View view = view_of(item, start, first_row, last_row);
+        if (view.first >= view.end) return;
+        switch ((last_row - first_row) / 16) {
+            case 0: return attend_vectors<1>(item, view, rows, scratch, ahead);
+            case 1: return attend_vectors<2>(item, view, rows, scratch, ahead);
+            case 2: return attend_vectors<3>(item, view, rows, scratch, ahead);
+            default: return attend_vectors<4>(item, view, rows, scratch, ahead);
         }
     }
 
-    void lay_out_values(int first, PromptScratch& scratch) const {
-        const Bf16 *even = scratch.value_rows[first], *odd = scratch.value_rows[first + 1];
-        for (int column = 0; column < HEAD_DIM; column += 16) {
-            const __m512i low = _mm512_cvtepu16_epi32(load<__m256i>(even + column));
-            const __m512i high = _mm512_cvtepu16_epi32(load<__m256i>(odd + column));
-            std::uint32_t* to = scratch.values.data() + column / COLUMNS * COLUMNS * (BLOCK / 2) +
-                                first / 2 * COLUMNS + column % COLUMNS;
-            _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    template <int VECTORS>
+    void attend_vectors(
+        const QueryBlock& item, const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+        alignas(64) float corrections[PANEL];
+        score<VECTORS>(view, rows, scratch, ahead);
+        for (int row = 0; row < 16 * VECTORS; row += 16) weigh(item, view, row, scratch, corrections + row);
+        add_values<VECTORS>(view, corrections, scratch, ahead);
+    }
+
+    template <int VECTORS>
+    void score(const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+        const std::uint32_t* queries = scratch.queries.data() + view.first_row * WORDS;
+        const auto words = [&](int key) { return reinterpret_cast<const std::uint32_t*>(rows.keys[key]); };
+#if defined(__AMX_BF16__)
+        if (may_use_tiles()) {
+            for (int key = view.first; key < view.end; key += KEYS_EACH, ahead()) {
+                const bool as_tiles = pool_.block_size % TILE_ROWS == 0 && key + KEYS_EACH <= rows.num_tokens;
+                const std::uint32_t* keys = as_tiles ? words(key) : copy_keys(rows, key, scratch);
+                const std::uint32_t* lower = as_tiles ? words(key + TILE_ROWS) : keys + TILE_ROWS * WORDS;
+                multiply_in_tiles<VECTORS>(keys, lower, as_tiles ? pool_.token_stride / 2 : WORDS, queries, WORDS, nullptr,
+                                           scratch.scores.data() + key * PANEL);
+            }
+            return;
+        }
+#endif
+        constexpr int COUNT = together(VECTORS);
+        for (int key = view.first; key < view.end; key += COUNT, ahead()) {
+            const std::uint32_t* keys[COUNT];
+            for (int i = 0; i < COUNT; ++i) keys[i] = words(key + i);
+            multiply_in_registers<COUNT, VECTORS, 1>(keys, queries, WORDS, nullptr, scratch.scores.data() + key * PANEL);
         }
     }
 
-    // The rows first_row to last_row, TILE at most, over the block that begins at `start`.
-    void attend_tile(const QueryBlock& item, std::int64_t start, int first_row, int last_row, PromptScratch& scratch) const {
-        const std::int64_t first_seen = std::max<std::int64_t>(0, seen_by(item, first_row).first - start);
-        const std::int64_t end_seen = std::min<std::int64_t>(BLOCK, seen_by(item, last_row).end - start);
-        if (first_seen >= end_seen) return;
-        const int first = static_cast<int>(first_seen / PANEL * PANEL), num_rows = last_row - first_row + 1;
-        const int end = static_cast<int>((end_seen + PANEL - 1) / PANEL * PANEL);
-        for (int key = first; key < end; key += PANEL)
-            multiply<PANEL / 16>(scratch.queries.data() + first_row * WORDS, WORDS, num_rows,
-                                 scratch.keys.data() + key * WORDS, WORDS, nullptr, scratch.scores.data() + key, BLOCK);
-        float corrections[TILE];
-        std::fill_n(corrections, TILE, 1.0f);
-        for (int i = 0; i < num_rows; ++i) {
+    // Keys one behind the other, of pages that do not hold whole tiles, or with zeros behind the last.
+    static const std::uint32_t* copy_keys(const TokenRows& rows, int first, PromptScratch& scratch) {
+        for (int i = 0; i < KEYS_EACH; ++i)
+            std::memcpy(scratch.copied.data() + i * WORDS, rows.keys[first + i], HEAD_DIM * sizeof(Bf16));
+        return scratch.copied.data();
+    }
+
+    // 16 rows of a panel, from its `row` on.
+    void weigh(const QueryBlock& item, const View& view, int row, PromptScratch& scratch, float* corrections) const {
+        const int first_row = view.first_row + row;
+        const RunningSoftmax softmax{scratch.maxima.data() + first_row, scratch.sums.data() + first_row};
+        const auto factor = static_cast<float>(heads_.scale * 1.4426950408889634);  // log2(e)
+        const float* scores = scratch.scores.data() + row;
+        std::uint32_t* weights = scratch.weights.data() + row;
+        const auto score = [&](int key) { return _mm512_loadu_ps(scores + key * PANEL); };
+        if (view.is_whole) return softmax.add(score, view.first, view.end, factor, weights, corrections);
+        alignas(64) std::int32_t firsts[16], ends[16];
+        for (int i = 0; i < 16; ++i) {
             const Seen seen = seen_by(item, first_row + i);
-            corrections[i] = weigh_row({seen.first - start, seen.end - start}, first_row + i, first, end, scratch);
+            firsts[i] = static_cast<std::int32_t>(std::max<std::int64_t>(seen.first - view.start, 0));
+            ends[i] = static_cast<std::int32_t>(seen.end - view.start);
         }
-        for (int column = 0; column < HEAD_DIM; column += COLUMNS)
-            multiply<COLUMN_VECTORS>(scratch.weights.data() + first / 2, BLOCK / 2, num_rows,
-                                     scratch.values.data() + column * (BLOCK / 2) + first / 2 * COLUMNS,
-                                     (end - first) / 2, corrections,
-                                     scratch.output.data() + first_row * HEAD_DIM + column, HEAD_DIM);
+        const __m512i first = _mm512_load_si512(firsts), end = _mm512_load_si512(ends);
+        const auto seen_score = [&](int key) {
+            const __m512i keys = _mm512_set1_epi32(key);
+            const __mmask16 seen = _mm512_cmple_epi32_mask(first, keys) & _mm512_cmplt_epi32_mask(keys, end);
+            return _mm512_mask_mov_ps(_mm512_set1_ps(MASKED), seen, score(key));
+        };
+        softmax.add(seen_score, view.first, view.end, factor, weights, corrections);
     }
 
-    // 16 scores from the i-th on, MASKED where the row does not see.
-    static __m512 seen_scores(const Seen& seen, const float* scores, std::int64_t i) {
-        if (seen.first <= i && i + 16 <= seen.end) return _mm512_loadu_ps(scores + i);
-        const auto lanes = [i](std::int64_t end) { return (1u << std::clamp<std::int64_t>(end - i, 0, 16)) - 1; };
-        const auto mask = static_cast<__mmask16>(lanes(seen.end) & ~lanes(seen.first));
-        return _mm512_mask_loadu_ps(_mm512_set1_ps(MASKED), mask, scores + i);
+    template <int VECTORS>
+    void add_values(const View& view, const float* corrections, PromptScratch& scratch, Ahead& ahead) const {
+        const std::uint32_t* values = scratch.values.data() + view.first / 2 * NEXT_PAIR;
+        const std::uint32_t* weights = scratch.weights.data() + view.first / 2 * PANEL;
+        float* output = scratch.output.data() + view.first_row * HEAD_DIM;
+        const int num_pairs = (view.end - view.first) / 2;
+#if defined(__AMX_BF16__)
+        if (may_use_tiles()) {
+            for (int column = 0; column < HEAD_DIM; column += 2 * TILE_ROWS, ahead())
+                multiply_in_tiles<VECTORS>(values + column * NEXT_COLUMN, values + (column + TILE_ROWS) * NEXT_COLUMN,
+                                           NEXT_COLUMN, weights, num_pairs, corrections, output + column * PANEL);
+            return;
+        }
+#endif
+        constexpr int COUNT = together(VECTORS);
+        const std::uint32_t* columns[COUNT];
+        const auto add = [&](int column, auto count) {
+            for (int i = 0; i < count; ++i) columns[i] = values + (column + i) * NEXT_COLUMN;
+            multiply_in_registers<count, VECTORS, NEXT_PAIR>(columns, weights, num_pairs, corrections, output + column * PANEL);
+            ahead();
+            return column + count;
+        };
+        int column = 0;
+        while ((HEAD_DIM - column) % COUNT != 0) column = add(column, std::integral_constant<int, COUNT - 1>());
+        while (column < HEAD_DIM) column = add(column, std::integral_constant<int, COUNT>());
     }
 
-    // The scores [first, end) of a row become weights; returns by how much what was summed before shrinks.
-    float weigh_row(Seen seen, int row, int first, int end, PromptScratch& scratch) const {
-        const float* scores = scratch.scores.data() + row % TILE * BLOCK;
-        std::uint32_t* weights = scratch.weights.data() + row % TILE * (BLOCK / 2);
-        // All in powers of two: one product scales a score and turns the base.
-        const float factor = static_cast<float>(heads_.scale * 1.4426950408889634);
-        // Behind its own key a row sees nothing, of a block or of a whole short prompt.
-        const int end_seen = static_cast<int>(std::clamp<std::int64_t>((seen.end + 15) / 16 * 16, first, end));
-        __m512 even = _mm512_set1_ps(MASKED), odd = even;
-        for (int i = first; i < end_seen; i += 32) {
-            even = _mm512_max_ps(even, seen_scores(seen, scores, i));
-            odd = _mm512_max_ps(odd, seen_scores(seen, scores, i + 16));
-        }
-        const float before = scratch.maxima[row];
-        const float maximum = std::max(before, _mm512_reduce_max_ps(_mm512_max_ps(even, odd)) * factor);
-        const __m512 factors = _mm512_set1_ps(factor), most = _mm512_set1_ps(-maximum);
-        __m512 sums = _mm512_setzero_ps();
-        for (int i = first; i < end_seen; i += 16) {
-            // Above 0 is only what was rounded, of a score that is all masked by far.
-            const __m512 x = _mm512_fmadd_ps(seen_scores(seen, scores, i), factors, most);
-            const __m512 weight = exp2_negative(_mm512_min_ps(x, _mm512_setzero_ps()));
-            sums = _mm512_add_ps(sums, weight);
-            store(weights + i / 2, _mm512_cvtneps_pbh(weight));
-        }
-        std::fill(weights + end_seen / 2, weights + end / 2, 0u);
-        const float correction = std::exp2(before - maximum);
-        scratch.maxima[row] = maximum;
-        scratch.sums[row] = scratch.sums[row] * correction + _mm512_reduce_add_ps(sums);
-        return correction;
-    }
-
-    void put_row(const QueryBlock& item, int row, const PromptScratch& scratch) const {
-        const std::int64_t token = first_tokens_[item.seq] + item.first_query + row / group_;
-        Bf16* to = static_cast<Bf16*>(heads_.output) + token * heads_.output_stride +
-                   (item.kv_head * group_ + row % group_) * HEAD_DIM;
-        const __m512 factor = _mm512_set1_ps(1.0f / scratch.sums[row]);
+    // 16 rows, of which the first num_rows are there.
+    void put_rows(const QueryBlock& item, int first_row, int num_rows, PromptScratch& scratch) const {
+        const float* output = scratch.output.data() + first_row / PANEL * PANEL * HEAD_DIM + first_row % PANEL;
+        const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.sums.data() + first_row));
         for (int column = 0; column < HEAD_DIM; column += 16) {
-            const __m512 x = _mm512_loadu_ps(scratch.output.data() + row * HEAD_DIM + column);
-            store(to + column, _mm512_cvtneps_pbh(_mm512_mul_ps(x, factor)));
+            alignas(64) std::uint32_t scaled[16][16], rows[16][16];
+            const std::uint32_t* columns[16];
+            for (int i = 0; i < 16; ++i) {
+                store(scaled[i], _mm512_mul_ps(_mm512_loadu_ps(output + (column + i) * PANEL), factor));
+                columns[i] = scaled[i];
+            }
+            transpose_words(columns, rows[0], 16);
+            for (int i = 0; i < num_rows; ++i) {
+                Bf16* to = static_cast<Bf16*>(heads_.output) + offset_of(item, first_row + i, heads_.output_stride);
+                store(to + column, _mm512_cvtneps_pbh(load<__m512>(rows[i])));
+            }
         }
     }
 
