@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -124,8 +124,10 @@ class Conversations:
         self._tables: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
     @torch.inference_mode()
-    def step(self, tokens: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-        """New tokens by sequence -> the logits after the last of each [vocab_size]"""
+    def step(
+        self, tokens: dict[int, list[int]], sampled: Collection[int] | None = None
+    ) -> dict[int, torch.Tensor]:
+        """New tokens by sequence -> the logits after the last of each, or of those sampled [vocab_size]"""
         for seq in tokens:
             first = 1 + BLOCKS_EACH * len(self._tables)
             self._tables.setdefault(seq, np.arange(first, first + BLOCKS_EACH))
@@ -148,11 +150,12 @@ class Conversations:
         logits = self._model.forward(
             torch.tensor([token for seq in names for token in tokens[seq]]),
             torch.from_numpy(positions),
-            torch.from_numpy(counts.cumsum() - 1),
+            torch.from_numpy((counts.cumsum() - 1)[[sampled is None or seq in sampled for seq in names]]),
             self._attention,
         )
         self._lengths.update(zip(names, (starts + counts).tolist(), strict=True))
-        return dict(zip(names, logits.float(), strict=True))
+        asked = [seq for seq in names if sampled is None or seq in sampled]
+        return dict(zip(asked, logits.float(), strict=True))
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -248,6 +251,28 @@ def test_alone_as_in_company(models: Models, lengths: list[int], seed: int, num_
             assert torch.equal(alone.step({seq: last[seq]})[seq], together[1][seq])
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from((1, 5, 70, 78)), min_size=1, max_size=9),
+    sampled=st.sets(st.integers(0, 8)),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_not_sampled_is_kept_all_the_same(
+    models: Models, lengths: list[int], sampled: set[int], seed: int
+) -> None:
+    """Of some sequences of a step nobody asks for logits, as of a prompt that is not at its end: the others,
+    and the next step of all, give the bits that they give where all are asked for."""
+    tokens = scripts(seed, [length + 1 for length in lengths])
+    first = {seq: row[:-1] for seq, row in tokens.items()}
+    last = {seq: row[-1:] for seq, row in tokens.items()}
+    some, all_of_them = models.attend_over(None), models.attend_over(None)
+    found, wanted = some.step(first, sampled), all_of_them.step(first)
+    assert set(found) == sampled & set(tokens)
+    assert all(torch.equal(found[seq], wanted[seq]) for seq in found)
+    found, wanted = some.step(last), all_of_them.step(last)
+    assert all(torch.equal(found[seq], wanted[seq]) for seq in tokens)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

@@ -36,6 +36,11 @@ struct QueryBlock {
     std::int32_t seq, kv_head, first_query, num_queries;
 };
 
+// Some query tokens of one sequence that are asked for.
+struct QueryRange {
+    std::int32_t seq, first, end;
+};
+
 // The tokens [first, end) of the sequence that a row sees.
 struct Seen {
     std::int64_t first, end;
@@ -108,7 +113,7 @@ class Prompter {
     }
 
     void run(int num_threads) const {
-        const std::vector<QueryBlock> items = plan(num_threads);
+        const std::vector<QueryBlock> items = plan(all_queries(), num_threads);
 #pragma omp parallel num_threads(num_threads)
         {
             begin_tiles();
@@ -117,23 +122,28 @@ class Prompter {
         }
     }
 
-    std::vector<QueryBlock> plan(int num_threads) const {
+    std::vector<QueryRange> all_queries() const {
+        std::vector<QueryRange> ranges;
+        for (std::int32_t seq = 0; seq < prompts_.num_seqs; ++seq)
+            ranges.push_back({seq, 0, static_cast<std::int32_t>(prompts_.query_lens[seq])});
+        return ranges;
+    }
+
+    std::vector<QueryBlock> plan(const std::vector<QueryRange>& asked, int num_threads) const {
         std::int64_t num_rows = MAX_ROWS;
         std::vector<QueryBlock> items;
         for (;; num_rows /= 2) {
             items.clear();
             const auto queries_each = static_cast<std::int32_t>(std::max<std::int64_t>(1, num_rows / group_));
-            for (std::int32_t seq = 0; seq < prompts_.num_seqs; ++seq) {
-                const auto num_queries = static_cast<std::int32_t>(prompts_.query_lens[seq]);
+            for (const QueryRange& range : asked)
                 for (std::int32_t head = 0; head < pool_.num_kv_heads; ++head)
-                    for (std::int32_t first = 0; first < num_queries; first += queries_each)
-                        items.push_back({seq, head, first, std::min(queries_each, num_queries - first)});
-            }
+                    for (std::int32_t first = range.first; first < range.end; first += queries_each)
+                        items.push_back({range.seq, head, first, std::min(queries_each, range.end - first)});
             if (static_cast<int>(items.size()) >= 2 * num_threads || num_rows / 2 < MIN_ROWS) return items;
         }
     }
 
-    // By all threads of a team.
+    // By all threads of a team. The keys and values of all tokens are kept, whatever is asked for.
     void work(const std::vector<QueryBlock>& items) const {
         const auto num_items = static_cast<std::int64_t>(items.size());
         for (std::int64_t seq = 0; seq < prompts_.num_seqs; ++seq) {

@@ -39,7 +39,7 @@ struct Step {
     std::int64_t num_tokens, num_samples;
     const std::int64_t* token_ids;   // [num_tokens]
     const std::int64_t* positions;   // [num_tokens]
-    const std::int64_t* sample_rows; // [num_samples]
+    const std::int64_t* sample_rows; // [num_samples], ascending
     void* logits;                    // [num_samples, vocab_size]
 };
 
@@ -56,7 +56,8 @@ struct Pass {
     std::int64_t first_row = 0, num_rows = 0;
     Sequences decodes{}, prompts{};
     std::vector<std::int64_t> query_lens, seq_lens;  // of the prompts
-    std::vector<QueryBlock> plan;
+    std::int64_t first_sample = 0, num_samples = 0;  // those among its rows
+    std::vector<QueryBlock> plan, last_plan;         // of the prompts: of all their tokens, and of those that are sampled
 };
 
 // Prompts, cut where a pass is full.
@@ -90,6 +91,7 @@ class PromptCutter {
 // What a step's threads share; kept from step to step.
 struct StepBuffers {
     Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
+    Lines<Bf16> sampled;                         // those that are sampled
     Lines<Bf16> normed, heads, attended, inner;  // rows of a pass, with room for whole tiles
     Lines<float> cosines, sines, partials;
 };
@@ -224,8 +226,9 @@ class OneCall {
             look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
             find_angle_rows(
                 model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
-            for (std::int64_t layer = 0; layer < model_.num_layers; ++layer)
+            for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
                 for (const Pass& pass : passes_) run_layer(layer, pass);
+            for (const Pass& pass : passes_) run_last_layer(pass);
             find_logits();
             end_tiles();
         }
@@ -241,6 +244,10 @@ class OneCall {
             pass.first_row = row;
             if (row == 0) pass.decodes = decodes, pass.num_rows = decodes.num_seqs;
             cutter.fill(pass);
+            const std::int64_t* end = step_.sample_rows + step_.num_samples;
+            const std::int64_t* first = std::lower_bound(step_.sample_rows, end, row);
+            pass.first_sample = first - step_.sample_rows;
+            pass.num_samples = std::lower_bound(first, end, row + pass.num_rows) - first;
         }
     }
 
@@ -251,8 +258,25 @@ class OneCall {
                 plans_.emplace_back(window, plan_decodes(pool_, passes_[0].decodes, window, num_threads));
         }
         for (Pass& pass : passes_)
-            if (pass.prompts.num_seqs > 0)
-                pass.plan = Prompter<HEAD_DIM>(pool_, pass.prompts, 0, heads_of(0, 0)).plan(num_threads);
+            if (pass.prompts.num_seqs > 0) {
+                const Prompter<HEAD_DIM> prompter(pool_, pass.prompts, 0, heads_of(0, 0));
+                pass.plan = prompter.plan(prompter.all_queries(), num_threads);
+                pass.last_plan = prompter.plan(sampled_queries(pass), num_threads);
+            }
+    }
+
+    // Of the prompts of a pass.
+    std::vector<QueryRange> sampled_queries(const Pass& pass) const {
+        std::vector<QueryRange> ranges;
+        const std::int64_t *sample = step_.sample_rows + pass.first_sample, *end = sample + pass.num_samples;
+        std::int64_t row = pass.first_row + pass.decodes.num_seqs;
+        sample = std::lower_bound(sample, end, row);
+        for (std::int32_t seq = 0; seq < pass.prompts.num_seqs; row += pass.query_lens[seq++])
+            for (; sample != end && *sample < row + pass.query_lens[seq]; ++sample) {
+                const auto query = static_cast<std::int32_t>(*sample - row);
+                ranges.push_back({seq, query, query + 1});
+            }
+        return ranges;
     }
 
     const Plan* plan_for(std::int64_t window) const {
@@ -266,6 +290,7 @@ class OneCall {
         for (const Pass& pass : passes_) most = std::max(most, pass.num_rows);
         const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         make_room(buffers_->x, step_.num_tokens * hidden_);
+        make_room(buffers_->sampled, step_.num_samples * hidden_);
         make_room(buffers_->normed, room * hidden_);
         make_room(buffers_->heads, room * heads_size_);
         make_room(buffers_->attended, room * query_size_);
@@ -281,31 +306,62 @@ class OneCall {
 
     // What follows is run by all threads of the team.
 
-    // What follows a product is done with its results while they are at hand.
     void run_layer(std::int64_t index, const Pass& pass) const {
-        const Layer& layer = model_.layers[index];
+        find_heads(model_.layers[index], pass);
+        attend(index, pass, pass.plan);
+        finish_layer(model_.layers[index], attended(), residual_of(pass), pass.num_rows);
+    }
+
+    // Of the last layer's tokens all keys and values are kept; nothing else is asked of those that are not sampled.
+    void run_last_layer(const Pass& pass) const {
+        const std::int64_t index = model_.num_layers - 1;
+        find_heads(model_.layers[index], pass);
+        attend(index, pass, pass.last_plan);
+        if (pass.num_samples == 0) return;
+        const Rows rows{buffers_->heads.data(), Place::plain(query_size_)};  // the heads have been attended
+        take_samples(pass, buffers_->heads.data());
+        finish_layer(model_.layers[index], rows, sampled() + pass.first_sample * hidden_, pass.num_samples);
+    }
+
+    // What follows a product is done with its results while they are at hand.
+    void find_heads(const Layer& layer, const Pass& pass) const {
         Bf16* const heads = buffers_->heads.data();
-        multiply_rows(layer.qkv, norm_of(layer.input_norm, pass), pass.num_rows,
+        multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(pass), pass.num_rows), pass.num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
                           store_half(heads + row * heads_size_ + output, result);
                       });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
                               buffers_->cosines.data() + pass.first_row * HALF,
                               buffers_->sines.data() + pass.first_row * HALF, heads);
-        attend(index, pass);
-        multiply_into_residual(layer.output, attended(), pass);
-        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, pass), pass.num_rows);
-        multiply_into_residual(layer.down, inner(), pass);
+    }
+
+    void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
+        multiply_into_residual(layer.output, attended, residual, num_rows);
+        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
+        multiply_into_residual(layer.down, inner(), residual, num_rows);
+    }
+
+    // The residual of the rows that are sampled, and `to` = what they attended.
+    void take_samples(const Pass& pass, Bf16* to) const {
+#pragma omp for schedule(static)
+        for (std::int64_t i = 0; i < pass.num_samples; ++i) {
+            const std::int64_t sample = pass.first_sample + i, row = step_.sample_rows[sample];
+            std::memcpy(sampled() + sample * hidden_, x() + row * hidden_, hidden_ * sizeof(Bf16));
+            const Bf16* from = buffers_->attended.data() + (row - pass.first_row) * query_size_;
+            std::memcpy(to + i * query_size_, from, query_size_ * sizeof(Bf16));
+        }
     }
 
     Bf16* x() const { return buffers_->x.data(); }
 
+    Bf16* sampled() const { return buffers_->sampled.data(); }
+
     Bf16* residual_of(const Pass& pass) const { return x() + pass.first_row * hidden_; }
 
     // What the products of a half of a layer are of.
-    Rows norm_of(const void* weight, const Pass& pass) const {
+    Rows norm_of(const void* weight, const Bf16* residual, std::int64_t num_rows) const {
         const Rows to{buffers_->normed.data(), Place::tiled(hidden_)};
-        normalise_rows(residual_of(pass), weight, pass.num_rows, model_.norm_eps, buffers_->normed.data(), to.place);
+        normalise_rows(residual, weight, num_rows, model_.norm_eps, buffers_->normed.data(), to.place);
         return to;
     }
 
@@ -313,9 +369,8 @@ class OneCall {
 
     Rows inner() const { return {buffers_->inner.data(), Place::tiled(model_.intermediate_size)}; }
 
-    void multiply_into_residual(const Weight& weight, const Rows& x, const Pass& pass) const {
-        Bf16* const residual = residual_of(pass);
-        multiply_rows(weight, x, pass.num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+    void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
+        multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
             add_half(residual + row * hidden_ + output, rounded(result));
         });
     }
@@ -325,7 +380,7 @@ class OneCall {
         const Rows rows{normed, Place::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
-            normalise(x() + step_.sample_rows[i] * hidden_, model_.final_norm, hidden_, model_.norm_eps,
+            normalise(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm_eps,
                       normed + rows.place.of(i, 0), rows.place.chunk_stride);
         multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
     }
@@ -368,7 +423,7 @@ class OneCall {
         store_half(buffers_->inner.data() + inner().place.of(row, output), gated(gate, up));
     }
 
-    void attend(std::int64_t layer, const Pass& pass) const {
+    void attend(std::int64_t layer, const Pass& pass, const std::vector<QueryBlock>& plan) const {
         const std::int64_t window = model_.layers[layer].window;
         if (pass.decodes.num_seqs > 0) {
             const Heads heads = heads_of(window, 0);
@@ -376,7 +431,7 @@ class OneCall {
         }
         if (pass.prompts.num_seqs > 0) {
             const Heads heads = heads_of(window, pass.decodes.num_seqs);
-            Prompter<HEAD_DIM>(pool_, pass.prompts, layer, heads).work(pass.plan);
+            Prompter<HEAD_DIM>(pool_, pass.prompts, layer, heads).work(plan);
         }
     }
 

@@ -29,8 +29,8 @@ class CausalModel(Protocol):
     ) -> torch.Tensor:
         """Run one step over all its tokens and return the logits of the rows to sample.
 
-        input_ids, positions [num_tokens]; sample_rows [num_samples] -> [num_samples, vocab_size], which the
-        next step may overwrite
+        input_ids, positions [num_tokens]; sample_rows [num_samples], ascending -> [num_samples, vocab_size],
+        which the next step may overwrite
         """
 
 

@@ -94,6 +94,7 @@ def _is_known(model: Decoder) -> bool:
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Table)
     return (
         is_looked_up
+        and model.num_layers > 0
         and all(size % _UNIT == 0 for size in sizes)
         and all(
             isinstance(product, InterleavedLinear | InterleavedTable)
