@@ -6,6 +6,8 @@ from pathlib import Path
 
 NAME = "box"
 """What a server calls it."""
+MAX_REPLY_TOKENS = 256
+"""Of one of its replies: asked what it was not made for, it may go on to the end of its context."""
 
 
 def folder() -> Path:

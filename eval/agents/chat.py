@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.agent_model import MAX_REPLY_TOKENS
 from eval.agent_model import folder as model_in_the_box
 from eval.agents.agent import Agent, AgentRun, Ending, Event, ReplyCame, ResultCame, TextCame
 from eval.agents.example import FILES, QUESTIONS
@@ -140,7 +141,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="of the replies (default: 0, with --base-url the server's)",
     )
-    add("--max-tokens", type=count, metavar="N", help="of a reply (default: what the context holds)")
+    add(
+        "--max-tokens",
+        type=count,
+        metavar="N",
+        help=f"of a reply (default: what fits; of the model that comes along {MAX_REPLY_TOKENS})",
+    )
     add("--max-turns", type=count, default=MAX_TURNS, metavar="N", help="replies to one question")
     add("--api-key", metavar="KEY", help="for a server that wants one")
 
@@ -243,12 +249,14 @@ def _connected(
 def _chat(
     arguments: argparse.Namespace, client: ServerClient, root: Path, screen: Screen, runner: asyncio.Runner
 ) -> Chat:
-    temperature = arguments.temperature
+    temperature, max_tokens = arguments.temperature, arguments.max_tokens
     if temperature is None and arguments.base_url is None:
         temperature = 0.0
+    if max_tokens is None and arguments.base_url is None and arguments.model is None:
+        max_tokens = MAX_REPLY_TOKENS
     opening = () if arguments.system is None else ({"role": "system", "content": arguments.system},)
     agent = Agent(
-        model=HttpModel(client, Sampling(temperature=temperature, max_tokens=arguments.max_tokens)),
+        model=HttpModel(client, Sampling(temperature=temperature, max_tokens=max_tokens)),
         tools=Toolbox(root),
         max_turns=arguments.max_turns,
         watch=lambda event: _show(screen, event),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eval.agent_model import MAX_REPLY_TOKENS
 from eval.agent_model.tasks import Task
 from eval.agents.agent import Agent, AgentRun, AgentTurn, Ending, Event, ReplyCame
 from eval.agents.http_model import HttpModel
@@ -25,7 +26,6 @@ from eval.metrics import RunSetting, summarise
 from eval.progress import Progress, shown
 from eval.records import JobRecord, RunHeader, TurnRecord, recomputed_tokens
 
-MAX_REPLY_TOKENS = 256
 SOURCE = "live agents"
 
 

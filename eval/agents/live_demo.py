@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval.agent_model import NAME, folder
+from eval.agent_model import MAX_REPLY_TOKENS, NAME, folder
 from eval.agent_model.tasks import Task
 from eval.agents.expression import evaluate_here
-from eval.agents.live import MAX_REPLY_TOKENS, LiveOptions, run_live
+from eval.agents.live import LiveOptions, run_live
 from eval.agents.live_tasks import live_tasks
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import SCHEMAS, Toolbox

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from eval.agent_model import NAME, folder
+from eval.agent_model import MAX_REPLY_TOKENS, NAME, folder
 from eval.agents.agent import Agent
 from eval.agents.example import FILES, QUESTIONS
 from eval.agents.http_model import HttpModel
@@ -50,6 +54,17 @@ async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending
             written = {path.name: path.read_text().strip() for path in root.glob("host.txt")}
     assert run.answer.rstrip(".").endswith(ending), run
     assert written == ({"host.txt": "well-7"} if ending == "host.txt" else {})
+
+
+def test_what_it_cannot_do_ends_soon() -> None:
+    """Asked what it was not made for it may talk nonsense, but no reply of the chat fills its context."""
+    command = [sys.executable, "-m", "continuum.cli", "chat", "list the files here"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = re.findall(r"of ([\d,]+) prompt tokens", done.stderr)
+    lengths = [int(length.replace(",", "")) for length in found]
+    assert len(lengths) > 1, done.stderr
+    assert max(after - before for before, after in itertools.pairwise(lengths)) < MAX_REPLY_TOKENS + 200
+    assert "maximum context length" not in done.stderr
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
