@@ -29,12 +29,6 @@ struct Constant {
     static constexpr int value = VALUE;
 };
 
-template <typename T, int HEAD_DIM>
-inline void prefetch_row(const T* row) {
-    for (std::size_t byte = 0; byte < HEAD_DIM * sizeof(T); byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, FETCH_FOR_LATER);
-}
-
 // scores[q * SCORES + t] = query q . key t, for the ROWS keys at `rows`. Queries are in the order of load_pair.
 template <typename T, int HEAD_DIM, int QUERIES>
 inline void score_rows(const T* const (&rows)[ROWS], const float* queries, float* scores) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vectors.h"
+
 extern "C" {
 
 // The pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; strides in numbers.
@@ -37,6 +39,13 @@ struct Heads {
 }  // extern "C"
 
 namespace {
+
+// A head's numbers of a token.
+template <typename T, int HEAD_DIM>
+inline void prefetch_row(const T* row) {
+    for (std::size_t byte = 0; byte < HEAD_DIM * sizeof(T); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, FETCH_FOR_LATER);
+}
 
 // One layer of a pool, as seen by some sequences.
 template <typename T, int HEAD_DIM>

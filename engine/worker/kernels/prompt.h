@@ -61,11 +61,10 @@ class TokensAhead {
     TokensAhead(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
 
     void operator()() {
-        for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_)
-            for (int i = 0; i < HEAD_DIM; i += 64 / static_cast<int>(sizeof(Bf16))) {
-                __builtin_prefetch(rows_.keys[next_] + i, 0, FETCH_FOR_LATER);
-                __builtin_prefetch(rows_.values[next_] + i, 0, FETCH_FOR_LATER);
-            }
+        for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_) {
+            prefetch_row<Bf16, HEAD_DIM>(rows_.keys[next_]);
+            prefetch_row<Bf16, HEAD_DIM>(rows_.values[next_]);
+        }
     }
 
   private:
