@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -57,7 +58,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         policy_factory: PolicyFactory = fcfs,
         executor_factory: ExecutorFactory = model_executor,
@@ -65,7 +66,7 @@ class LLM:
         **options: Any,
     ) -> None:
         """``multiprocess`` runs the core in a process of its own. Raises ConfigError or ModelLoadError."""
-        config = engine_config(model, **options)
+        config = engine_config(os.fspath(model), **options)
         self.engine = LLMEngine(config, executor_factory, policy_factory, multiprocess=multiprocess)
         self._request_ids = itertools.count()
 

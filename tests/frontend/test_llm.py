@@ -23,7 +23,7 @@ CHAT = [{"role": "user", "content": "What is the weather?"}]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["multiprocess", "in-process"])
 def llm(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[LLM]:
-    with LLM(str(model_folder), multiprocess=request.param, num_gpu_blocks_override=300) as llm:
+    with LLM(model_folder, multiprocess=request.param, num_gpu_blocks_override=300) as llm:
         yield llm
 
 

@@ -55,8 +55,8 @@ extern "C" void continuum_attend_prompts(
 // A step, from its tokens' vectors to the logits.
 extern "C" void continuum_run_step(
     const Model* model, const Pool* pool, const Sequences* decodes, const Sequences* prompts, const Step* step,
-    std::int64_t num_threads) {
-    OneCall<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(static_cast<int>(num_threads));
+    const Cores* cores, std::int64_t num_threads) {
+    OneCall<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prompts, *step).run(*cores, static_cast<int>(num_threads));
 }
 
 #endif

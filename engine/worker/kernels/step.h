@@ -15,6 +15,8 @@
 
 #if defined(__AVX512BF16__)
 
+#include "cores.h"
+
 extern "C" {
 
 struct Layer {
@@ -217,11 +219,13 @@ class OneCall {
         cut(decodes, prompts);
     }
 
-    void run(int num_threads) {
+    void run(const Cores& cores, int num_threads) {
         plan(num_threads);
         resize_buffers();
+        const OneForEach kept(cores, num_threads);
 #pragma omp parallel num_threads(num_threads)
         {
+            kept.stay();
             begin_tiles();
             look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
             find_angle_rows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.cpu_kernel import PoolAddress, SequenceAddresses
 from engine.worker.attention.cpu_paged import CpuPagedAttention
+from engine.worker.cores import MAX_CPUS, cores_for, usable_cpus
 from engine.worker.kernels.library import typed
 from engine.worker.kernels.weights import WeightAddress
 from engine.worker.memory import empty_pages
@@ -77,6 +79,22 @@ class _Step(ctypes.Structure):
     )
 
 
+class _CpuSet(ctypes.Structure):
+    """Some of a machine's CPUs, as ``cpu_set_t`` has them: CPU n is bit n."""
+
+    _fields_ = (("bits", ctypes.c_uint64 * (MAX_CPUS // 64)),)
+
+
+class _Cores(ctypes.Structure):
+    """The CPUs of each thread's core; without any, threads are where the system puts them."""
+
+    _fields_ = (
+        ("all", _CpuSet),
+        ("each", ctypes.POINTER(_CpuSet)),
+        ("num_cores", ctypes.c_int64),
+    )
+
+
 def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
     """``model``, its steps compiled if this model and this attention allow it."""
     if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
@@ -124,7 +142,9 @@ class CompiledDecoder:
         )
         self._plain = model
         self._attention = attention
-        self._team = ThreadTeam(torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        self._team = ThreadTeam(num_threads)
+        self._cores = _cores(cores_for(num_threads))
         self._logits = torch.empty(0)
         layers = (_layer(model, index) for index in range(model.num_layers))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
@@ -136,6 +156,7 @@ class CompiledDecoder:
             sequences,
             sequences,
             ctypes.POINTER(_Step),
+            ctypes.POINTER(_Cores),
             ctypes.c_int64,
         )
 
@@ -161,7 +182,8 @@ class CompiledDecoder:
         )
         pool, decodes, prompts = self._attention.addresses
         self._team.compute(
-            num_tokens, lambda threads: self._run_step(self._model, pool, decodes, prompts, step, threads)
+            num_tokens,
+            lambda threads: self._run_step(self._model, pool, decodes, prompts, step, self._cores, threads),
         )
         return logits
 
@@ -200,6 +222,17 @@ def _layer(model: Decoder, index: int) -> _Layer:
         *(None if norm is None else norm.data_ptr() for norm in norms),
         model.shape.windows[index] or 0,
     )
+
+
+def _cores(cores: Sequence[frozenset[int]]) -> _Cores:
+    if not cores:
+        return _Cores()
+    each = [_cpu_set(core) for core in cores]
+    return _Cores(_cpu_set(usable_cpus()), (_CpuSet * len(each))(*each), len(each))
+
+
+def _cpu_set(cpus: frozenset[int]) -> _CpuSet:
+    return _CpuSet.from_buffer_copy(sum(1 << cpu for cpu in cpus).to_bytes(ctypes.sizeof(_CpuSet), "little"))
 
 
 def _weight(product: nn.Module) -> WeightAddress:
