@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_TOLD_BY_USER = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+TOLD_BY_USER = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""What may say where threads run, in an environment."""
 MAX_CPUS = 1024
 """As ``cpu_set_t`` has them."""
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -26,7 +27,7 @@ def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset
     may have chosen theirs among the same, or if the user's environment says where threads run.
 
     ``siblings``: the file that names the CPUs of CPU {}'s core."""
-    if num_threads < 2 or any(name in os.environ for name in _TOLD_BY_USER):
+    if num_threads < 2 or any(name in os.environ for name in TOLD_BY_USER):
         return ()
     cpus = usable_cpus()
     cores = sorted({_core(cpu, siblings) & cpus for cpu in cpus}, key=min)

@@ -26,7 +26,6 @@ from engine.worker.attention.cpu_kernel import CpuKernel
 from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
-from engine.worker.kernels.library import KernelUnavailable
 from engine.worker.loader import load_model
 from engine.worker.models import compiled_decoder
 from engine.worker.models.base import CausalModel
@@ -34,6 +33,7 @@ from engine.worker.models.compiled_decoder import CompiledDecoder, with_compiled
 from engine.worker.models.decoder import Decoder
 from engine.worker.thread_team import ThreadTeam
 from engine.worker.tiny_models import make_model_folder
+from tests.worker.compiled_steps import has_compiled_steps
 from tests.worker.generation import random_tokens
 from tests.worker.rounding import round_weights
 
@@ -78,15 +78,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def is_possible() -> bool:
-    """Whether this machine can: it takes a compiler and a CPU that multiplies pairs of bf16."""
-    try:
-        return hasattr(CpuKernel.load(32, torch.bfloat16).library, "continuum_run_step")
-    except KernelUnavailable:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not is_possible(), reason="this CPU does not multiply pairs of bf16")
+pytestmark = pytest.mark.skipif(not has_compiled_steps(), reason="this CPU does not multiply pairs of bf16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,14 @@ import torch
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.worker import cores
-from engine.worker.attention.cpu_kernel import CpuKernel
-from engine.worker.cores import cores_for, usable_cpus
-from engine.worker.kernels.library import KernelUnavailable
+from engine.worker.cores import TOLD_BY_USER, cores_for, usable_cpus
 from engine.worker.tiny_models import make_model_folder
+from tests.worker.compiled_steps import has_compiled_steps
 
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
+    for name in TOLD_BY_USER:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -82,17 +82,11 @@ def test_none_where_the_system_tells_no_cpus_or_too_many(
     assert cores_for(2, machine(tmp_path, monkeypatch, {3, 1024}, {})) == ()
 
 
-def has_steps() -> bool:
-    try:
-        return hasattr(CpuKernel.load(64, torch.bfloat16).library, "continuum_run_step")
-    except KernelUnavailable:
-        return False
-
-
 class Caller:
     """A thread that has not computed before, so that those that compute with it are new as well."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._before = set(os.listdir("/proc/self/task"))
         self._llm = LLM(folder, multiprocess=False, max_model_len=512)
 
@@ -102,11 +96,23 @@ class Caller:
         )
         return list(output.outputs[0].token_ids)
 
+    def generate_by_one_thread(self) -> None:
+        """By another engine in the same thread, which has no cores to deal out."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            Caller(self._folder).generate()
+        finally:
+            torch.set_num_threads(before)
+
     def others(self) -> list[frozenset[int]]:
         """The CPUs of those that compute with it: of the threads that came and may not use all."""
         everywhere = os.sched_getaffinity(0)
         came = set(os.listdir("/proc/self/task")) - self._before
-        allowed = (frozenset(os.sched_getaffinity(int(thread))) for thread in came)
+        allowed = list[frozenset[int]]()
+        for thread in came:
+            with suppress(ProcessLookupError):  # those of work behind the start end
+                allowed.append(frozenset(os.sched_getaffinity(int(thread))))
         return [each for each in allowed if each != everywhere]
 
 
@@ -117,7 +123,7 @@ Check = Callable[[Caller], None]
 def in_thread(tmp_path: Path) -> Iterator[Callable[[Check], None]]:
     """Does something with a Caller, who computes with a thread on each core of this machine."""
     num_cores = next((number for number in range(2, 1 + len(usable_cpus())) if cores_for(number)), 0)
-    if not num_cores or not has_steps():
+    if not num_cores or not has_compiled_steps():
         pytest.skip("takes two cores and compiled steps")
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
 
@@ -156,6 +162,16 @@ def test_the_thread_whose_core_the_caller_comes_to_gives_way(in_thread: Callable
             if taken == everywhere:
                 return
         pytest.fail(f"the caller has had {taken} only")
+
+    in_thread(check)
+
+
+def test_an_engine_without_cores_before_and_in_between(in_thread: Callable[[Check], None]) -> None:
+    def check(caller: Caller) -> None:
+        for _ in range(3):
+            caller.generate_by_one_thread()
+            assert len(caller.generate()) == 4
+        assert len(caller.others()) == torch.get_num_threads() - 1
 
     in_thread(check)
 
