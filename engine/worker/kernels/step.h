@@ -94,7 +94,10 @@ class PromptCutter {
 struct StepBuffers {
     Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
     Lines<Bf16> sampled;                         // those that are sampled
-    Lines<Bf16> normed, heads, attended, inner;  // rows of a pass, with room for whole tiles
+    // Rows of a pass, with room for whole tiles. What each has is read before the next is written: norms, what was
+    // attended, norms again; heads, which become what was attended of the sampled rows, and what is between the last
+    // two products.
+    Lines<Bf16> normed_or_attended, heads_or_inner;
     Lines<float> cosines, sines, partials;
 };
 
@@ -295,10 +298,8 @@ class OneCall {
         const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         make_room(buffers_->x, step_.num_tokens * hidden_);
         make_room(buffers_->sampled, step_.num_samples * hidden_);
-        make_room(buffers_->normed, room * hidden_);
-        make_room(buffers_->heads, room * heads_size_);
-        make_room(buffers_->attended, room * query_size_);
-        make_room(buffers_->inner, room * model_.intermediate_size);
+        make_room(buffers_->normed_or_attended, room * std::max(hidden_, query_size_));
+        make_room(buffers_->heads_or_inner, room * std::max(heads_size_, model_.intermediate_size));
         make_room(buffers_->cosines, step_.num_tokens * HALF);
         make_room(buffers_->sines, step_.num_tokens * HALF);
         std::size_t num_partials = 0;
@@ -313,7 +314,7 @@ class OneCall {
     void run_layer(std::int64_t index, const Pass& pass) const {
         find_heads(model_.layers[index], pass);
         attend(index, pass, pass.plan);
-        finish_layer(model_.layers[index], attended(), residual_of(pass), pass.num_rows);
+        finish_layer(model_.layers[index], attended_rows(), residual_of(pass), pass.num_rows);
     }
 
     // Of the last layer's tokens all keys and values are kept; nothing else is asked of those that are not sampled.
@@ -322,27 +323,27 @@ class OneCall {
         find_heads(model_.layers[index], pass);
         attend(index, pass, pass.last_plan);
         if (pass.num_samples == 0) return;
-        const Rows rows{buffers_->heads.data(), Place::plain(query_size_)};  // the heads have been attended
-        take_samples(pass, buffers_->heads.data());
+        const Rows rows{heads(), Place::plain(query_size_)};  // the heads have been attended
+        take_samples(pass, heads());
         finish_layer(model_.layers[index], rows, sampled() + pass.first_sample * hidden_, pass.num_samples);
     }
 
     // What follows a product is done with its results while they are at hand.
     void find_heads(const Layer& layer, const Pass& pass) const {
-        Bf16* const heads = buffers_->heads.data();
+        Bf16* const to = heads();
         multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(pass), pass.num_rows), pass.num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
-                          store_half(heads + row * heads_size_ + output, result);
+                          store_half(to + row * heads_size_ + output, result);
                       });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
                               buffers_->cosines.data() + pass.first_row * HALF,
-                              buffers_->sines.data() + pass.first_row * HALF, heads);
+                              buffers_->sines.data() + pass.first_row * HALF, to);
     }
 
     void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
         multiply_into_residual(layer.output, attended, residual, num_rows);
         multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
-        multiply_into_residual(layer.down, inner(), residual, num_rows);
+        multiply_into_residual(layer.down, inner_rows(), residual, num_rows);
     }
 
     // The residual of the rows that are sampled, and `to` = what they attended.
@@ -351,7 +352,7 @@ class OneCall {
         for (std::int64_t i = 0; i < pass.num_samples; ++i) {
             const std::int64_t sample = pass.first_sample + i, row = step_.sample_rows[sample];
             std::memcpy(sampled() + sample * hidden_, x() + row * hidden_, hidden_ * sizeof(Bf16));
-            const Bf16* from = buffers_->attended.data() + (row - pass.first_row) * query_size_;
+            const Bf16* from = attended() + (row - pass.first_row) * query_size_;
             std::memcpy(to + i * query_size_, from, query_size_ * sizeof(Bf16));
         }
     }
@@ -360,18 +361,26 @@ class OneCall {
 
     Bf16* sampled() const { return buffers_->sampled.data(); }
 
+    Bf16* normed() const { return buffers_->normed_or_attended.data(); }
+
+    Bf16* attended() const { return buffers_->normed_or_attended.data(); }
+
+    Bf16* heads() const { return buffers_->heads_or_inner.data(); }
+
+    Bf16* inner() const { return buffers_->heads_or_inner.data(); }
+
     Bf16* residual_of(const Pass& pass) const { return x() + pass.first_row * hidden_; }
 
     // What the products of a half of a layer are of.
     Rows norm_of(const void* weight, const Bf16* residual, std::int64_t num_rows) const {
-        const Rows to{buffers_->normed.data(), Place::tiled(hidden_)};
-        normalise_rows(residual, weight, num_rows, model_.norm_eps, buffers_->normed.data(), to.place);
+        const Rows to{normed(), Place::tiled(hidden_)};
+        normalise_rows(residual, weight, num_rows, model_.norm_eps, normed(), to.place);
         return to;
     }
 
-    Rows attended() const { return {buffers_->attended.data(), Place::plain(query_size_)}; }
+    Rows attended_rows() const { return {attended(), Place::plain(query_size_)}; }
 
-    Rows inner() const { return {buffers_->inner.data(), Place::tiled(model_.intermediate_size)}; }
+    Rows inner_rows() const { return {inner(), Place::tiled(model_.intermediate_size)}; }
 
     void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
         multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
@@ -380,12 +389,12 @@ class OneCall {
     }
 
     void find_logits() const {
-        Bf16 *const normed = buffers_->normed.data(), *const logits = static_cast<Bf16*>(step_.logits);
-        const Rows rows{normed, Place::tiled(hidden_)};
+        auto* const logits = static_cast<Bf16*>(step_.logits);
+        const Rows rows{normed(), Place::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
             normalise(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm_eps,
-                      normed + rows.place.of(i, 0), rows.place.chunk_stride);
+                      normed() + rows.place.of(i, 0), rows.place.chunk_stride);
         multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
     }
 
@@ -424,7 +433,7 @@ class OneCall {
         const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
         const HalfRow gate = rounded(result_of(weight, output, gates));
         const HalfRow up = rounded(result_of(weight, model_.intermediate_size + output, ups));
-        store_half(buffers_->inner.data() + inner().place.of(row, output), gated(gate, up));
+        store_half(inner() + inner_rows().place.of(row, output), gated(gate, up));
     }
 
     void attend(std::int64_t layer, const Pass& pass, const std::vector<QueryBlock>& plan) const {
@@ -441,10 +450,10 @@ class OneCall {
 
     // Of a pass, from one of its rows on.
     Heads heads_of(std::int64_t window, std::int64_t first_row) const {
-        const Bf16* query = buffers_->heads.data() + first_row * heads_size_;
+        const Bf16* query = heads() + first_row * heads_size_;
         const Bf16* key = query + query_size_;
         return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
-                buffers_->attended.data() + first_row * query_size_,
+                attended() + first_row * query_size_,
                 heads_size_, heads_size_, heads_size_, query_size_,
                 model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
     }
