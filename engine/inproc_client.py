@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ class InprocClient:
         clock: Clock,
     ) -> None:
         self.core = EngineCore(config, executor_factory, policy_factory, clock)
+        # Also run at exit and when the client is garbage collected, as for a core in a process of its own.
+        self._close_core = weakref.finalize(self, self.core.close)
         self._early: list[EngineCoreOutput] = []
         """Outputs that did not come from a step."""
 
@@ -51,4 +54,4 @@ class InprocClient:
         return msgspec.to_builtins(self.core.call_utility(method, list(args)))
 
     def close(self) -> None:
-        self.core.close()
+        self._close_core()

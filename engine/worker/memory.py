@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,26 +50,24 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     What is touched before its turn is given at once, as always.
     """
-    zeros = untouched_zeros(shape, dtype)
-    if zeros.nbytes > _POPULATED_AT_ONCE:
-        _run_behind_start("populate", lambda: _populate(zeros))
-    return zeros
+    memory = _map_large_pages(shape, dtype)
+    if len(memory) > _POPULATED_AT_ONCE:
+        held = weakref.ref(memory)
+        _run_behind_start("populate", lambda: _populate(held))
+    return _as_tensor(memory, shape, dtype)
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages, large ones if there are, the system hands out when they are first touched. They are
     shared with no other tensor."""
-    memory = _map(math.prod(shape) * dtype.itemsize)
-    with suppress(OSError, AttributeError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+    return _as_tensor(_map_large_pages(shape, dtype), shape, dtype)
 
 
 def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor on pages of its own, from the begin of what could be a large page on."""
     num_numbers = math.prod(shape)
     memory = _map(num_numbers * dtype.itemsize + _LARGE_PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = _address(memory)
     return torch.frombuffer(memory, dtype=dtype, count=num_numbers, offset=-start % _LARGE_PAGE).view(*shape)
 
 
@@ -80,6 +79,8 @@ def use_large_pages(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _run_behind_start(name: str, work: Callable[[], None]) -> None:
+    """``work`` must hold no tensor. As one is freed, torch lets go of the interpreter's lock and waits for it
+    again, and a thread of which the interpreter's end finds it there takes the process down with an abort."""
     thread = threading.Timer(BEHIND_START_S, work)
     thread.name, thread.daemon = name, True
     thread.start()
@@ -105,13 +106,32 @@ def _map(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _populate(zeros: torch.Tensor) -> None:
-    """Touch all pages without changing them, while nothing else wants the core (Linux 5.14 and later)."""
+def _map_large_pages(shape: Sequence[int], dtype: torch.dtype) -> mmap.mmap:
+    memory = _map(math.prod(shape) * dtype.itemsize)
+    with suppress(OSError, AttributeError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _as_tensor(memory: mmap.mmap, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _populate(held: weakref.ref[mmap.mmap]) -> None:
+    """Touch all pages without changing them, while nothing else wants the core (Linux 5.14 and later) and as
+    long as somebody holds the memory."""
     madvise = _madvise_behind_all_others()
-    for start in range(0, zeros.nbytes, _POPULATED_AT_ONCE):
-        num_bytes = min(_POPULATED_AT_ONCE, zeros.nbytes - start)
-        if madvise is None or madvise(zeros.data_ptr() + start, num_bytes, _MADV_POPULATE_WRITE):
+    start = 0
+    while madvise is not None and (memory := held()) is not None and start < len(memory):
+        num_bytes = min(_POPULATED_AT_ONCE, len(memory) - start)
+        if madvise(_address(memory) + start, num_bytes, _MADV_POPULATE_WRITE):
             return
+        start += num_bytes
+        del memory
 
 
 def _madvise_behind_all_others() -> Callable[[int, int, int], int] | None:

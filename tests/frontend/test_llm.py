@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from engine.llm import LLM, engine_config
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.tokenizer import Tokenizer
+from tracing.events import TraceEnd
+from tracing.reader import read_trace
 
 PROMPTS = ["Hello", "The quick brown fox jumps over the lazy dog", "def main(self):\n    return"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -166,3 +170,22 @@ def test_a_prompt_that_could_never_start_is_refused_at_the_start(model_folder: P
             enable_chunked_prefill=False,
             max_num_batched_tokens=100,
         )
+
+
+UNCLOSED = """
+import sys
+from engine.llm import LLM
+
+llm = LLM(sys.argv[1], multiprocess=False, num_gpu_blocks_override=300, trace_path=sys.argv[2])
+llm.generate("Hello", use_tqdm=False)
+"""
+
+
+def test_a_program_may_end_without_closing(model_folder: Path, tmp_path: Path) -> None:
+    """Of an engine in its own process too the trace is whole."""
+    trace = tmp_path / "trace"
+    arguments = [sys.executable, "-c", UNCLOSED, str(model_folder), str(trace)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *_, last = read_trace(trace)
+    assert isinstance(last, TraceEnd)

@@ -1,0 +1,49 @@
+"""Memory that is made ready in the background is nobody's but its holder's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.worker import memory
+
+STATM = Path("/proc/self/statm")
+POOLS_LET_GO = """
+import torch
+from engine.worker import memory
+
+memory.BEHIND_START_S = 0.0
+pools = [memory.zeros_on_host((2**26,), torch.uint8) for _ in range(24)]
+pools.clear()
+"""
+
+
+def resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="the kernel does not tell")
+def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before it was made ready."""
+    others = set(threading.enumerate())
+    monkeypatch.setattr(memory, "BEHIND_START_S", 3600.0)
+    pool = memory.zeros_on_host((2**28,), torch.uint8)
+    pool.fill_(1)
+    before = resident_bytes()
+    del pool
+    assert before - resident_bytes() > 2**27
+    [waits] = set(threading.enumerate()) - others
+    assert isinstance(waits, threading.Timer)
+    waits.cancel()
+
+
+def test_a_program_may_end_while_pools_are_made_ready() -> None:
+    """As one does that has used an ``LLM`` for a moment; did its threads free tensors, it could abort."""
+    done = subprocess.run([sys.executable, "-c", POOLS_LET_GO], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
