@@ -10,15 +10,15 @@ import pytest
 from eval.sim.reality import Comparison, RealityConfig, compare, report
 
 ATTEMPTS = 3
-"""A machine that others use may change its speed between the measurement of costs and the run, or within it;
-a profile or a simulator that is wrong is wrong each time."""
+"""A machine that others use may change its speed between the measurement of costs and the run; a profile that
+is wrong is wrong each time."""
 
 
 @pytest.mark.timeout(600)
 def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
     """Eight jobs within a second or two, little room for KV, both policies: with the costs measured on this
-    machine the mean completion time is within 30 %, with those of the run itself within 15 %, and the order
-    of the jobs nearly the same. (``python -m eval.sim.reality`` prints the figures of a longer run.)"""
+    machine the mean completion time is within 30 % and the order of the jobs nearly the same. (``python -m
+    eval.sim.reality`` prints the figures of a longer run.)"""
     config = RealityConfig(
         out=tmp_path,
         num_jobs=8,
@@ -34,7 +34,7 @@ def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
         comparisons = compare(config)
         told += report(comparisons)
         _hold_the_simulator_itself(comparisons, told)
-        if all(abs(one.ratio - 1) < 0.3 and abs(one.own_costs_ratio - 1) < 0.15 for one in comparisons):
+        if all(abs(one.ratio - 1) < 0.3 for one in comparisons):
             break
     else:
         pytest.fail(told)
@@ -43,9 +43,10 @@ def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
 
 
 def _hold_the_simulator_itself(comparisons: list[Comparison], told: str) -> None:
-    """Whatever the machine did."""
+    """With the costs of the run itself, whatever the machine did."""
     for one in comparisons:
         assert len(one.real_s) == 8
         assert one.rank_correlation > 0.6, told
+        assert abs(one.own_costs_ratio - 1) < 0.15, told
         assert abs(one.real_hit_share - one.simulated_hit_share) < 0.15, told
     assert any(one.real_hit_share < 0.65 for one in comparisons), f"memory was not scarce: {told}"
