@@ -40,7 +40,7 @@ class ContinuumConfig(Tuning):
     """So many seconds later is a job ranked per second that those of its kind are more work than usual ones,
     and earlier if less; 0: by age alone."""
     answer_ttl_s: float = 2.0
-    """median-horizon: hold this long after a turn that called no tool, which is probably the last."""
+    """Hold this long after a turn that called no tool, which is probably the last."""
     max_ttl_s: float = 600.0
     """No rule holds longer."""
     pin_budget: float = 0.9

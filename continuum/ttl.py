@@ -59,10 +59,65 @@ class TtlRule(Protocol):
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision: ...
 
 
+def let_go_of_copied(inputs: TtlInputs, share: float) -> TtlDecision | None:
+    """Nothing is held whose copy in host memory is loaded in less than ``share`` of the time to compute it;
+    None for all else."""
+    if inputs.reload_s is None or inputs.reload_s >= share * inputs.prefill_s:
+        return None
+    return TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRule:
+    """Hold for as long as is worth the most: the τ that maximises P(D <= τ)·B - λ·m·E[min(D, τ)]; nothing
+    where a copy is cheap.
+
+    B is what a return that finds its KV spares the device, if there is one: computing it, or loading it where
+    there is a copy.
+    m blocks of N held for a second are m/N seconds of the whole pool; while memory is short such a second is
+    worth ``pool_price`` seconds of the device: λ = price/N. While memory is not short an expired frontier
+    stays cached, so letting go costs nothing and the same τ serves.
+
+    Where nothing is learned (at first, and beyond the longest call seen) a frontier is held until holding has
+    cost what it can spare, which is never more than twice the best in hindsight (the ski-rental rule: Karlin
+    et al., Algorithmica 1994).
+    """
+
+    answer_ttl_s: float
+    pool_price: float
+    cheap_reload_share: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+            return copied
+        spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        spared_s *= 1 - inputs.last_probability
+        cost_per_s = self.pool_price * inputs.pool_share
+        break_even_s = spared_s / max(cost_per_s, 1e-9)
+        curve = inputs.curve
+        if not curve.support:
+            if not inputs.called_tools:
+                return TtlDecision(
+                    min(self.answer_ttl_s, break_even_s), "no tool call: probably the last turn"
+                )
+            return TtlDecision(
+                break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
+            )
+        best_s, best_worth_s = 0.0, 0.0
+        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
+            worth_s = returned * spared_s - cost_per_s * curve.expected_min(until_s)
+            if worth_s > best_worth_s:
+                best_s, best_worth_s = until_s, worth_s
+        if best_s == 0.0:
+            return TtlDecision(0.0, "holding costs more than it spares")
+        if best_s >= curve.support[-1]:
+            return TtlDecision(best_s + break_even_s, "until past the longest call seen")
+        return TtlDecision(best_s, "for as long as is worth the most")
+
+
 @dataclass(frozen=True, slots=True)
 class MedianHorizonRule:
-    """Hold while the median of the remaining time is at most a horizon; nothing where a copy is loaded back
-    in less than a share of the time to compute it.
+    """Hold while the median of the remaining time is at most a horizon; nothing where a copy is cheap.
 
     Nothing learned: a constant. Beyond the longest duration ever seen the call is as unknown as one that was
     never seen, so the same constant is added there.
@@ -74,9 +129,8 @@ class MedianHorizonRule:
     cheap_reload_share: float
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        if inputs.reload_s is not None and inputs.reload_s < self.cheap_reload_share * inputs.prefill_s:
-            reason = "its copy is loaded back for less than holding it would cost"
-            return TtlDecision(0.0, reason, is_final=True)
+        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+            return copied
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
@@ -91,48 +145,6 @@ class MedianHorizonRule:
             if remaining_s > self.horizon_s:
                 return TtlDecision(elapsed_s, "until the median remaining time passes the horizon")
         return TtlDecision(curve.support[-1] + self.cold_horizon_s, "until past the longest call seen")
-
-
-@dataclass(frozen=True, slots=True)
-class PriceRule:
-    """Hold for as long as is worth the most: the τ that maximises P(D <= τ)·B - λ·m·E[min(D, τ)].
-
-    B is what a return that finds its KV spares the device, if there is one: computing it, or loading it where
-    there is a copy.
-    m blocks of N held for a second are m/N seconds of the whole pool, and while memory is short a second of
-    the pool is worth a second of the device: λ = 1/N. While memory is not short an expired frontier stays
-    cached, so letting go costs nothing and the same τ serves.
-
-    Where nothing is learned (at first, and beyond the longest call seen) a frontier is held until holding has
-    cost what it can spare, which is never more than twice the best in hindsight (the ski-rental rule: Karlin
-    et al., Algorithmica 1994).
-    """
-
-    answer_ttl_s: float
-
-    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
-        spared_s *= 1 - inputs.last_probability
-        break_even_s = spared_s / max(inputs.pool_share, 1e-9)
-        curve = inputs.curve
-        if not curve.support:
-            if not inputs.called_tools:
-                return TtlDecision(
-                    min(self.answer_ttl_s, break_even_s), "no tool call: probably the last turn"
-                )
-            return TtlDecision(
-                break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
-            )
-        best_s, best_worth_s = 0.0, 0.0
-        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
-            worth_s = returned * spared_s - inputs.pool_share * curve.expected_min(until_s)
-            if worth_s > best_worth_s:
-                best_s, best_worth_s = until_s, worth_s
-        if best_s == 0.0:
-            return TtlDecision(0.0, "holding costs more than it spares")
-        if best_s >= curve.support[-1]:
-            return TtlDecision(best_s + break_even_s, "until past the longest call seen")
-        return TtlDecision(best_s, "for as long as is worth the most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,7 @@ class PaperRule:
 def make_rule(config: ContinuumConfig) -> TtlRule:
     """The rule the configuration names."""
     rules: dict[str, TtlRule] = {
-        "price": PriceRule(config.answer_ttl_s),
+        "price": PriceRule(config.answer_ttl_s, config.pool_price, config.cheap_reload_share),
         "median-horizon": MedianHorizonRule(
             config.horizon_s, config.cold_horizon_s, config.answer_ttl_s, config.cheap_reload_share
         ),

@@ -38,6 +38,9 @@ class Tuning:
     first_reload_share: float = 0.1
     """Of the time to compute it, that loading KV back is taken to need before any load was seen: it is about
     fifteen times faster for an 8B model over a 50 GB/s link."""
+    pool_price: float = 0.5
+    """price: seconds of the device that a second of the whole pool is worth. A return that finds its KV
+    spares about twice what computing it takes: it waits for no room, and holds no blocks until then."""
     cheap_reload_share: float = 0.5
     """Of the time to compute KV: where loading its copy takes less, nothing is held."""
     look_again_s: float = 1e-4

@@ -29,6 +29,7 @@ WHY = {
     "pool_share": "what is likely to be needed counts less than in full already: all of it",
     "pool_horizon_s": "few are held for longer, so what comes later must be computed again in any case",
     "little_share": "a question beside agents takes less; an agent's system prompt takes more",
+    "pool_price": "who comes back to nothing waits for room and holds blocks meanwhile: about as much again",
     "cheap_reload_share": "a fast link needs a tenth of computing; half is a link too slow to rely on",
     "prefill_smoothing": "five steps of a size: what a step takes is nearly the same each time",
     "first_tokens_per_s": "an order of magnitude between a CPU and an H100; gone after the first turn",
@@ -52,7 +53,12 @@ WHY = {
 }
 """In a sentence each."""
 
-WITH_RULE = {"horizon_s": "median-horizon", "cold_horizon_s": "median-horizon", "fixed_ttl_s": "fixed"}
+WITH_RULE = {
+    "pool_price": "price",
+    "horizon_s": "median-horizon",
+    "cold_horizon_s": "median-horizon",
+    "fixed_ttl_s": "fixed",
+}
 """Constants of one rule are turned, and compared, under that rule."""
 
 BOUNDS = {

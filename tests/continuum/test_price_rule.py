@@ -12,7 +12,7 @@ from continuum.program_stats import ReloadCost
 from continuum.ttl import PriceRule, TtlInputs
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve
 
-RULE = PriceRule(answer_ttl_s=2.0)
+RULE = PriceRule(answer_ttl_s=2.0, pool_price=1.0, cheap_reload_share=0.02)
 HALF_QUICK = SurvivalCurve((0.0, 1.0, 99.0, 100.0), (0.0, 0.5, 0.5, 1.0), 50)
 """Half of the calls return within a second, the other half after about a hundred."""
 INPUTS = TtlInputs(
@@ -37,6 +37,22 @@ def test_cheap_memory_or_dear_computing_waits_for_all() -> None:
     decision = RULE.choose_ttl(replace(INPUTS, pool_share=0.01))
     assert decision.ttl_s == pytest.approx(100 + 4 / 0.01)
     assert RULE.choose_ttl(replace(INPUTS, prefill_s=40.0)).ttl_s == pytest.approx(100 + 40 / 0.1)
+
+
+def test_memory_at_half_the_price_is_held_for_longer() -> None:
+    """At half the price the quick half still wins (0.5 x 4 - 0.05 x 0.75 s, to 4 - 0.05 x 50 s for all), at a
+    tenth all of them do: 4 - 0.01 x 50 s, to 0.5 x 4 - 0.01 x 0.75 s."""
+    assert replace(RULE, pool_price=0.5).choose_ttl(INPUTS).ttl_s == 1.0
+    assert replace(RULE, pool_price=0.1).choose_ttl(INPUTS).ttl_s == pytest.approx(100 + 4 / 0.01)
+    unknown = replace(INPUTS, curve=NOTHING_KNOWN)
+    assert replace(RULE, pool_price=0.5).choose_ttl(unknown).ttl_s == pytest.approx(80)
+
+
+def test_a_cheap_copy_is_let_go_at_once() -> None:
+    """Loaded in less than a fiftieth of the 4 s that it takes to compute; nothing told later changes that."""
+    decision = RULE.choose_ttl(replace(INPUTS, pool_share=1e-6, reload_s=0.07))
+    assert (decision.ttl_s, decision.is_final) == (0.0, True)
+    assert not RULE.choose_ttl(replace(INPUTS, pool_share=1e-6, reload_s=0.09)).is_final
 
 
 def test_a_copy_in_host_memory_makes_holding_worth_less() -> None:
