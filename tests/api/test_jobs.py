@@ -141,3 +141,21 @@ def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
             receipt = answer["usage"]["receipt"]
             assert (receipt["turn"], receipt["pinned_tokens"] > 0) == (turn, True)
             said["prompt"] += answer["choices"][0]["text"] + " go on"
+
+
+def test_at_a_price_of_memory_a_larger_pool_is_held_for_longer(model: Path) -> None:
+    """The same turn is a hundredth as much of a pool a hundred times as large, so holding it until that has
+    cost its worth takes about a hundred times as long."""
+    holds_s = []
+    for num_blocks in (100, 10_000):
+        flags = ("--ttl-rule", "price", "--num-gpu-blocks-override", str(num_blocks), "--max-ttl-s", "1e6")
+        with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            first: Body = {
+                "messages": [{"role": "user", "content": "list the files, please, all of them"}],
+                "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>"),
+            }
+            one, _ = two_turns(http, first, {"job_id": "priced"})
+            receipt = one["usage"]["receipt"]
+            assert receipt["reason"] == "nothing learned of this tool yet: until holding has cost its worth"
+            holds_s.append(receipt["ttl_s"])
+    assert 10 < holds_s[1] / holds_s[0] < 1000
