@@ -150,6 +150,8 @@ def test_at_a_price_of_memory_a_larger_pool_is_held_for_longer(model: Path) -> N
     for num_blocks in (100, 10_000):
         flags = ("--ttl-rule", "price", "--num-gpu-blocks-override", str(num_blocks), "--max-ttl-s", "1e6")
         with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            for number in range(8):  # what computing costs is learned of several prompts, not of one
+                http.post("/v1/completions", json={"prompt": f"{number} files " * 40, "max_tokens": 1})
             first: Body = {
                 "messages": [{"role": "user", "content": "list the files, please, all of them"}],
                 "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>"),

@@ -39,7 +39,7 @@ def test_cheap_memory_or_dear_computing_waits_for_all() -> None:
     assert RULE.choose_ttl(replace(INPUTS, prefill_s=40.0)).ttl_s == pytest.approx(100 + 40 / 0.1)
 
 
-def test_memory_at_half_the_price_is_held_for_longer() -> None:
+def test_what_is_held_in_cheaper_memory_is_held_for_longer() -> None:
     """At half the price the quick half still wins (0.5 x 4 - 0.05 x 0.75 s, to 4 - 0.05 x 50 s for all), at a
     tenth all of them do: 4 - 0.01 x 50 s, to 0.5 x 4 - 0.01 x 0.75 s."""
     assert replace(RULE, pool_price=0.5).choose_ttl(INPUTS).ttl_s == 1.0
