@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.messages import EngineCoreRequest, EngineReady, JobRef
 from engine.prompt_encoder import EncodedTokens
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
 from engine.structured_output.params import StructuredOutputsParams
@@ -168,6 +168,7 @@ class InputProcessor:
             stop_token_ids=stop_token_ids,
             eos_token_id=self._eos_token_id,
             structured_outputs=params.structured_outputs and params.structured_outputs.in_texts(),
+            logit_bias=_within_limits(params.logit_bias),
             bad_words_token_ids=(
                 self._tokenizer.bad_word_token_ids(params.bad_words) if params.bad_words else None
             ),
@@ -186,6 +187,12 @@ class InputProcessor:
                 "max_tokens",
             )
         return params.max_tokens
+
+
+def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:
+    if biases is None:
+        return None
+    return {token: max(-MAX_LOGIT_BIAS, min(bias, MAX_LOGIT_BIAS)) for token, bias in biases.items()}
 
 
 def check_text_may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:

@@ -16,6 +16,8 @@ MAX_STOP_CHARS = 1024
 """Of one stop string: all that it may begin with is kept while the request runs."""
 MAX_BAD_WORDS = 1024
 MAX_N = 128
+MAX_LOGIT_BIAS = 100.0
+"""As in V1, one beyond means this: in 32 bits a huge one is infinite, and no probability is left."""
 
 
 class RequestOutputKind(IntEnum):
@@ -96,6 +98,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("min_p", 0.0, 1.0),
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", 0.01, 100.0),
             ("min_tokens", 0, math.inf),
         ):
             value = getattr(self, name)
@@ -105,11 +108,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", "top_p")
         if self.top_k < -1:
             raise RequestError(f"top_k must be -1, 0 or positive, got {self.top_k}.", "top_k")
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise RequestError(
-                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}.",
-                "repetition_penalty",
-            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}.", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -146,17 +144,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise RequestError("allowed_token_ids must not be empty.", "allowed_token_ids")
         if self.replay_token_ids is not None and not self.replay_token_ids:
             raise RequestError("replay_token_ids must not be empty.", "replay_token_ids")
+        if not all(map(math.isfinite, (self.logit_bias or {}).values())):
+            raise RequestError("logit_bias must hold finite numbers.", "logit_bias")
         if self.structured_outputs is not None:
             self.structured_outputs.verify()
 
     def verify_vocabulary(self, vocab_size: int) -> None:
-        """Raise RequestError for a token id outside ``[0, vocab_size)``."""
+        """Raise RequestError for a token id outside ``[0, vocab_size)``, or for more ids than there are."""
         named = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": list(self.logit_bias or ()),
             "allowed_token_ids": self.allowed_token_ids or [],
             "replay_token_ids": self.replay_token_ids or [],
         }
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if len(named[name]) > vocab_size:
+                raise RequestError(f"{name} holds more than the {vocab_size} ids that there are.", name)
         for name, ids in named.items():
             for token in ids:
                 if not 0 <= token < vocab_size:

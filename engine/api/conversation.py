@@ -132,6 +132,7 @@ class ConversationTurn:
         The last one waits for the receipt, text never does.
         """
         conversation = self._conversation
+        self._model.check_params(conversation.params)
         with self._model.seat(conversation.params.n) as seat:
             prompt = await self.render(is_prompt=True)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,9 +16,11 @@ from engine.api.errors import Dialect, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
 from engine.api.served_model import ServedModel
+from engine.errors import RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=BaseModel)
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 def endpoint(
@@ -78,6 +81,17 @@ def model_of(request: Request, name: str | None = None) -> ServedModel:
     model: ServedModel = request.app.state.model
     model.check_name(name)
     return model
+
+
+def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A number of the query; RequestError for one out of its range, which may be of any length."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    match = _WHOLE_NUMBER.fullmatch(text)
+    if match is None or not low <= int(text) <= high:
+        raise RequestError(f"{name} must be a whole number from {low} to {high}.", name)
+    return int(text)
 
 
 def json_response(body: msgspec.Struct) -> Response:

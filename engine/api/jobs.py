@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.endpoints import endpoint, json_response, model_of, read_body, whole_number
 from engine.api.errors import NotFoundError
 from engine.api.identity import MAX_ID_CHARS, owned_id, owner_of
 from engine.async_llm import AsyncLLM
@@ -83,7 +83,7 @@ class FinishedJob(msgspec.Struct, kw_only=True):
 async def list_jobs(request: Request) -> Response:
     """The jobs that are known, those active last first; ``limit`` of them. To the owner of an API key with a
     name: those of that name."""
-    limit = _limit(request)
+    limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     engine = _engine_with_jobs(request)
     if owner_of(request.headers) is None:
         return json_response(JobList(data=await engine.jobs(limit)))
@@ -151,10 +151,3 @@ def _check_turn(job: JobStatus, request_id: str | None) -> None:
         raise NotFoundError(
             f"The job has no turn `{request_id[:200]}` whose tools could be running.", "request_id"
         )
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MAX_LIMIT:
-        raise RequestError(f"limit must be a whole number from 1 to {MAX_LIMIT}.", "limit")
-    return int(text)

@@ -94,6 +94,11 @@ class ServedModel:
         limit = self.engine.generation_defaults.max_tokens
         return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
 
+    def check_params(self, params: SamplingParams) -> None:
+        """RequestError for what is out of its range: before a place is taken, or anything made, for it."""
+        params.verify()
+        params.verify_vocabulary(self.engine.ready.vocab_size)
+
     @contextmanager
     def seat(self, num_requests: int) -> Iterator[Seat]:
         """A place for a request, before any work is done for it; OverloadedError or ServerClosingError."""

@@ -25,7 +25,7 @@ from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
 from engine.messages import JobRef, ToolCall, TurnReceipt
 from engine.request_output import CompletionOutput, RequestOutput
-from engine.sampling_params import RequestOutputKind
+from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tool_parsers import read_fenced_command
 
 DEFAULT_MAX_TOKENS = 16
@@ -79,19 +79,18 @@ class CompletionTurn:
         self._frame = sse.Frame(self._completion([], None))
 
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
+        params = self._body.sampling_params(self._model.sampling_defaults(), self._body.logprobs)
+        self._model.check_params(params)
+        params = msgspec.structs.replace(params, output_kind=kind)
         with self._model.seat(len(self._prompts) * self._n) as seat:
-            async with aclosing(merge(await self._streams(kind, seat))) as outputs:
+            async with aclosing(merge(await self._streams(params, seat))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output
                     yield index, output
 
-    async def _streams(
-        self, kind: RequestOutputKind, seat: Seat
-    ) -> list[AsyncGenerator[RequestOutput, None]]:
+    async def _streams(self, params: SamplingParams, seat: Seat) -> list[AsyncGenerator[RequestOutput, None]]:
         """One per prompt."""
         body = self._body
-        params = body.sampling_params(self._model.sampling_defaults(), body.logprobs)
-        params = msgspec.structs.replace(params, output_kind=kind)
         prompts = [await self._encode(prompt) for prompt in self._prompts]
         if body.echo:
             self._echoes = [self._echo(*pair) for pair in zip(self._prompts, prompts, strict=True)]

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.endpoints import endpoint, json_response, model_of, read_body, whole_number
 from engine.api.errors import Dialect, OverloadedError
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
@@ -117,7 +117,7 @@ async def retrieve_response(request: Request) -> HttpResponse:
     stored = await keeper.find(response_id)
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
         return json_response(stored.response)
-    after = _number(request, "starting_after", -1, -1, 2**31)
+    after = whole_number(request, "starting_after", -1, -1, 2**31)
     return _event_stream(keeper.runs.follow(response_id, after + 1))
 
 
@@ -161,7 +161,7 @@ async def list_input_items(request: Request) -> HttpResponse:
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("order must be 'asc' or 'desc'.", "order")
-    limit = _number(request, "limit", 20, 1, MAX_PAGE)
+    limit = whole_number(request, "limit", 20, 1, MAX_PAGE)
     in_order = items if order == "asc" else items[::-1]
     return json_response(_page(in_order, request.query_params.get("after"), limit))
 
@@ -178,17 +178,3 @@ def _page(items: list[Item], after: str | None, limit: int) -> ItemList:
         last_id=ids[start + len(page) - 1] if page else None,
         has_more=start + limit < len(items),
     )
-
-
-def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        number = int(text)
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        raise RequestError(f"{name} must be a whole number in [{low}, {high}].", name)
-    return number

@@ -131,10 +131,12 @@ class ResponseTurn:
         for tools, where in messages.tools:
             self._tools.add(tools, where)
         choice = self._tools.choose(body.tool_choice)
+        params = body.sampling_params(self._model.sampling_defaults(), body.num_logprobs())
+        self._model.check_params(params)  # also of one in the background, whose faults nobody is told later
         return Conversation(
             request_id=response_id,
             messages=messages.messages,
-            params=body.sampling_params(self._model.sampling_defaults(), body.num_logprobs()),
+            params=params,
             tools=self._tools.functions or None,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
