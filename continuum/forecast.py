@@ -7,6 +7,7 @@ of one job brings less than the order by age. Knows no queue.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable
 
@@ -45,7 +46,7 @@ class _Kind:
         seen = self.seen
         seen.num_ends = max(0.0, seen.num_ends + count)
         seen.ended = max(0.0, seen.ended + count * served_s)
-        seen.ended_squared = max(0.0, seen.ended_squared + count * served_s**2)
+        seen.ended_squared = max(0.0, seen.ended_squared + count * served_s * served_s)
         if seen.num_ends > MAX_ENDS:
             seen.fade()
             self.num_jobs, self.num_tokens = self.num_jobs / 2, self.num_tokens / 2
@@ -140,10 +141,12 @@ class WorkForecast:
     def _learn(self) -> None:
         self.num_lessons += 1
         kinds = [kind for kind in (self._first_ones, *self._kinds.values()) if kind.num_jobs]
-        self._usual_tokens = sum(kind.num_tokens for kind in kinds) / sum(kind.num_jobs for kind in kinds)
+        self._usual_tokens = math.fsum(kind.num_tokens for kind in kinds) / math.fsum(
+            kind.num_jobs for kind in kinds
+        )
         # Before any job ended one is taken to end now.
-        num_ends = max(1.0, sum(kind.seen.num_ends for kind in kinds))
-        self._usual_s = sum(kind.seen.exposure for kind in kinds) / num_ends
+        num_ends = max(1.0, math.fsum(kind.seen.num_ends for kind in kinds))
+        self._usual_s = math.fsum(kind.seen.exposure for kind in kinds) / num_ends
         services_s = exposures_per_end([kind.seen for kind in kinds]) or [self._usual_s] * len(kinds)
         for kind, service_s in zip(kinds, services_s, strict=True):
             size = kind.num_tokens / kind.num_jobs / self._usual_tokens

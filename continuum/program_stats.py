@@ -20,7 +20,7 @@ class QueueDelay:
 
     @property
     def mean_s(self) -> float:
-        return sum(self._waits_s) / len(self._waits_s) if self._waits_s else 0.0
+        return math.fsum(self._waits_s) / len(self._waits_s) if self._waits_s else 0.0
 
 
 class ReloadCost:
@@ -95,8 +95,8 @@ class Memoryfulness:
     def value(self) -> float:
         """1, the paper's cold start, until jobs of more than one turn have ended."""
         n = self._n
-        variance_k = n * self._sum_kk - self._sum_k**2
-        variance_r = n * self._sum_rr - self._sum_r**2
+        variance_k = n * self._sum_kk - self._sum_k * self._sum_k
+        variance_r = n * self._sum_rr - self._sum_r * self._sum_r
         if n < 2 or variance_k <= 0 or variance_r <= 0:
             return 1.0
         return -(n * self._sum_kr - self._sum_k * self._sum_r) / math.sqrt(variance_k * variance_r)

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from continuum.config import ContinuumConfig
+from estimator.plain_math import log
 from estimator.survival import SurvivalCurve
 
 
@@ -191,12 +190,14 @@ class PaperRule:
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
         if inputs.global_curve.num_observations <= self.min_observations:
             benefit_s = inputs.queue_delay_s + inputs.prefill_s
-            return TtlDecision(math.log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
+            return TtlDecision(log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
         own = inputs.curve.num_observations > self.min_observations
         curve = inputs.curve if own else inputs.global_curve
         benefit_s = inputs.queue_delay_s * inputs.memoryfulness + inputs.prefill_s
-        candidates_s = np.asarray(curve.edges_s)  # 0 and those at which P rises, and some that cannot win
-        best_s = float(candidates_s[np.argmax(np.asarray(curve.probabilities) * benefit_s - candidates_s)])
+        worth, best_s = -math.inf, 0.0
+        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
+            if returned * benefit_s - until_s > worth:  # the first of the best
+                worth, best_s = returned * benefit_s - until_s, until_s
         return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-FloatArray = NDArray[np.float64]
+from estimator.plain_math import dot
 
 DEFAULT_TOKENS_PER_S = 10_000.0
 """Until a step was seen."""
@@ -16,6 +15,16 @@ SMOOTHING = 0.2
 """Weight of a new step against what was seen of steps of its size."""
 REFIT_AFTER = 32
 """So many new steps make a fit stale; while little is known each one does."""
+COLLINEAR = 1e-9
+"""A column of which less is left, when the others have explained what they can, says nothing by itself."""
+
+
+class _Steps(NamedTuple):
+    """Means over the steps of one size."""
+
+    new_tokens: float
+    pairs: float
+    seconds: float
 
 
 class PrefillCost:
@@ -34,9 +43,9 @@ class PrefillCost:
         those of its size."""
         self._default_s_per_token = 1.0 / default_tokens_per_s
         self._smoothing = smoothing
-        self._means: dict[tuple[int, int], FloatArray] = {}
-        """By log2 of new and context tokens: mean of [1, n, pairs, seconds]."""
-        self._coefficients: FloatArray | None = None
+        self._means: dict[tuple[int, int], _Steps] = {}
+        """By log2 of new and context tokens."""
+        self._coefficients: Sequence[float] | None = None
         self._num_new = 0
         self.num_observations = 0
 
@@ -44,14 +53,17 @@ class PrefillCost:
         """A step computed ``new_tokens`` on top of ``context_tokens`` in ``seconds``. Nonsense is ignored."""
         if new_tokens <= 0 or context_tokens < 0 or not 0 < seconds < math.inf:
             return
-        row = np.array([1.0, new_tokens, _num_pairs(new_tokens, context_tokens), seconds])
+        step = _Steps(new_tokens, _num_pairs(new_tokens, context_tokens), seconds)
         size = (new_tokens.bit_length(), context_tokens.bit_length())
         mean = self._means.get(size)
-        self._means[size] = row if mean is None else mean + self._smoothing * (row - mean)
+        self._means[size] = step if mean is None else self._nearer(mean, step)
         self.num_observations += 1
         self._num_new += 1
         if self._num_new >= min(REFIT_AFTER, self.num_observations / 4):
             self._coefficients = None
+
+    def _nearer(self, mean: _Steps, step: _Steps) -> _Steps:
+        return _Steps(*(old + self._smoothing * (new - old) for old, new in zip(mean, step, strict=True)))
 
     def seconds(self, num_tokens: int) -> float:
         """Expected seconds to compute the first ``num_tokens`` tokens of a prompt."""
@@ -60,38 +72,73 @@ class PrefillCost:
         if not self._means:
             return num_tokens * self._default_s_per_token
         if self._coefficients is None:
-            self._coefficients = _fit(np.array(list(self._means.values())))
+            self._coefficients = _fit([*self._means.values()])
             self._num_new = 0
-        a, b, c = self._coefficients.tolist()
-        return float(a + b * num_tokens + c * _num_pairs(num_tokens, 0))
+        a, b, c = self._coefficients
+        return a + b * num_tokens + c * _num_pairs(num_tokens, 0)
 
 
 def _num_pairs(new_tokens: int, context_tokens: int) -> float:
     return new_tokens * (context_tokens + new_tokens / 2)
 
 
-def _fit(means: FloatArray) -> FloatArray:
-    """Non-negative least squares of the relative error; means: [num_sizes, 4] -> coefficients [3].
+def _fit(means: Sequence[_Steps]) -> Sequence[float]:
+    """Non-negative least squares of the relative error: a, b, c.
 
     One size alone gives a rate, two a rate and a constant: more would be guessed. With so few columns every
     set of them is tried, and the best without a negative coefficient is the optimum.
     """
-    relative = means[:, :3] / means[:, 3:]
+    relative = [[1 / m.seconds for m in means]]
+    relative += [[m.new_tokens / m.seconds for m in means], [m.pairs / m.seconds for m in means]]
+    scales = [max(column) for column in relative]
+    columns = [[x / scale for x in column] for column, scale in zip(relative, scales, strict=True)]
     allowed = {1: (1,), 2: (0, 1)}.get(len(means), (0, 1, 2))
-    best, best_error = np.zeros(3), math.inf
+    best, best_error = [0.0, 0.0, 0.0], math.inf
     for count in range(1, len(allowed) + 1):
-        for columns in combinations(allowed, count):
-            coefficients, error = _least_squares(relative[:, columns])
-            if (coefficients >= 0).all() and error < best_error * (1 - 1e-9):
-                best = np.zeros(3)
-                best[list(columns)] = coefficients
+        for chosen in combinations(allowed, count):
+            found = _least_squares([columns[each] for each in chosen])
+            if found is None:
+                continue
+            coefficients, error = found
+            if min(coefficients) >= 0 and error < best_error * (1 - 1e-9):
+                best = [0.0, 0.0, 0.0]
+                for each, coefficient in zip(chosen, coefficients, strict=True):
+                    best[each] = coefficient / scales[each]
                 best_error = error
     return best
 
 
-def _least_squares(columns: FloatArray) -> tuple[FloatArray, float]:
-    """Coefficients that bring the weighted sum of ``columns`` closest to 1, and the squared error left."""
-    scale = np.abs(columns).max(axis=0)
-    solution = np.linalg.lstsq(columns / scale, np.ones(len(columns)), rcond=None)[0]
-    error = float(((columns / scale @ solution - 1.0) ** 2).sum())
-    return solution / scale, error
+def _least_squares(columns: Sequence[list[float]]) -> tuple[list[float], float] | None:
+    """Coefficients that bring the weighted sum of ``columns`` closest to 1, and the squared error left; None
+    if the columns do not differ enough to tell.
+
+    By Gram and Schmidt's orthogonal columns, in plain arithmetic: a library's answer is another on each CPU.
+    """
+    left = [1.0] * len(columns[0])
+    units: list[list[float]] = []
+    shares: list[list[float]] = []
+    """Of each column, what each unit before it makes of it, and then what its own does."""
+    explained: list[float] = []
+    for column in columns:
+        shares.append([])
+        for unit in units:
+            shares[-1].append(dot(unit, column))
+            column = _without(column, unit, shares[-1][-1])
+        length = math.sqrt(dot(column, column))
+        if length < COLLINEAR:
+            return None
+        shares[-1].append(length)
+        units.append([x / length for x in column])
+        explained.append(dot(units[-1], left))
+        left = _without(left, units[-1], explained[-1])
+    coefficients = [0.0] * len(columns)
+    for place in reversed(range(len(columns))):
+        known = dot(
+            (shares[later][place] for later in range(place + 1, len(columns))), coefficients[place + 1 :]
+        )
+        coefficients[place] = (explained[place] - known) / shares[place][place]
+    return coefficients, dot(left, left)
+
+
+def _without(column: list[float], unit: list[float], share: float) -> list[float]:
+    return [x - share * y for x, y in zip(column, unit, strict=True)]

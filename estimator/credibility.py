@@ -7,12 +7,13 @@ used: prequential choice (A. P. Dawid, J. R. Stat. Soc. A 147, 1984) of Bühlman
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import math
+from collections.abc import Sequence
+from itertools import accumulate
 
-FloatArray = NDArray[np.float64]
+from estimator.plain_math import dot
 
-STRENGTHS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 1e6])
+STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 1e6)
 """So many observations of the job weigh as much as the belief about all jobs; the last: the job says
 nothing."""
 MIN_JUDGED = 20.0
@@ -25,32 +26,39 @@ class JobCredibility:
     __slots__ = ("losses", "num_judged")
 
     def __init__(self) -> None:
-        self.losses: FloatArray = np.zeros(len(STRENGTHS))
+        self.losses = [0.0] * len(STRENGTHS)
         """Sum over judgements."""
         self.num_judged = 0.0
 
-    def add(self, losses: FloatArray, keep: float) -> None:
+    def add(self, losses: Sequence[float], keep: float) -> None:
         """One judgement more; all earlier ones count ``keep`` times as much as before."""
-        self.losses = self.losses * keep + losses
+        self.losses = [old * keep + new for old, new in zip(self.losses, losses, strict=True)]
         self.num_judged = self.num_judged * keep + 1.0
 
     def strength(self, min_judged: float) -> float | None:
         """The best one; None while too little was judged."""
         if self.num_judged < min_judged:
             return None
-        return float(STRENGTHS[self.losses.argmin()])
+        return STRENGTHS[self.losses.index(min(self.losses))]
 
 
-def losses_of(of_job: FloatArray, of_all: FloatArray, weight: float, index: int) -> FloatArray:
+def losses_of(of_job: Sequence[float], of_all: Sequence[float], weight: float, index: int) -> list[float]:
     """How far each strength's distribution was from a call that ended in bin ``index``: [num_strengths].
 
     ``of_job``: weights of the job's calls per bin; ``of_all``: the belief about all jobs, which rests on
     ``weight`` observations and lends no more. Continuous ranked probability score over the bins (J. E.
-    Matheson, R. L. Winkler, Management Science 22, 1976).
+    Matheson, R. L. Winkler, Management Science 22, 1976): the sum of (P(D <= edge) - [it had ended])².
     """
-    borrowed = np.minimum(STRENGTHS, weight)[:, None]
-    own = of_job.cumsum()
-    ended_by = (own + borrowed * of_all.cumsum()) / (own[-1] + borrowed)
-    ended_by[:, index:] -= 1.0
-    losses: FloatArray = np.einsum("ij,ij->i", ended_by, ended_by)
+    num_calls = math.fsum(of_job)
+    own = [so_far - (num_calls if place >= index else 0) for place, so_far in enumerate(accumulate(of_job))]
+    usual = [so_far - (place >= index) for place, so_far in enumerate(accumulate(of_all))]
+    # Of (own + b·usual) / (calls + b), squared and summed, only b differs between the strengths.
+    squared, crossed, usual_squared = dot(own, own), dot(own, usual), dot(usual, usual)
+    losses = []
+    for strength in STRENGTHS:
+        borrowed = min(strength, weight)
+        total = num_calls + borrowed
+        losses.append(
+            (squared + 2 * borrowed * crossed + borrowed * borrowed * usual_squared) / (total * total)
+        )
     return losses

@@ -11,18 +11,20 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Sequence
-from typing import Any, Self, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from estimator.credibility import MIN_JUDGED, JobCredibility, losses_of
+from estimator.plain_math import geometric, halved
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = ["DurationEstimator", "DurationHistogram", "SurvivalCurve", "max_of"]
 
-FloatArray = NDArray[np.float64]
 K = TypeVar("K")
 
 PRIOR_STRENGTH = 4.0
@@ -39,7 +41,7 @@ class Belief:
 
     __slots__ = ("_curve", "masses", "tail", "weight")
 
-    def __init__(self, masses: FloatArray, tail: float, weight: float) -> None:
+    def __init__(self, masses: list[float], tail: float, weight: float) -> None:
         self.masses = masses
         """[num_bins]; they and the tail add up to 1."""
         self.tail = tail
@@ -49,14 +51,14 @@ class Belief:
 
     def curve(self, edges_s: Sequence[float]) -> SurvivalCurve:
         if self._curve is None:
-            ended_by = np.minimum(self.masses.cumsum(), 1.0)
-            if not self.tail:
-                ended_by /= ended_by[-1]  # rounding is no reason to doubt that it ends
-            self._curve = SurvivalCurve(edges_s, [0.0, *ended_by.tolist()], self.weight)
+            ended_by = [min(mass, 1.0) for mass in accumulate(self.masses, initial=0.0)]
+            if not self.tail:  # rounding is no reason to doubt that it ends
+                ended_by = [mass / ended_by[-1] for mass in ended_by]
+            self._curve = SurvivalCurve(edges_s, ended_by, self.weight)
         return self._curve
 
 
-NO_BELIEF = Belief(np.zeros(1), 1.0, 0.0)
+NO_BELIEF = Belief([], 1.0, 0.0)
 
 
 class DurationHistogram:
@@ -65,8 +67,8 @@ class DurationHistogram:
     __slots__ = ("_belief", "_parent", "censored", "ended", "of_jobs", "seen_s")
 
     def __init__(self, num_bins: int) -> None:
-        self.ended: FloatArray = np.zeros(num_bins)
-        self.censored: FloatArray | None = None
+        self.ended = [0.0] * num_bins
+        self.censored: list[float] | None = None
         """None while nothing was cut off, which is most of the time and saves most of the work."""
         self.seen_s = 0.0
         """When it last learned something, on the estimator's clock."""
@@ -77,11 +79,11 @@ class DurationHistogram:
 
     def add(self, index: int, censored: bool, keep: float) -> None:
         """One observation more; all earlier ones count ``keep`` times as much as before."""
-        self.ended *= keep
+        self.ended = [weight * keep for weight in self.ended]
         if self.censored is not None:
-            self.censored *= keep
+            self.censored = [weight * keep for weight in self.censored]
         elif censored:
-            self.censored = np.zeros_like(self.ended)
+            self.censored = [0.0] * len(self.ended)
         (self.censored if censored and self.censored is not None else self.ended)[index] += 1.0
         self._belief = None
 
@@ -89,29 +91,33 @@ class DurationHistogram:
         """What these observations say together with up to ``strength`` that are borrowed from the parent."""
         if self._belief is None or self._parent is not parent:
             borrowed = min(strength, parent.weight)
-            ended = self.ended + borrowed * parent.masses if borrowed else self.ended
+            ended = self.ended
+            if borrowed:
+                ended = [own + borrowed * mass for own, mass in zip(ended, parent.masses, strict=True)]
             outlasting = borrowed * parent.tail
             if self.censored is None:
-                weight = max(float(ended.sum()) + outlasting, TINY)
-                self._belief = Belief(ended / weight, outlasting / weight, weight)
+                weight = max(math.fsum(ended) + outlasting, TINY)
+                self._belief = Belief([each / weight for each in ended], outlasting / weight, weight)
             else:
                 self._belief = _product_limit(ended, self.censored, outlasting)
             self._parent = parent
         return self._belief
 
 
-def _product_limit(ended: FloatArray, censored: FloatArray, outlasting: float) -> Belief:
+def _product_limit(ended: list[float], censored: list[float], outlasting: float) -> Belief:
     """Kaplan and Meier's estimate (J. Am. Stat. Assoc. 53, 1958) over the bins, all in weights.
 
     What was cut off in a bin counts half there, as in a life table: neither as if it had outlasted the bin
     nor as if it had never entered it. Beyond what anything entered the hazard is unknown, that is 0.
     """
-    entered = (ended + censored)[::-1].cumsum()[::-1] + (outlasting or TINY)
-    hazards = ended / (entered - 0.5 * censored)
-    survival = (1.0 - hazards).cumprod()
-    masses = hazards
-    masses[1:] *= survival[:-1]
-    return Belief(masses, max(0.0, float(survival[-1])), float(entered[0]))
+    both = [here + cut for here, cut in zip(ended, censored, strict=True)]
+    entered = [*accumulate(reversed(both))][::-1]
+    masses, survival, beyond = [], 1.0, outlasting or TINY
+    for here, cut, count in zip(ended, censored, entered, strict=True):
+        hazard = here / (count + beyond - 0.5 * cut)
+        masses.append(hazard * survival)
+        survival *= 1.0 - hazard
+    return Belief(masses, max(0.0, survival), entered[0] + beyond)
 
 
 class DurationEstimator:
@@ -228,7 +234,7 @@ class DurationEstimator:
             histogram = self.histograms_.get(parts[:depth])
             if histogram is not None:
                 histogram.of_jobs = histogram.of_jobs or JobCredibility()
-                histogram.of_jobs.add(losses, 0.5 ** (1 / self.half_life))
+                histogram.of_jobs.add(losses, halved(1 / self.half_life))
 
     def _learn(
         self, histograms: OrderedDict[K, DurationHistogram], place: K, index: int, censored: bool
@@ -238,7 +244,7 @@ class DurationEstimator:
             histogram = histograms[place] = DurationHistogram(self.num_bins)
             histogram.seen_s = self.clock_s_
         halvings = 1 / self.half_life + (self.clock_s_ - histogram.seen_s) / self.half_life_s
-        histogram.add(index, censored, 0.5**halvings)
+        histogram.add(index, censored, halved(halvings))
         histogram.seen_s = self.clock_s_
         histograms.move_to_end(place)
 
@@ -256,7 +262,7 @@ class DurationEstimator:
                 raise ValueError(f"{name} must be finite and at least {least}, not {getattr(self, name)}")
         if not self.min_s < self.max_s < math.inf:
             raise ValueError(f"max_s must be finite and above min_s ({self.min_s}), not {self.max_s}")
-        self.edges_ = (0.0, *np.geomspace(self.min_s, self.max_s, self.num_bins).tolist())
+        self.edges_ = (0.0, *geometric(self.min_s, self.max_s, self.num_bins))
         self.histograms_ = OrderedDict()
         self.job_histograms_ = OrderedDict()
         self.clock_s_ = 0.0
@@ -317,12 +323,14 @@ class DurationEstimator:
                 return strength
         return self.prior_strength
 
-    def predict(self, keys: Sequence[ToolKey]) -> FloatArray:
+    def predict(self, keys: Sequence[ToolKey]) -> NDArray[np.float64]:
         """Median seconds of each key; inf where it is not known."""
         return self.predict_quantile(keys, 0.5)
 
-    def predict_quantile(self, keys: Sequence[ToolKey], q: float) -> FloatArray:
+    def predict_quantile(self, keys: Sequence[ToolKey], q: float) -> NDArray[np.float64]:
         """The q-quantile of each key in seconds; inf where it is not known."""
+        import numpy as np  # for the shape of the answer: nothing is computed with it
+
         return np.array([self.survival(key).quantile(q) for key in keys], dtype=np.float64)
 
     # -- scikit-learn's parameter access, without importing it -----------------------------------------

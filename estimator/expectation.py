@@ -8,15 +8,13 @@ far off each has been.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
+from estimator.plain_math import exp, geometric, halved, log
 from estimator.survival import SurvivalCurve
-
-FloatArray = NDArray[np.float64]
 
 SHORTEST_S = 0.05
 """Less is not told apart: nobody says to the millisecond when a call ends."""
@@ -36,8 +34,9 @@ MAX_SOURCES = 1024
 Source = tuple[str, ...]
 """Who says it of what, from the general to the specific: a client, a tool."""
 
-_NUM_BINS = 2 * round(math.log2(MAX_RATIO)) * BINS_PER_OCTAVE
-_EDGES = np.geomspace(1 / MAX_RATIO, MAX_RATIO, _NUM_BINS + 1)
+_NUM_BINS = 2 * round(log(MAX_RATIO) / log(2)) * BINS_PER_OCTAVE
+_EDGES = geometric(1 / MAX_RATIO, MAX_RATIO, _NUM_BINS + 1)
+_KEEP = halved(1 / HALF_LIFE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +47,22 @@ class Expectation:
     remaining_s: float
 
 
-def _prior_masses() -> FloatArray:
+def _prior_masses() -> list[float]:
     """A normal distribution of ln(ratio), cut off at three standard deviations: [num_bins]."""
-    middles = np.log(_EDGES[:-1]) / 2 + np.log(_EDGES[1:]) / 2
-    density = np.exp(-0.5 * (middles / PRIOR_SPREAD) ** 2)
-    density[np.abs(middles) > 3 * PRIOR_SPREAD] = 0.0
-    masses: FloatArray = density / density.sum()
-    return masses
+    deviations = [(log(low) + log(high)) / 2 / PRIOR_SPREAD for low, high in pairwise(_EDGES)]
+    density = [exp(-0.5 * each * each) if abs(each) <= 3 else 0.0 for each in deviations]
+    total = math.fsum(density)
+    return [each / total for each in density]
+
+
+_PRIOR_MASSES = _prior_masses()
 
 
 @dataclass(slots=True)
 class _Credit:
     """What was seen of one source."""
 
-    ratios: FloatArray = field(default_factory=lambda: np.zeros(_NUM_BINS))
+    ratios: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
     """Decayed counts of actual over said remaining time."""
     num_judged: float = 0.0
     num_compared: float = 0.0
@@ -81,8 +82,9 @@ class ExpectationMemory:
         """Time left from the moment it was said that ``remaining_s`` are left. ``known``: the same from
         experience; None where that has nothing to say."""
         masses, num_judged = self._ratios(source)
-        edges_s = [0.0, *(max(remaining_s, SHORTEST_S) * _EDGES).tolist()]
-        said = SurvivalCurve(edges_s, [0.0, 0.0, *np.minimum(masses.cumsum(), 1.0).tolist()], num_judged + 1)
+        edges_s = [0.0, *(max(remaining_s, SHORTEST_S) * edge for edge in _EDGES)]
+        ended_by = [min(mass, 1.0) for mass in accumulate(masses, initial=0.0)]
+        said = SurvivalCurve(edges_s, [0.0, *ended_by], num_judged + 1)
         if known is None or not known.num_observations:
             return said
         return _mixture(said, known, self.weight(source))
@@ -103,7 +105,7 @@ class ExpectationMemory:
     ) -> None:
         """The call is over. ``known_s``: what experience alone had foretold; None: nothing."""
         ratio = max(actual_remaining_s, SHORTEST_S) / max(said_remaining_s, SHORTEST_S)
-        index = int(np.clip(np.searchsorted(_EDGES, ratio) - 1, 0, _NUM_BINS - 1))
+        index = min(max(bisect_left(_EDGES, ratio) - 1, 0), _NUM_BINS - 1)
         foretold_s = self._median(source) * max(said_remaining_s, SHORTEST_S)
         for depth in range(len(source), -1, -1):
             credit = self._credits.setdefault(source[:depth], _Credit())
@@ -112,38 +114,39 @@ class ExpectationMemory:
         while len(self._credits) > MAX_SOURCES:
             self._credits.popitem(last=False)
 
-    def _ratios(self, source: Source) -> tuple[FloatArray, float]:
+    def _ratios(self, source: Source) -> tuple[list[float], float]:
         """Probability of each ratio, leaning on the source's parents while little is known; [num_bins]."""
-        masses, num_judged = _prior_masses(), 0.0
+        masses, num_judged = _PRIOR_MASSES, 0.0
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
             if credit is not None:
                 num_judged = credit.num_judged
-                masses = (credit.ratios + STRENGTH * masses) / (num_judged + STRENGTH)
+                total = num_judged + STRENGTH
+                both = zip(credit.ratios, masses, strict=True)
+                masses = [(own + STRENGTH * usual) / total for own, usual in both]
         return masses, num_judged
 
     def _median(self, source: Source) -> float:
         masses, _ = self._ratios(source)
-        return float(_EDGES[np.searchsorted(masses.cumsum(), 0.5) + 1])
+        return _EDGES[bisect_left([*accumulate(masses)], 0.5) + 1]
 
 
 def _learn(credit: _Credit, index: int, actual_s: float, foretold_s: float, known_s: float | None) -> None:
-    keep = 0.5 ** (1 / HALF_LIFE)
-    credit.ratios *= keep
+    credit.ratios = [count * _KEEP for count in credit.ratios]
     credit.ratios[index] += 1.0
-    credit.num_judged = credit.num_judged * keep + 1.0
+    credit.num_judged = credit.num_judged * _KEEP + 1.0
     if known_s is None:
         return
-    credit.num_compared = credit.num_compared * keep + 1.0
-    credit.loss_said = credit.loss_said * keep + _loss(actual_s, foretold_s)
-    credit.loss_known = credit.loss_known * keep + _loss(actual_s, known_s)
+    credit.num_compared = credit.num_compared * _KEEP + 1.0
+    credit.loss_said = credit.loss_said * _KEEP + _loss(actual_s, foretold_s)
+    credit.loss_known = credit.loss_known * _KEEP + _loss(actual_s, known_s)
 
 
 def _loss(actual_s: float, foretold_s: float) -> float:
     if math.isinf(foretold_s):
-        return math.log(MAX_RATIO)
+        return log(MAX_RATIO)
     ratio = max(actual_s, SHORTEST_S) / max(foretold_s, SHORTEST_S)
-    return min(abs(math.log(ratio)), math.log(MAX_RATIO))
+    return min(abs(log(ratio)), log(MAX_RATIO))
 
 
 def _mixture(first: SurvivalCurve, second: SurvivalCurve, weight: float) -> SurvivalCurve:

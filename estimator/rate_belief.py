@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from estimator.plain_math import exp, lgamma, log, log1p
+
 STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """So many ends of a group make what it showed as credible as what all did."""
 MOST_EVIDENCE = 50.0
@@ -64,7 +66,8 @@ def dispersion_of(groups: Sequence[RateGroup]) -> float:
     squares = freedom = 0.0
     for group in groups:
         if group.num_ends > 1 and group.ended > NOTHING:
-            squares += max(0.0, group.ended_squared * group.num_ends**2 / group.ended**2 - group.num_ends)
+            share = group.num_ends / group.ended
+            squares += max(0.0, group.ended_squared * share * share - group.num_ends)
             freedom += group.num_ends - 1
     return max(1.0, squares / freedom) if freedom else 1.0
 
@@ -74,7 +77,7 @@ def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> li
     if len(groups) < 2:
         return []
     counts = [(group.num_ends / dispersion, group.exposure / usual / dispersion) for group in groups]
-    likelihoods = [math.exp(min(MOST_EVIDENCE, _evidence(counts, strength))) for strength in STRENGTHS]
+    likelihoods = [exp(min(MOST_EVIDENCE, _evidence(counts, strength))) for strength in STRENGTHS]
     total = len(STRENGTHS) + math.fsum(likelihoods)
     return [
         (strength * dispersion, likelihood / total)
@@ -85,12 +88,12 @@ def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> li
 def _evidence(counts: Sequence[tuple[float, float]], strength: float) -> float:
     """Log-likelihood of ends that were seen and expected, of rates drawn from a gamma distribution of this
     shape, beyond that of equal rates: negative binomial against Poisson."""
-    drawn = math.lgamma(strength)
+    drawn = lgamma(strength)
     return math.fsum(
-        math.lgamma(seen + strength)
+        lgamma(seen + strength)
         - drawn
-        - (seen + strength) * math.log1p(expected / strength)
-        - seen * math.log(strength)
+        - (seen + strength) * log1p(expected / strength)
+        - seen * log(strength)
         + expected
         for seen, expected in counts
     )

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, JobCredibility
-from estimator.durations import DurationEstimator, DurationHistogram, FloatArray
+from estimator.durations import DurationEstimator, DurationHistogram
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
 STATE_VERSION = 3
@@ -150,12 +149,12 @@ def write_state(data: bytes, path: str | Path) -> None:
 
 def _key_state(parts: tuple[str, ...], histogram: DurationHistogram) -> _KeyState:
     ended, censored = histogram.ended, histogram.censored
-    bins = np.flatnonzero(ended if censored is None else ended + censored)
-    weights = None if censored is None else censored[bins].tolist()
+    bins = [index for index, weight in enumerate(ended) if weight or (censored and censored[index])]
+    weights = None if censored is None else [censored[index] for index in bins]
     of_jobs = histogram.of_jobs
-    num_judged, losses = (0.0, []) if of_jobs is None else (of_jobs.num_judged, of_jobs.losses.tolist())
+    num_judged, losses = (0.0, []) if of_jobs is None else (of_jobs.num_judged, of_jobs.losses)
     return _KeyState(
-        parts, bins.tolist(), ended[bins].tolist(), weights, histogram.seen_s, num_judged, losses
+        parts, bins, [ended[index] for index in bins], weights, histogram.seen_s, num_judged, losses
     )
 
 
@@ -206,13 +205,14 @@ def _credibility(key: _KeyState) -> JobCredibility | None:
         raise EstimatorStateError(f"what jobs tell of {'/'.join(key.parts) or '*'} is not whole")
     credibility = JobCredibility()
     credibility.num_judged = key.num_judged
-    credibility.losses = np.array(key.job_losses)
+    credibility.losses = key.job_losses
     return credibility
 
 
-def _weights(bins: list[int], values: list[float], num_bins: int) -> FloatArray:
-    weights = np.zeros(num_bins)
-    weights[np.array(bins, dtype=np.intp)] = values
+def _weights(bins: list[int], values: list[float], num_bins: int) -> list[float]:
+    weights = [0.0] * num_bins
+    for index, value in zip(bins, values, strict=True):
+        weights[index] = value
     return weights
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from estimator.durations import HALF_LIFE, PRIOR_STRENGTH
+from estimator.plain_math import halved
 from estimator.tool_key import ToolKey
 
 MAX_KEYS = 1024
@@ -89,7 +90,7 @@ class TurnOutcomes:
         for depth in range(len(whole), -1, -1):
             parts = whole[:depth]
             tally = self.tallies.setdefault(parts, TurnTally())
-            tally.fade(0.5 ** (1 / self.half_life))
+            tally.fade(halved(1 / self.half_life))
             tally.num_turns += 1
             tallies.append(tally)
             self.tallies.move_to_end(parts)

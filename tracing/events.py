@@ -31,6 +31,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Whether the trace began with the engine, before its first request: only such a one can be replayed."""
     program: str = ""
     """Version of the program that wrote it."""
+    machine: dict[str, str] = {}
+    """What it was written with: versions of ``python``, ``numpy``, ``blas`` and ``libc``, model of ``cpu``.
+    No decision rests on them."""
     policy: str = ""
     """Name of the policy, as ``--scheduling-policy`` and ``continuum simulate`` have it."""
     policy_options: dict[str, float | int | str | bool | None] = {}

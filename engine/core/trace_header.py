@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.core.disk_tier import NO_DISK
+from engine.machine import describe_machine
 from engine.version import package_version
 from tracing.events import TraceHeader
 
@@ -22,6 +23,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         monotonic_s=now,
         from_start=from_start,
         program=package_version(),
+        machine=describe_machine(),
         policy=policy.name,
         policy_options={name: _in_json(value) for name, value in policy.options.items()},
         estimator_state=policy.estimator_state if from_start else None,

@@ -28,7 +28,9 @@ from tracing.events import (
 from tracing.reader import TraceError, TraceReport, read_trace
 
 INPUTS = typing.get_args(InputEvent)
-NOT_OF_THE_ENGINE = {"wall_time_s", "monotonic_s", "from_start", "program", "part", "num_events_before"}
+NOT_OF_THE_ENGINE = {
+    *("wall_time_s", "monotonic_s", "from_start", "program", "machine", "part", "num_events_before"),
+}
 """Of a header: what says nothing of what the engine was made from."""
 
 
@@ -80,15 +82,31 @@ def replay(path: Path) -> ReplayResult:
     started = time.monotonic()
     try:
         _check_begins(header, report)
-        compare(_engine(header), events, result)
+        engine = _engine(header)
+        compare(engine, events, result)
     except NotReplayableError as error:
         raise TraceError(f"{path}, event {result.num_events + 1:,}: {error}") from error
     result.seconds = time.monotonic() - started
-    if result.whole and report.cut_line is not None:
+    if result.difference is not None:
+        result.notes.append(_written_elsewhere(header, engine.header))
+    elif result.whole and report.cut_line is not None:
         result.notes.append(f"the trace was CUT OFF in line {report.cut_line:,} and replayed up to there")
     elif result.whole and report.end is None:
         result.notes.append("the trace was not closed in order: its end may be missing")
     return result
+
+
+def _written_elsewhere(before: TraceHeader, now: TraceHeader) -> str:
+    """What else differs between the program that wrote the trace and this one."""
+    if not before.machine:
+        return "The trace does not say on what machine it was written."
+    was = {"program": before.program, **before.machine}
+    here = {"program": now.program, **now.machine}
+    names = [name for name in {**was, **here} if was.get(name) != here.get(name)]
+    if not names:
+        return f"It was written by the same {', '.join(was)} as this program runs with."
+    differing = (f"{name}: {was.get(name, 'unknown')}, now {here.get(name, 'unknown')}" for name in names)
+    return f"It was written with other things than this program runs with ({'; '.join(differing)})."
 
 
 def _check_begins(header: TraceHeader, report: TraceReport) -> None:

@@ -1,0 +1,48 @@
+"""What this process computes with, for the records of a run: so that elsewhere one can tell what differs."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@lru_cache(maxsize=1)
+def describe_machine() -> dict[str, str]:
+    """By name, in words; what cannot be told is left out."""
+    told = {
+        "python": platform.python_version(),
+        "numpy": _numpy(),
+        "blas": _blas(),
+        "cpu": _cpu(),
+        "libc": " ".join(part for part in platform.libc_ver() if part),
+    }
+    return {name: text for name, text in told.items() if text}
+
+
+def _numpy() -> str:
+    try:
+        return version("numpy")
+    except PackageNotFoundError:
+        return ""
+
+
+def _blas() -> str:
+    """Of numpy, as it was built."""
+    try:
+        from numpy.__config__ import CONFIG
+    except ImportError:
+        return ""
+    blas = CONFIG.get("Build Dependencies", {}).get("blas", {})
+    return f"{blas.get('name', '')} {blas.get('version', '')}".strip()
+
+
+def _cpu() -> str:
+    """Linux names the model there; elsewhere the architecture has to do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(models, '') or platform.processor()} {platform.machine()}".strip()
