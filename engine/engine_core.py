@@ -52,7 +52,8 @@ from tracing.tracer import Tracer
 logger = logging.getLogger(__name__)
 
 STALLED_RETRY_S = 0.05
-"""Requests wait but none could be scheduled (paused, or held back by the policy): look again after this."""
+"""Requests wait but none could be scheduled (paused, or held back by the policy), and nothing came free:
+look again after this."""
 LOAD_POLL_S = 0.001
 """Nothing can run before a load has ended: ask the executor again after this."""
 SHORTEST_WAIT_S = 0.001
@@ -305,8 +306,8 @@ class EngineCore:
     def _submit_next(self) -> None:
         with self._changed:
             plan = self.scheduler.schedule(self._clock.now())
-            is_empty = not plan.total_num_scheduled_tokens
-            self._stalled = is_empty and not self._submitted and self._has_plans_to_make()
+            runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
+            self._stalled = runs_nothing and not self.scheduler.made_room and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
                 plan.masks = self._masks.promise()
             if not self._submitted:

@@ -42,7 +42,7 @@ MAX_SET_ASIDE = 16
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """What one ``schedule()`` has decided so far."""
 
     now: float
@@ -92,6 +92,9 @@ class Scheduler:
         """Requests whose grammar is awaited; they stand in nobody's way."""
         self.running: list[Request] = []
         self.pause_state = PauseState.UNPAUSED
+        self.made_room = False
+        """The last plan took blocks or a seat from somebody and may not have handed them on: another one,
+        made at once, may run more."""
         self.constrained: dict[str, Request] = {}
         """Requests with a grammar."""
         self._finished_req_ids: set[str] = set()
@@ -179,13 +182,15 @@ class Scheduler:
         self.pins.expire(now)
         self._requeue_changed(now)
         paused_all = self.pause_state is PauseState.PAUSED_ALL
-        step = _Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
+        step = Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
         if self._tracer.on:
             self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
+        num_free_before = self.kv.num_free_blocks
         self._schedule_running(step)
         may_admit = not step.preempted and not step.awaits_blocks
         if may_admit and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
             self._schedule_waiting(step)
+        self.made_room = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
         assert self._num_seats <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
@@ -211,7 +216,7 @@ class Scheduler:
         """Places in the batch that are taken, those kept for requests that are being loaded included."""
         return len(self.running) + self.loads.num_requests
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: Step) -> None:
         """Let running requests catch up, oldest admission first; preempt where blocks run out."""
         index = 0
         running = self.running
@@ -236,14 +241,15 @@ class Scheduler:
                     victim = self.policy.victim(running, request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
-                        return
+                        index -= 1  # those behind it have moved up, and may have room now
+                        break
                 blocks = self.kv.allocate_slots(request, num_new)
             else:
                 step.running.append(request)
                 self._commit(request, num_new, blocks, step)
             index += 1
 
-    def _schedule_loaded(self, step: _Step) -> bool:
+    def _schedule_loaded(self, step: Step) -> bool:
         """Let requests run whose load has ended: they have all their blocks. False if one needs more budget
         than is left, which must not go to others then."""
         for request in self.loads.ready:
@@ -257,7 +263,7 @@ class Scheduler:
             self._start(request, num_new, blocks, step)
         return True
 
-    def _schedule_waiting(self, step: _Step) -> None:
+    def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
         set_aside: list[QueueEntry] = []
         behind_unfit = False
@@ -285,7 +291,7 @@ class Scheduler:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
 
-    def _admit(self, request: Request, step: _Step) -> bool:
+    def _admit(self, request: Request, step: Step) -> bool:
         """Move the head of the queue, which this is, to running if its blocks can be had; to the loading ones
         if another tier has more of its prefix."""
         if self._surely_short(request, step.now):
@@ -350,7 +356,7 @@ class Scheduler:
             request.num_cached_tokens = num_cached_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
 
-    def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: _Step) -> None:
+    def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
         """An admitted request joins the batch."""
         if self._tracer.on:
             self._trace.prefix_cache(request, step.now)
@@ -369,12 +375,12 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         return min(num_tokens, threshold) if threshold else num_tokens
 
-    def _commit(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: _Step) -> None:
+    def _commit(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
         step.num_scheduled[request.request_id] = num_new
         step.new_blocks[request.request_id] = blocks
         step.budget -= num_new
 
-    def _preempt(self, victim: Request, step: _Step, index: int) -> int:
+    def _preempt(self, victim: Request, step: Step, index: int) -> int:
         """Give up a running request's blocks; it starts over from the head of the queue.
 
         Returns 1 if the victim stood before ``index`` in the running list, so that the index moves with it.
@@ -397,7 +403,7 @@ class Scheduler:
         self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
         return int(position < index)
 
-    def _make_output(self, step: _Step) -> SchedulerOutput:
+    def _make_output(self, step: Step) -> SchedulerOutput:
         new_blocks = step.new_blocks
         cached = CachedRequestData()
         for request in step.running:

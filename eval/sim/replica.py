@@ -128,7 +128,8 @@ class Replica:
         self._link.start(plan.kv_loads, now)
         self._drive.write(plan.kv_disk_writes, now)
         if not plan.total_num_scheduled_tokens:
-            self._sleep_until(min(now + self._stalled_retry_s, self._link.next_done_s))
+            retry_s = 0.0 if self.scheduler.made_room else self._stalled_retry_s
+            self._sleep_until(min(now + retry_s, self._link.next_done_s))
             return
         result, seconds = self.executor.execute(plan)
         self._stepping = True

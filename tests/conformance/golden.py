@@ -3,6 +3,9 @@
 Prints ``N of M steps agree`` and the first difference of each case that has one; exit code 1 if any step
 differs. A step after the first difference of its case counts as differing too: its state is no longer the
 recorded one.
+
+One decision of V1 is not ours: where a request preempts itself V1 ends the step, also for those behind it
+that have room. So that all else can be compared it is taken over here (``V1Scheduler``).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from zlib import crc32
 import msgspec
 
 from engine.config import SchedulerConfig
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Step
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import FcfsPolicy, PriorityPolicy
 from engine.request import Request
@@ -72,6 +75,17 @@ def sample(request_id: str, position: int) -> int:
     return (1000003 * crc32(request_id.encode()) + 7919 * position) % 30000 + 100
 
 
+class V1Scheduler(Scheduler):
+    """Ours, but that nobody behind a request that preempts itself runs in that step."""
+
+    def _preempt(self, victim: Request, step: Step, index: int) -> int:
+        preempts_itself = self.running[index] is victim
+        num_moved = super()._preempt(victim, step, index)
+        if preempts_itself:
+            step.budget = 0
+        return num_moved
+
+
 class Replay:
     """One case: adds requests when they become ready and steps the real scheduler."""
 
@@ -80,7 +94,7 @@ class Replay:
         self._max_model_len = config.max_model_len
         self._pending = list(case.requests)
         self._tokens_of: dict[str, list[int]] = {}
-        self.scheduler = Scheduler(
+        self.scheduler = V1Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,

@@ -128,6 +128,30 @@ def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
     assert set(room.finished) == {"worse", "better"}
 
 
+def test_those_behind_a_request_that_preempts_itself_run_in_the_same_step() -> None:
+    """It gives its own blocks up, and they are there for the better ones behind it in the running list."""
+    room = EngineRoom(
+        PriorityPolicy(),
+        block_size=16,
+        num_blocks=6,
+        max_model_len=256,
+        max_num_batched_tokens=200,
+        long_prefill_token_threshold=15,
+        scheduler_reserve_full_isl=False,
+    )
+    room.add("worst", tokens(0, 200), priority=9)
+    room.step()
+    room.add("best", tokens(1000, 15))
+    room.step()
+    room.add("middle", tokens(2000, 1), priority=1)
+    assert room.step().num_scheduled_tokens == {"worst": 15, "best": 1, "middle": 1}
+    plan = room.step()
+    assert plan.preempted_req_ids == {"worst"}
+    assert plan.num_scheduled_tokens == {"best": 1, "middle": 1}
+    assert room.scheduler.made_room
+    room.check_invariants()
+
+
 def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
     """The step in which a prefilling request is given ``chunk`` tokens and withdrawn for a better one's sake.
 

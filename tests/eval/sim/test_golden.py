@@ -12,10 +12,20 @@ import pytest
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.messages import EngineCoreOutput
+from engine.outputs import SchedulerOutput
+from eval.sim import replica
 from eval.sim.event_heap import EventHeap
 from eval.sim.replica import Replica, ReplicaConfig
 from eval.sim.sim_request import SimRequest
-from tests.conformance.golden import POLICIES, GoldenCase, GoldenRequest, GoldenStep, read_cases, sample
+from tests.conformance.golden import (
+    POLICIES,
+    GoldenCase,
+    GoldenRequest,
+    GoldenStep,
+    V1Scheduler,
+    read_cases,
+    sample,
+)
 from tests.eval.sim.plain_cost import PlainCost
 from tracing.events import PrefixCacheEvent, StepDecision, TraceEvent
 from tracing.tracer import Tracer
@@ -23,6 +33,15 @@ from tracing.writer import TraceWriter
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "scheduler.jsonl.gz"
 NUM_CASES = 60
+
+
+class _PausingScheduler(V1Scheduler):
+    """An empty step takes as long as any other, as in the recording."""
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        plan = super().schedule(now)
+        self.made_room = False
+        return plan
 
 
 class _PunctualReplica(Replica):
@@ -138,8 +157,9 @@ class _GoldenRun:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded decisions are not beside the repository")
-def test_the_simulator_decides_as_the_recorded_scheduler_did() -> None:
+def test_the_simulator_decides_as_the_recorded_scheduler_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is new, resumed, running and preempted, how many tokens each gets, what is hit, what stays free."""
+    monkeypatch.setattr(replica, "Scheduler", _PausingScheduler)
     cases = list(read_cases(GOLDEN))
     assert len(cases) == NUM_CASES
     for number, case in enumerate(cases, start=1):
