@@ -239,6 +239,10 @@ def _add_access_flags(group: _Group) -> None:
         help="keys, one of which a request needs as bearer token or x-api-key; NAME is whose key it is. "
         f"Better put them into the environment variable {API_KEY_VARIABLE}",
     )
+    group.add_switch(
+        "share_prefixes_across_tenants",
+        "owners of different keys reuse each other's prefixes, and so can tell what others have sent",
+    )
     group.add_names("allowed_origins", "web pages that may ask (CORS): URLs or *; none by default", "URLS")
     group.add_names("allowed_methods", "methods these may use; all by default", "METHODS")
     group.add_names("allowed_headers", "headers these may send; all by default", "HEADERS")

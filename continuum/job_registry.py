@@ -50,9 +50,14 @@ class JobRegistry:
     def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id) or self._questions.get(job_id)
 
-    def newest(self, limit: int) -> list[Job]:
-        """At most so many, those that were active last first."""
-        newest = [*islice(self._jobs.newest(), limit), *islice(self._questions.newest(), limit)]
+    def newest(self, limit: int, owner: str | None = None) -> list[Job]:
+        """At most so many, those that were active last first; ``owner``: of that one's only."""
+        tables = (self._jobs.newest(), self._questions.newest())
+        newest = [
+            job
+            for jobs in tables
+            for job in islice((job for job in jobs if owner in (None, job.owner)), limit)
+        ]
         return nlargest(limit, newest, key=lambda job: job.last_active_s)
 
     def open(self, request: Request) -> tuple[Job, Frontier | None]:
@@ -76,9 +81,11 @@ class JobRegistry:
     def _new(self, request: Request, job_id: str | None, tenant: str | None) -> Job:
         arrival_s = request.arrival_time
         if job_id is not None:
-            return self._jobs.open(job_id, tenant, arrival_s)
-        job = self._questions.open(_inferred_id(request), tenant, arrival_s)
-        job.is_inferred, job.is_established = True, False
+            job = self._jobs.open(job_id, tenant, arrival_s)
+        else:
+            job = self._questions.open(_inferred_id(request), tenant, arrival_s)
+            job.is_inferred, job.is_established = True, False
+        job.owner = request.job.owner if request.job is not None else None
         return job
 
     def _name(self, job: Job, job_id: str) -> None:
@@ -168,5 +175,7 @@ class JobRegistry:
 
 
 def _inferred_id(request: Request) -> str:
-    """The same whenever a trace is played again."""
-    return INFERRED + sha256(request.request_id.encode()).hexdigest()[:16]
+    """The same whenever a trace is played again; its owner's, as the ids of named jobs are."""
+    owner = request.job.owner if request.job is not None else None
+    inferred = INFERRED + sha256(request.request_id.encode()).hexdigest()[:16]
+    return inferred if owner is None else f"{owner}:{inferred}"

@@ -161,6 +161,8 @@ class Job:
     course: JobCourse | None = None
     """What it tells about jobs of its kind, and they about it."""
     kind: BlockHash | None = None
+    owner: str | None = None
+    """Whose API key its turns came with, by name."""
     is_inferred: bool = False
     """Nobody named it: it was recognised by what its prompts continue."""
     earlier_id: str | None = None

@@ -558,8 +558,8 @@ class ContinuumPolicy:
     def take_job_stats(self) -> JobStats:
         return self._tally.take(self._jobs.num_established)
 
-    def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
-        return [self._status(job, now) for job in self._jobs.newest(limit)]
+    def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
+        return [self._status(job, now) for job in self._jobs.newest(limit, owner)]
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
         job = self._jobs.get(job_id)

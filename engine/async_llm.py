@@ -179,9 +179,9 @@ class AsyncLLM:
         """Whether the policy follows jobs; if not, none is known and signals are of no use."""
         return self.ready.wants_signals
 
-    async def jobs(self, limit: int) -> list[JobStatus]:
-        """At most so many of the jobs that are known, those active last first."""
-        return await self._utility("jobs", list[JobStatus], limit)
+    async def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
+        """At most so many of the jobs that are known, or of those of one owner, those active last first."""
+        return await self._utility("jobs", list[JobStatus], limit, owner)
 
     async def job(self, job_id: str) -> JobStatus | None:
         """What is known of one job; None: of no such job."""

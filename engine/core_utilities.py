@@ -37,9 +37,9 @@ class CoreUtilities:
         with self._lock:
             return self._scheduler.statistics()
 
-    def jobs(self, limit: int) -> list[JobStatus]:
+    def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:
-            return list(self._scheduler.policy.jobs(limit, self._clock.now()))
+            return list(self._scheduler.policy.jobs(limit, self._clock.now(), owner))
 
     def job(self, job_id: str) -> JobStatus | None:
         with self._lock:

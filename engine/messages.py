@@ -58,6 +58,9 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """Results of tools in the prompt."""
     traceparent: str | None = None
     """The client's own span, of which the turn is a part, in W3C's form."""
+    owner: str | None = None
+    """Whose API key it was, by its name: nobody else may come upon the job. None: a key without a name, or
+    none at all. Who shares with whom is said by ``tenant``."""
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -171,8 +171,8 @@ class SchedulingPolicy(Protocol):
     def take_job_stats(self) -> JobStats | None:
         """What became of jobs since the last call, for metrics; None: it knows no jobs."""
 
-    def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
-        """At most so many of the jobs it knows, those active last first."""
+    def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
+        """At most so many of the jobs it knows, or of those of one owner, those active last first."""
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
         """What it knows of one; None: of no such job."""
@@ -261,7 +261,7 @@ class FcfsPolicy:
     def take_job_stats(self) -> JobStats | None:
         return None
 
-    def jobs(self, limit: int, now: float) -> Sequence[JobStatus]:
+    def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
         return ()
 
     def job(self, job_id: str, now: float) -> JobStatus | None:

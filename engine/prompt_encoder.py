@@ -32,8 +32,8 @@ the core is written."""
 MAX_CUTS = 256
 """Special tokens that texts are cut at; some tokenizers keep thousands in reserve."""
 
-_PIECE_BYTES = 200
-"""Of a remembered piece beside its text and its tokens: the record and its place in the dictionary."""
+_PIECE_BYTES = 256
+"""Of a remembered piece beside its text and its tokens: the record, its name, its place in the dictionary."""
 _EMPTY = msgspec.msgpack.encode([])
 _FIRM_EDGES = frozenset(string.punctuation) - {"_"}
 """Neither space, which a neighbour may take in, nor part of a word, which it may not border on."""
@@ -91,7 +91,8 @@ class PromptEncoder:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._num_tokenised_characters = 0
-        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._pieces: OrderedDict[tuple[str | None, str], _Piece] = OrderedDict()
+        """By owner and text: how long a text takes tells nobody that somebody else has sent it."""
         self._lock = Lock()
         self._integers: dict[int, int] = {}
         """One object for each token that was met: all pieces and prompts refer to that."""
@@ -105,15 +106,15 @@ class PromptEncoder:
         encoder = cls(backend, cuts, max_bytes) if cuts else None
         return encoder if encoder is not None and encoder._agrees_on(_probe(cuts)) else None
 
-    def encode(self, text: str) -> EncodedTokens:
-        """The text's tokens, exactly those of tokenising it at once."""
+    def encode(self, text: str, owner: str | None = None) -> EncodedTokens:
+        """The text's tokens, exactly those of tokenising it at once; what is remembered is its owner's."""
         self._take_texts_as_they_are()
         texts = self._split(text)
         if len(texts) == 1:
             return _joined([self._tokenise(texts)[text]])
-        known = self._recall(texts)
+        known = self._recall(texts, owner)
         new = self._tokenise([text for text, piece in zip(texts, known, strict=True) if piece is None])
-        self._remember(new)
+        self._remember(new, owner)
         return _joined([piece or new[text] for text, piece in zip(texts, known, strict=True)])
 
     def statistics(self) -> EncoderStatistics:
@@ -126,12 +127,13 @@ class PromptEncoder:
             starts.insert(0, 0)
         return [text[start:end] for start, end in pairwise([*starts, len(text)])]
 
-    def _recall(self, texts: Sequence[str]) -> list[_Piece | None]:
+    def _recall(self, texts: Sequence[str], owner: str | None) -> list[_Piece | None]:
+        names = [(owner, text) for text in texts]
         with self._lock:
-            found = [self._pieces.get(text) for text in texts]
-            for text, piece in zip(texts, found, strict=True):
+            found = [self._pieces.get(name) for name in names]
+            for name, piece in zip(names, found, strict=True):
                 if piece is not None:
-                    self._pieces.move_to_end(text)
+                    self._pieces.move_to_end(name)
         return found
 
     def _tokenise(self, texts: Iterable[str]) -> dict[str, _Piece]:
@@ -149,12 +151,12 @@ class PromptEncoder:
         num_bytes = getsizeof(text) + getsizeof(token_ids) + getsizeof(written) + _PIECE_BYTES
         return _Piece(token_ids, max(token_ids, default=0), written, num_bytes)
 
-    def _remember(self, new: dict[str, _Piece]) -> None:
+    def _remember(self, new: dict[str, _Piece], owner: str | None) -> None:
         """The new pieces instead of those that were of no use for longest."""
         with self._lock:
             for text, piece in new.items():
-                if text not in self._pieces:
-                    self._pieces[text] = piece
+                if (owner, text) not in self._pieces:
+                    self._pieces[owner, text] = piece
                     self._num_bytes += piece.num_bytes
             while self._num_bytes > self._max_bytes:
                 _, forgotten = self._pieces.popitem(last=False)

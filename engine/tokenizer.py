@@ -78,11 +78,11 @@ class Tokenizer:
         """Tokens that stand for their text wherever it is, special or not, with their ids."""
         return {token.content: token_id for token_id, token in self.hf.added_tokens_decoder.items()}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The text's tokens. Of a text that begins as others did only the rest is tokenised, where the
-        tokenizer allows it: an EncodedTokens then."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
+        """The text's tokens. Of a text that begins as others of its owner did only the rest is tokenised,
+        where the tokenizer allows it: an EncodedTokens then."""
         if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
-            return self._encoder.encode(text)
+            return self._encoder.encode(text, owner)
         ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 

@@ -144,7 +144,9 @@ class RequestArrived(
     is_last_step: bool = False
     """Its client said that no turn of the job will follow."""
     tenant: str | None = None
-    """Whose it is, as far as shares of the pins go."""
+    """With whom it shares pins, seats and the queue."""
+    owner: str | None = None
+    """Whose API key it came with, by name."""
     num_replies: int | None = None
     """The model's replies in the prompt; None: not counted."""
     num_results: int | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tracing.events import JobEvent, PinEvent, PrefixCacheEvent, TraceEvent
-from tracing.job_ids import INFERRED
+from tracing.job_ids import may_be_inferred
 from tracing.reader import UNREADABLE, TraceReport, read_trace, trace_lines
 
 _MARK = b'"earlier_id":'
@@ -25,7 +25,7 @@ def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Ite
     for event in read_trace(path, report):
         if isinstance(event, JobEvent | PinEvent | PrefixCacheEvent):
             job_id = event.job_id
-            if job_id is not None and job_id.startswith(INFERRED):
+            if job_id is not None and may_be_inferred(job_id):
                 if names is None:
                     names = late_names(path)  # a reading of its own, which most traces can do without
                 event.job_id = names.get(job_id, job_id)

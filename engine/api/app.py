@@ -55,7 +55,7 @@ def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
     app.state.audience = Audience(model)
-    app.state.response_keeper = ResponseKeeper(model.config.responses, model.siblings)
+    app.state.response_keeper = ResponseKeeper.create(model.config.responses, model.siblings)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
@@ -80,8 +80,7 @@ def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     limits, access = config.limits, config.access
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
     app = OriginMiddleware(app, allowed=access.allowed_origins)
-    if access.api_keys:
-        app = AuthMiddleware(app, keys=ApiKeys(access.api_keys))
+    app = AuthMiddleware(app, keys=ApiKeys(access.api_keys) if access.api_keys else None)
     if access.allowed_origins:
         app = CORSMiddleware(
             app,

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.api.http.auth import ApiKeys
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
@@ -49,6 +50,9 @@ class AccessConfig:
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """``KEY`` or ``NAME:KEY``; none: everybody may."""
+    share_prefixes_across_tenants: bool = False
+    """Whether what the owner of one key has sent shortens the prompts of others: then they can tell that
+    somebody has sent it."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages whose scripts may ask (CORS); none by default, ``*`` is all."""
     allowed_methods: tuple[str, ...] = ("*",)
@@ -58,6 +62,11 @@ class AccessConfig:
     def __post_init__(self) -> None:
         if any(not key.rpartition(":")[2].strip() for key in self.api_keys):
             raise ConfigError("api_key must not be empty.")
+
+    @property
+    def parts_prefixes(self) -> bool:
+        """Whether prefixes of different owners are apart: where keys have owners, unless told otherwise."""
+        return not self.share_prefixes_across_tenants and bool(ApiKeys(self.api_keys).names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,11 @@ class ConversationTurn:
         self._conversation = conversation
         self._readers: list[_AnswerReader] = []
 
+    @property
+    def _owner(self) -> str | None:
+        job = self._conversation.job
+        return None if job is None else job.owner
+
     async def whole(self) -> TurnOutput:
         """The complete turn: all of each answer is in its ``reply``."""
         last: TurnOutput | None = None
@@ -172,6 +177,7 @@ class ConversationTurn:
             conversation.chat_template_kwargs,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
+            owner=self._owner,
             is_prompt=is_prompt,
         )
 
@@ -231,7 +237,7 @@ class ConversationTurn:
         """Tell the engine which tools run now; what it did about the job's KV comes back."""
         for reader in self._readers:
             if reasoning := reader.reply.reasoning:
-                tokens = await self._model.encode(reasoning, add_special_tokens=False)
+                tokens = await self._model.encode(reasoning, add_special_tokens=False, owner=self._owner)
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
         turn.receipt = await self._model.close_turn(self._conversation.job, turn.output, calls)

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from engine.api.errors import Dialect, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
+from engine.api.identity import owner_of
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 
@@ -24,13 +26,20 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 def endpoint(
-    router: APIRouter, method: str, *paths: str, body: type[BaseModel] | None = None
+    router: APIRouter,
+    method: str,
+    *paths: str,
+    body: type[BaseModel] | None = None,
+    operators_only: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Register an endpoint under its paths. ``body`` is what it will parse: here it is only described."""
+    """Register an endpoint under its paths. ``body`` is what it will parse: here it is only described.
+    ``operators_only``: what it tells or does concerns everybody, so a key with a name does not open it."""
 
     def register(answer_request: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
             try:
+                if operators_only:
+                    check_operator(request)
                 return await answer_request(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -51,6 +60,16 @@ def endpoint(
         return answer_request
 
     return register
+
+
+def check_operator(request: Request) -> None:
+    """403 if the request's API key is one owner's, who is one among others."""
+    if (owner := owner_of(request.headers)) is not None:
+        raise HTTPException(
+            403,
+            f"{request.url.path[:100]} is for the operator of this server: it needs an API key without a "
+            f"name, and this one is {owner}'s.",
+        )
 
 
 def answer_error(request: Request, error: Exception) -> Response:

@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-from engine.api.http.auth import TENANT_HEADER
+from engine.api.http.auth import KEY_NAME, OWNER_HEADER
 from engine.errors import RequestError
 from engine.messages import JobRef
 from engine.unicode_text import is_unicode
-from tracing.job_ids import INFERRED
 
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
@@ -43,6 +42,7 @@ CLIENT_HEADERS = (
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C's, of version 00; later ones may go on with a dash and more, which nobody can know yet."""
+_OWNED = re.compile(rf"{KEY_NAME}:")
 _SESSION_IN_USER_ID = re.compile(r"_session_([^\s_][^\s]*)$")
 _TRUE = frozenset(("1", "true", "yes", "on"))
 
@@ -81,6 +81,7 @@ def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
         _is_last_step(headers, said, xargs),
         _tenant(headers, said),
         traceparent=_traceparent(headers),
+        owner=owner_of(headers),
     )
 
 
@@ -248,35 +249,39 @@ def _bounded(value: str) -> str | None:
     return value or None
 
 
-# ---- tenants ----
+# ---- owners and tenants ----
 
 
 def owner_of(headers: Mapping[str, str]) -> str | None:
-    """Whom the request's API key names."""
-    return headers.get(TENANT_HEADER)
+    """Whom the request's API key names. What somebody owns nobody else finds; ``user`` makes no owner."""
+    return headers.get(OWNER_HEADER) or None
 
 
 def owned_id(headers: Mapping[str, str], job_id: str) -> str:
     """The id by which the engine knows the job: before what its client calls it stands who owns the API key,
-    where that has a name, for two owners may both have a job "main". One that was inferred has a name of its
-    own."""
-    owner = owner_of(headers)
-    if owner is None or job_id.startswith((f"{owner}:", INFERRED)):
+    where that has a name, for two owners may both have a job "main". So no id that is said leads to the job
+    of another owner: what looks like one, said with a key without a name, begins with a colon."""
+    owner = headers.get(OWNER_HEADER)
+    if owner is None:
         return job_id
-    return f"{owner}:{job_id}"
+    if not owner:
+        return f":{job_id}" if _OWNED.match(job_id) else job_id
+    return job_id if job_id.startswith(f"{owner}:") else f"{owner}:{job_id}"
 
 
 def _tenant(headers: Mapping[str, str], said: ClientIdentity) -> str | None:
-    """Who the job is of: the owner that an API key names, else the ``user`` that is said, else whoever has
-    that key, which is not shown."""
+    """With whom the job shares what there is: the owner that an API key names, else the ``user`` that is
+    said, else whoever has that key, which is not shown. A user takes nothing of an owner of that name."""
     if owner := owner_of(headers):
         return owner
-    user = _text(said.tenant, "user")
+    user = _text(said.tenant, "user") or _user_in(said.metadata_user_id)
     if user:
-        return user
-    user_id = _text(said.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
-    if user_id and (found := _read_user_id(user_id).user):
-        return found
+        return user if headers.get(OWNER_HEADER) is None else f"user:{user}"
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = headers.get("x-api-key", "") or (key.strip() if scheme.lower() == "bearer" else "")
     return f"key-{sha256(key.encode(errors='replace')).hexdigest()[:16]}" if key else None
+
+
+def _user_in(metadata_user_id: object) -> str | None:
+    user_id = _text(metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
+    return _read_user_id(user_id).user if user_id else None

@@ -44,19 +44,19 @@ async def metrics(request: Request) -> Response:
     return Response(model_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-@endpoint(router, "GET", "/load")
+@endpoint(router, "GET", "/load", operators_only=True)
 async def load(request: Request) -> Response:
     """How many requests are being generated, by all front-end processes; and which of them says so."""
     return JSONResponse({"server_load": model_of(request).num_live, "process_id": os.getpid()})
 
 
-@endpoint(router, "POST", "/reset_prefix_cache")
+@endpoint(router, "POST", "/reset_prefix_cache", operators_only=True)
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget cached prefixes, pinned ones too; not while requests run."""
     return JSONResponse({"success": await model_of(request).engine.reset_prefix_cache()})
 
 
-@endpoint(router, "POST", "/pause")
+@endpoint(router, "POST", "/pause", operators_only=True)
 async def pause(request: Request) -> Response:
     """Take no request out of the queue until ``/resume``. ``mode=wait``: those that run go on to their end;
     ``mode=keep``: they stand still, and go on afterwards. Requests are accepted as before, and wait."""
@@ -67,14 +67,14 @@ async def pause(request: Request) -> Response:
     return JSONResponse({"status": "paused"})
 
 
-@endpoint(router, "POST", "/resume")
+@endpoint(router, "POST", "/resume", operators_only=True)
 async def resume(request: Request) -> Response:
     """Go on after ``/pause``."""
     await model_of(request).engine.resume()
     return JSONResponse({"status": "resumed"})
 
 
-@endpoint(router, "GET", "/is_paused")
+@endpoint(router, "GET", "/is_paused", operators_only=True)
 async def is_paused(request: Request) -> Response:
     """Whether it is, and how many requests run and wait: none runs once all that did before ``/pause`` are
     done."""

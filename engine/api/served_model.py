@@ -11,6 +11,8 @@ from contextlib import aclosing, contextmanager, suppress
 from time import time
 from typing import cast
 
+import msgspec
+
 from engine.api.chat_messages import Message, normalise
 from engine.api.config import ServerConfig
 from engine.api.errors import ModelNotFoundError, RequestTimeoutError, ServerClosingError
@@ -55,6 +57,7 @@ class ServedModel:
         self._trusts_templates = config.trust_request_chat_template
         self.reply_format = self._reply_format(config)
         self._gives_receipts = config.receipts
+        self._parts_prefixes = config.access.parts_prefixes
         self._live: set[str] = set()
         self._timed_out: set[str] = set()
         self._num_seated = 0
@@ -113,13 +116,16 @@ class ServedModel:
                 if not self._num_seated:
                     self._unseated.set()
 
-    async def encode(self, text: str, *, add_special_tokens: bool, is_prompt: bool = False) -> list[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, owner: str | None, is_prompt: bool = False
+    ) -> list[int]:
         """The text's tokens. ``is_prompt``: ContextLengthError if they are certainly too many to serve."""
+        owner = owner if self._parts_prefixes else None
 
         def encode() -> list[int]:
             if is_prompt:
                 check_text_may_fit(self.engine.tokenizer, text, self.max_model_len)
-            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
 
         return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
 
@@ -132,6 +138,7 @@ class ServedModel:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        owner: str | None,
         is_prompt: bool = False,
     ) -> list[int]:
         """The conversation's tokens, by the request's template, else the server's, else the tokenizer's.
@@ -155,7 +162,7 @@ class ServedModel:
             text = await asyncio.to_thread(self.engine.tokenizer.chat_text, *chat)
         else:
             text = self.engine.tokenizer.chat_text(*chat)
-        return await self.encode(text, add_special_tokens=False, is_prompt=is_prompt)
+        return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
 
     def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
@@ -185,7 +192,12 @@ class ServedModel:
         watch = self._watch(request_id)
         try:
             outputs = self.engine.generate(
-                prompt_token_ids, params, request_id, job=job, priority=priority or 0, cache_salt=cache_salt
+                prompt_token_ids,
+                params,
+                request_id,
+                job=job,
+                priority=priority or 0,
+                cache_salt=self._salt(None if job is None else job.owner, cache_salt),
             )
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
@@ -201,6 +213,12 @@ class ServedModel:
             self._timed_out.discard(request_id)
             if watch is not None:
                 watch.cancel()
+
+    def _salt(self, owner: str | None, cache_salt: str | None) -> str | None:
+        """What keeps the prefixes of owners apart: no salt that a client says makes it another owner."""
+        if not self._parts_prefixes or (owner is None and cache_salt is None):
+            return cache_salt
+        return msgspec.json.encode((owner, cache_salt)).decode()
 
     def _watch(self, request_id: str) -> asyncio.Task[None] | None:
         if self._request_timeout_s is None:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.identity import owner_of
 from engine.api.openai.bodies import DetokenizeResponse, TokenizeResponse
 from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from engine.errors import RequestError
@@ -27,9 +28,14 @@ async def tokenize(request: Request) -> Response:
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
+            owner=owner_of(request.headers),
         )
     else:
-        tokens = await model.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        tokens = await model.encode(
+            body.prompt or "",
+            add_special_tokens=body.add_special_tokens,
+            owner=owner_of(request.headers),
+        )
     texts = [model.engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
     return json_response(
         TokenizeResponse(

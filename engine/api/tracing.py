@@ -22,13 +22,13 @@ class TraceBody(BaseModel):
     """File to write, in the folder that the operator named with --trace-dir; a name with the time without."""
 
 
-@endpoint(router, "GET", "/trace")
+@endpoint(router, "GET", "/trace", operators_only=True)
 async def show_trace(request: Request) -> Response:
     """Whether a trace is being written, to which file, and how much of it."""
     return json_response(await model_of(request).engine.trace_state())
 
 
-@endpoint(router, "POST", "/trace", body=TraceBody)
+@endpoint(router, "POST", "/trace", body=TraceBody, operators_only=True)
 async def switch_trace(request: Request) -> Response:
     """Begin a trace, or end it; the state it has then. No file that is there is replaced."""
     body = await read_body(request, TraceBody)

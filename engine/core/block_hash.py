@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain, repeat
 from operator import add
 
 import msgspec
@@ -31,6 +32,11 @@ class HashContext:
     cache_salt: str | None = None
     adapter: str | None = None
     media: Sequence[MediaSpan] = ()
+
+    @property
+    def is_of_every_block(self) -> bool:
+        """Whether blocks behind the first may have keys of their own."""
+        return bool(self.adapter or self.media)
 
     def extra_keys(self, first: int, end: int) -> bytes:
         """Encoded keys of the block of tokens ``[first, end)``; empty if it has none."""
@@ -67,9 +73,12 @@ class BlockHasher:
         # All blocks at once: packed one by one they take nearly as long as their hashes.
         packed = struct.Struct(f"={num_tokens}I").pack(*token_ids[first : first + num_tokens])
         contents: Iterable[bytes] = struct.unpack(f"{_TOKEN_BYTES * size}s" * num_blocks, packed)
-        if context is not NO_CONTEXT:
-            starts = range(first, first + num_tokens, size)
-            contents = map(add, contents, (context.extra_keys(start, start + size) for start in starts))
+        if context.is_of_every_block or (first == 0 and context.cache_salt):
+            # A salt alone is in the first block's hash, and through it in all: the others need no look.
+            last = first + num_tokens if context.is_of_every_block else size
+            starts = range(first, last, size)
+            keys = chain((context.extra_keys(start, start + size) for start in starts), repeat(b""))
+            contents = map(add, contents, keys)
         parent = hashes[-1] if hashes else ROOT_HASH
         append = hashes.append
         for content in contents:

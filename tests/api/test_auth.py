@@ -162,13 +162,14 @@ def test_the_libraries_raise_their_own_errors(guarded: Server, trusting: ssl.SSL
 
 
 def test_a_named_key_is_a_tenant(http: httpx.Client) -> None:
-    """Whose job it is goes by the key, whatever the request says; without a name by the request."""
+    """Whose job it is goes by the key, whatever the request says; without a name by the request, whose user
+    is never taken for the owner of a key."""
     body = {**TURN, "user": "bob"}
-    headers = {"x-continuum-tenant": "eve"}
+    headers = {"x-continuum-owner": "eve"}
     for key, job_id in ((ALICES_KEY, "a"), (KEY, "b")):
         answer = http.post(CHAT, json={**body, "job_id": job_id}, headers={**headers, "x-api-key": key})
         assert answer.status_code == 200
-    for job_id, tenant in (("alice:a", "alice"), ("b", "bob")):
+    for job_id, tenant in (("alice:a", "alice"), ("b", "user:bob")):
         assert http.get(f"/v1/jobs/{job_id}", headers={"x-api-key": KEY}).json()["tenant"] == tenant
 
 

@@ -239,3 +239,37 @@ def test_an_items_id_leads_to_its_response() -> None:
     assert response_of_item(item_id("msg", response_id, 3)) == response_id
     assert response_of_item(item_id("fc", response_id, 0x8000)) == response_id
     assert response_of_item("msg_1") is None
+
+
+async def test_each_owner_has_his_own(store: ResponseStore) -> None:
+    """The same names are other responses and other conversations, and a lock keeps out its owner's turns."""
+    alice, bob = store.of("alice"), store.of("bob")
+    first = stored("a", conversation=ConversationId("c"))
+    await alice.put(first)
+    for other in (store, bob):
+        for name in ("a", "alice/a"):
+            assert await other.get(name) is None
+            assert not await other.delete(name)
+            assert not await other.update(stored(name))
+            assert not await other.renew(name)
+            await other.cancel(name)
+            with pytest.raises(ResponseNotStoredError):
+                await other.chain(name, "response_id")
+        assert await other.newest("c") is None
+    assert await alice.lock("c", "b")
+    assert await bob.lock("c", "b")
+    await bob.unlock("b")
+    assert not await alice.lock("c", "d")
+    assert await store.of("alice").get("a") == first
+    assert await alice.newest("c") == "a"
+    assert [turn.response.id for turn in await alice.chain("a", "response_id")] == ["a"]
+
+
+async def test_who_keeps_most_makes_room(store: ResponseStore) -> None:
+    """One owner's responses push out no other's that has fewer, used however long ago."""
+    alice, bob = store.of("alice"), store.of("bob")
+    await bob.put(stored("old"))
+    for number in range(8):
+        await alice.put(stored(f"a{number}"))
+    assert await kept(bob, "old") == ["old"]
+    assert await kept(alice, *(f"a{number}" for number in range(8))) == ["a5", "a6", "a7"]

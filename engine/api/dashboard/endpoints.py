@@ -55,7 +55,7 @@ async def dashboard(request: Request) -> Response:
     return HTMLResponse(page.html, headers=page.headers)
 
 
-@endpoint(router, "GET", "/dashboard/feed")
+@endpoint(router, "GET", "/dashboard/feed", operators_only=True)
 async def feed(request: Request) -> Response:
     """What the page shows, as server-sent events: one ``hello``, then ``view`` after ``view``."""
     audience: Audience = request.app.state.audience
@@ -63,7 +63,7 @@ async def feed(request: Request) -> Response:
     return EventStream(_events(_hello(request), views), Dialect.RESPONSES, request.state.request_id)
 
 
-@endpoint(router, "GET", "/dashboard/jobs/{job_id:path}")
+@endpoint(router, "GET", "/dashboard/jobs/{job_id:path}", operators_only=True)
 async def job(request: Request) -> Response:
     """One job as ``/v1/jobs`` tells of it, and its turns; that it is not known is no error of who saw it."""
     engine, job_id = model_of(request).engine, request.path_params["job_id"]

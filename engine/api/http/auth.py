@@ -19,29 +19,33 @@ from engine.api.http.middleware import refusal
 OPEN_PATHS = frozenset(("/health", "/ping", "/version", "/metrics", "/dashboard"))
 """What probes, scrapers and browsers ask without a key: nothing of any request's content is told there. (The
 page of /dashboard is the same for everybody; what it shows it asks for with its reader's key.)"""
-TENANT_HEADER = "x-continuum-tenant"
-"""Whose key it was, where the key names somebody. What a client says here itself is taken away."""
+OWNER_HEADER = "x-continuum-owner"
+"""Whose key it was: its name; empty for one without a name beside others that have one; not there where no
+key has a name. What a client says here itself is taken away, whether there are keys or not."""
 
-_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)", re.DOTALL)
+KEY_NAME = r"[A-Za-z0-9_.-]{1,64}"
+_NAMED_KEY = re.compile(rf"({KEY_NAME}):(.+)", re.DOTALL)
 
 
 class ApiKeys:
     """The keys that open the server; ``NAME:KEY`` also says whose requests those are."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._tenants: list[tuple[bytes, str | None]] = []
+        self._owners: list[tuple[bytes, str | None]] = []
         for key in keys:
             name, secret = _named(key)
-            self._tenants.append((_digest(secret.encode()), name))
+            self._owners.append((_digest(secret.encode()), name))
+        self.names = tuple(sorted({name for _, name in self._owners if name is not None}))
+        """Whose they are; empty if no key says so."""
 
     def find(self, presented: bytes) -> tuple[bool, str | None]:
         """Whether this is one of them, and whose. Every key is looked at, whichever fits."""
         digest = _digest(presented)
-        found, tenant = False, None
-        for known, name in self._tenants:
+        found, owner = False, None
+        for known, name in self._owners:
             if compare_digest(known, digest):
-                found, tenant = True, name
-        return found, tenant
+                found, owner = True, name
+        return found, owner
 
 
 def _named(key: str) -> tuple[str | None, str]:
@@ -54,36 +58,40 @@ def _digest(key: bytes) -> bytes:
 
 
 class AuthMiddleware:
-    """401 for requests without a key that fits, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``."""
+    """401 for requests without a key that fits, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; those
+    that come through say whose key it was. ``keys`` is None: everybody may ask, and nobody owns anything."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        found, tenant = self._find(Headers(scope=scope))
-        if not found:
-            await refusal(_unauthorized(), scope)(scope, receive, send)
-            return
         headers = MutableHeaders(scope=scope)
-        del headers[TENANT_HEADER]
-        if tenant is not None:
-            headers[TENANT_HEADER] = tenant
+        if OWNER_HEADER in headers:
+            del headers[OWNER_HEADER]
+        if self._keys is not None and scope["path"] not in OPEN_PATHS:
+            found, owner = self._find(self._keys, headers)
+            if not found:
+                await refusal(_unauthorized(), scope)(scope, receive, send)
+                return
+            if self._keys.names:
+                headers[OWNER_HEADER] = owner or ""
         await self._app(scope, receive, send)
 
-    def _find(self, headers: Headers) -> tuple[bool, str | None]:
+    @staticmethod
+    def _find(keys: ApiKeys, headers: Headers) -> tuple[bool, str | None]:
         """Clients that were set up for another service may send both; one that fits is enough."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         presented = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             presented.append(bearer.strip())
         for key in filter(None, presented):
-            found, tenant = self._keys.find(key.encode("latin-1"))
+            found, owner = keys.find(key.encode("latin-1"))
             if found:
-                return found, tenant
+                return found, owner
         return False, None
 
 

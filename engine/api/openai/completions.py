@@ -111,7 +111,8 @@ class CompletionTurn:
         if isinstance(prompt, list):
             return prompt
         adds = self._body.add_special_tokens is not False
-        return await self._model.encode(prompt, add_special_tokens=adds, is_prompt=True)
+        owner = None if self._job is None else self._job.owner
+        return await self._model.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
 
     def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._model.engine.tokenizer.decode(token_ids)

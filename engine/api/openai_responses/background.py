@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import copy
 
 from engine.api.errors import OverloadedError
 from engine.api.openai_responses.conversation_lock import RENEW_S
@@ -95,33 +96,52 @@ class _Run:
                 self.log.add(event.encode())
 
 
+_RunKey = tuple[str | None, str]
+"""Owner and response id."""
+
+
 class BackgroundRuns:
-    """The runs of this process."""
+    """The runs of this process, as one owner sees them: those of others are not found."""
 
     def __init__(self, store: ResponseStore, max_running: int) -> None:
         self._store = store
+        self._owner: str | None = None
         self._max_running = max_running
-        self._running: dict[str, _Run] = {}
-        self._logs: OrderedDict[str, EventLog] = OrderedDict()
+        self._running: dict[_RunKey, _Run] = {}
+        self._logs: OrderedDict[_RunKey, EventLog] = OrderedDict()
         """Of runs that have ended, oldest first."""
+
+    def of(self, owner: str | None) -> BackgroundRuns:
+        view = copy(self)
+        view._owner, view._store = owner, self._store.of(owner)
+        return view
+
+    def _may_start(self) -> bool:
+        """Where there are as many as may be, only who has less than an equal part of them may add one."""
+        owners = [owner for owner, _ in self._running]
+        if len(owners) < self._max_running:
+            return True
+        num_owners = len({*owners, self._owner})
+        return (owners.count(self._owner) + 1) * num_owners <= self._max_running
 
     async def start(self, turn: ResponseTurn, *, logs_events: bool) -> None:
         """Begin to make a response, and wait until it is stored; OverloadedError if there are too many
         already."""
-        if len(self._running) >= self._max_running:
+        if not self._may_start():
             raise OverloadedError(
                 f"This server makes {self._max_running} background responses already; it takes no more."
             )
-        response_id = turn.response.id
+        key = (self._owner, turn.response.id)
         run = _Run(turn, self._store, EventLog() if logs_events else None)
-        self._running[response_id] = run
-        run.task.add_done_callback(lambda _: self._retire(response_id))
+        self._running[key] = run
+        run.task.add_done_callback(lambda _: self._retire(key))
         await run.stored.wait()
 
     def follow(self, response_id: str, first: int = 0) -> AsyncGenerator[bytes, None]:
         """Encoded events from number ``first`` on; RequestError if they are not remembered here."""
-        run = self._running.get(response_id)
-        log = self._logs.get(response_id) if run is None else run.log
+        key = (self._owner, response_id)
+        run = self._running.get(key)
+        log = self._logs.get(key) if run is None else run.log
         if log is None:
             raise RequestError(
                 "The events of this response are not kept: it was not asked for with background and stream, "
@@ -132,17 +152,17 @@ class BackgroundRuns:
 
     async def cancel(self, response_id: str) -> None:
         """End a run of this process now; others are asked through the store, and end within seconds."""
-        run = self._running.get(response_id)
+        run = self._running.get((self._owner, response_id))
         if run is None:
             await self._store.cancel(response_id)
             return
         run.task.cancel()
         await asyncio.wait({run.task})
 
-    def _retire(self, response_id: str) -> None:
-        log = self._running.pop(response_id).log
+    def _retire(self, key: _RunKey) -> None:
+        log = self._running.pop(key).log
         if log is None:
             return
-        self._logs[response_id] = log
+        self._logs[key] = log
         while sum(kept.num_bytes for kept in self._logs.values()) > MAX_LOG_BYTES:
             self._logs.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from engine.api.identity import owner_of
 from engine.api.openai_responses.background import BackgroundRuns
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.api.openai_responses.memory_store import MemoryStore
@@ -18,14 +19,24 @@ from engine.api.processes.siblings import Siblings
 
 
 class ResponseKeeper:
-    """One process's part in it. Several processes share a file in their folder; one alone needs none."""
+    """One process's part in it, as one owner sees it. Several processes share a file in their folder; one
+    alone needs none."""
 
-    def __init__(self, config: ResponsesConfig, siblings: Siblings) -> None:
+    def __init__(self, store: ResponseStore, runs: BackgroundRuns, owner: str | None = None) -> None:
+        self.store = store.of(owner)
+        self.runs = runs.of(owner)
+
+    @classmethod
+    def create(cls, config: ResponsesConfig, siblings: Siblings) -> ResponseKeeper:
+        """Of whoever has no name; ``of`` gives the others theirs."""
         limits = StoreLimits(config.max_stored_responses, config.max_stored_response_bytes)
-        self.store: ResponseStore = (
+        store: ResponseStore = (
             MemoryStore(limits) if siblings.folder is None else SqliteStore(siblings.folder, limits)
         )
-        self.runs = BackgroundRuns(self.store, config.max_background_responses)
+        return cls(store, BackgroundRuns(store, config.max_background_responses))
+
+    def of(self, owner: str | None) -> ResponseKeeper:
+        return self if owner is None else ResponseKeeper(self.store, self.runs, owner)
 
     async def find(self, response_id: str) -> StoredResponse:
         """ResponseNotStoredError if it is not kept (any more)."""
@@ -36,5 +47,6 @@ class ResponseKeeper:
 
 
 def keeper_of(request: Request) -> ResponseKeeper:
+    """What the owner of the request's key has: no id leads to what another owner has."""
     keeper: ResponseKeeper = request.app.state.response_keeper
-    return keeper
+    return keeper.of(owner_of(request.headers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 from engine.api.openai_responses.items import ENDED
@@ -38,121 +39,151 @@ class _Lock:
     alive_until: float
 
 
+class _Part:
+    """What one owner has."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.entries: OrderedDict[str, _Entry] = OrderedDict()
+        """Least recently used first."""
+        self.in_progress: dict[str, _Entry] = {}
+        """Of these, those that have not ended."""
+        self.newest: dict[str, str] = {}
+        self.locks: dict[str, _Lock] = {}
+        """By the response whose turn it is."""
+
+    def add(self, response_id: str, entry: _Entry) -> None:
+        self.entries[response_id] = entry
+        self.num_bytes += len(entry.data)
+        if entry.alive_until:
+            self.in_progress[response_id] = entry
+
+    def remove(self, response_id: str) -> _Entry | None:
+        self.in_progress.pop(response_id, None)
+        entry = self.entries.pop(response_id, None)
+        if entry is not None:
+            self.num_bytes -= len(entry.data)
+        return entry
+
+    def forget(self, response_id: str) -> bool:
+        entry = self.remove(response_id)
+        if entry is None:
+            return False
+        named = entry.conversation_id
+        if named is not None and self.newest.get(named) == response_id:
+            del self.newest[named]
+        return True
+
+    def forget_least_recently_used(self, now: float) -> bool:
+        """Of those that have ended; False if there is none."""
+        ended = (name for name, entry in self.entries.items() if entry.alive_until < now)
+        name = next(ended, None)
+        return name is not None and self.forget(name)
+
+
 class MemoryStore:
     """Keeps responses in this process, encoded: objects would take ten times the memory."""
 
     def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self.num_bytes = 0
         self._clock = clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        """Least recently used first."""
-        self._in_progress: dict[str, _Entry] = {}
-        """Of these, those that have not ended."""
-        self._newest: dict[str, str] = {}
-        self._locks: dict[str, _Lock] = {}
-        """By the response whose turn it is."""
+        self._own = _Part()
+        self._parts: dict[str | None, _Part] = {None: self._own}
+
+    def of(self, owner: str | None) -> MemoryStore:
+        view = copy(self)
+        view._own = self._parts.setdefault(owner, _Part())
+        return view
 
     def __len__(self) -> int:
-        return len(self._entries)
+        """Of all owners."""
+        return sum(len(part.entries) for part in self._parts.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all owners."""
+        return sum(part.num_bytes for part in self._parts.values())
 
     async def put(self, stored: StoredResponse) -> None:
         response_id, conversation_id = stored.response.id, conversation_of(stored)
-        before = self._remove(response_id)
+        before = self._own.remove(response_id)
         entry = _Entry(
             encoder.encode(stored),
             conversation_id,
             alive_until_of(stored, self._clock()),
             before is not None and before.is_cancelled,
         )
-        self._add(response_id, entry)
+        self._own.add(response_id, entry)
         if conversation_id is not None and goes_on_from(stored):
-            self._newest[conversation_id] = response_id
+            self._own.newest[conversation_id] = response_id
         if stored.response.status in ENDED:
-            self._locks.pop(response_id, None)
+            self._own.locks.pop(response_id, None)
         self._make_room()
 
     def _make_room(self) -> None:
+        """The owner with most gives first."""
         now = self._clock()
-        alive = [entry for entry in self._in_progress.values() if entry.alive_until >= now]
+        parts = list(self._parts.values())
+        alive = [e for part in parts for e in part.in_progress.values() if e.alive_until >= now]
         max_responses = self.limits.max_responses + len(alive)
         max_bytes = self.limits.max_bytes + sum(len(entry.data) for entry in alive)
-        while len(self._entries) > max_responses or self.num_bytes > max_bytes:
-            self._forget(next(name for name, entry in self._entries.items() if entry.alive_until < now))
+        while parts and (len(self) > max_responses or self.num_bytes > max_bytes):
+            too_many = len(self) > max_responses
+            largest = max(parts, key=lambda part: len(part.entries) if too_many else part.num_bytes)
+            if not largest.forget_least_recently_used(now):
+                parts.remove(largest)
 
     async def update(self, stored: StoredResponse) -> bool:
-        if stored.response.id not in self._entries:
+        if stored.response.id not in self._own.entries:
             return False
         await self.put(stored)
         return True
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        entry = self._entries.get(response_id)
+        entry = self._own.entries.get(response_id)
         if entry is None:
             return None
-        self._entries.move_to_end(response_id)
+        self._own.entries.move_to_end(response_id)
         return as_it_stands(decoder.decode(entry.data), entry.alive_until, self._clock())
 
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
         turns: list[PastTurn] = []
         link: str | None = response_id
         while link is not None:
-            entry = self._entries.get(link)
+            entry = self._own.entries.get(link)
             if entry is None:
                 raise broken_chain(link, response_id, self.limits, field)
-            self._entries.move_to_end(link)
+            self._own.entries.move_to_end(link)
             turns.append(turn_decoder.decode(entry.data))
             link = turns[-1].previous_id
         return turns[::-1]
 
     async def delete(self, response_id: str) -> bool:
-        return self._forget(response_id)
+        return self._own.forget(response_id)
 
     async def newest(self, conversation_id: str) -> str | None:
-        return self._newest.get(conversation_id)
+        return self._own.newest.get(conversation_id)
 
     async def cancel(self, response_id: str) -> None:
-        if entry := self._entries.get(response_id):
+        if entry := self._own.entries.get(response_id):
             entry.is_cancelled = True
 
     async def renew(self, response_id: str) -> bool:
         alive_until = self._clock() + RENEWED_FOR_S
-        if response_id in self._locks:
-            self._locks[response_id].alive_until = alive_until
-        if response_id in self._in_progress:
-            self._in_progress[response_id].alive_until = alive_until
-        entry = self._entries.get(response_id)
+        if response_id in self._own.locks:
+            self._own.locks[response_id].alive_until = alive_until
+        if response_id in self._own.in_progress:
+            self._own.in_progress[response_id].alive_until = alive_until
+        entry = self._own.entries.get(response_id)
         return entry is not None and not entry.is_cancelled
 
     async def lock(self, conversation_id: str, response_id: str) -> bool:
-        now = self._clock()
-        self._locks = {name: lock for name, lock in self._locks.items() if lock.alive_until >= now}
-        if any(lock.conversation_id == conversation_id for lock in self._locks.values()):
+        now, own = self._clock(), self._own
+        own.locks = {name: lock for name, lock in own.locks.items() if lock.alive_until >= now}
+        if any(lock.conversation_id == conversation_id for lock in own.locks.values()):
             return False
-        self._locks[response_id] = _Lock(conversation_id, now + RENEWED_FOR_S)
+        own.locks[response_id] = _Lock(conversation_id, now + RENEWED_FOR_S)
         return True
 
     async def unlock(self, response_id: str) -> None:
-        self._locks.pop(response_id, None)
-
-    def _forget(self, response_id: str) -> bool:
-        entry = self._remove(response_id)
-        if entry is None:
-            return False
-        named = entry.conversation_id
-        if named is not None and self._newest.get(named) == response_id:
-            del self._newest[named]
-        return True
-
-    def _add(self, response_id: str, entry: _Entry) -> None:
-        self._entries[response_id] = entry
-        self.num_bytes += len(entry.data)
-        if entry.alive_until:
-            self._in_progress[response_id] = entry
-
-    def _remove(self, response_id: str) -> _Entry | None:
-        self._in_progress.pop(response_id, None)
-        entry = self._entries.pop(response_id, None)
-        if entry is not None:
-            self.num_bytes -= len(entry.data)
-        return entry
+        self._own.locks.pop(response_id, None)

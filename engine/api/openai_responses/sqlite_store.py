@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -24,6 +25,7 @@ from engine.api.openai_responses.store import (
     decoder,
     encoder,
     goes_on_from,
+    owned_key,
     turn_decoder,
 )
 
@@ -34,26 +36,27 @@ LOCK_TIMEOUT_S, LOCK_POLL_S = 30.0, 0.01
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous TEXT, conversation TEXT, size INTEGER NOT NULL, used INTEGER NOT NULL,
-    alive_until REAL NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0);
+    alive_until REAL NOT NULL, owner TEXT NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS bodies (id TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
+CREATE INDEX IF NOT EXISTS responses_used ON responses (owner, used);
 CREATE INDEX IF NOT EXISTS responses_in_progress ON responses (alive_until, size) WHERE alive_until > 0;
 CREATE TABLE IF NOT EXISTS locks (
     conversation TEXT PRIMARY KEY, response TEXT NOT NULL, alive_until REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS newest (conversation TEXT PRIMARY KEY, response TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS total (num INTEGER NOT NULL, size INTEGER NOT NULL);
-INSERT INTO total SELECT 0, 0 WHERE NOT EXISTS (SELECT 1 FROM total);
+CREATE TABLE IF NOT EXISTS total (owner TEXT PRIMARY KEY, num INTEGER NOT NULL, size INTEGER NOT NULL);
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
-    UPDATE total SET num = num + 1, size = size + new.size; END;
+    INSERT OR IGNORE INTO total VALUES (new.owner, 0, 0);
+    UPDATE total SET num = num + 1, size = size + new.size WHERE owner = new.owner; END;
 CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
-    UPDATE total SET num = num - 1, size = size - old.size;
+    UPDATE total SET num = num - 1, size = size - old.size WHERE owner = old.owner;
     DELETE FROM newest WHERE conversation = old.conversation AND response = old.id;
     DELETE FROM bodies WHERE id = old.id; END;
 CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF size ON responses BEGIN
-    UPDATE total SET size = size + new.size - old.size; END;
+    UPDATE total SET size = size + new.size - old.size WHERE owner = new.owner; END;
 """
 _PUT = """
-INSERT INTO responses (id, previous, conversation, size, used, alive_until) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO responses (id, previous, conversation, size, used, alive_until, owner)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
     size = excluded.size, used = excluded.used, alive_until = excluded.alive_until
 """
@@ -61,8 +64,10 @@ _ALIVE = """
 SELECT count(*), coalesce(sum(size), 0) FROM responses WHERE alive_until > 0 AND alive_until >= ?
 """
 _FORGET_LEAST_RECENTLY_USED = """
-DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE alive_until < ? ORDER BY used LIMIT 1)
+DELETE FROM responses WHERE id = (
+    SELECT id FROM responses WHERE owner = ? AND alive_until < ? ORDER BY used LIMIT 1)
 """
+_LARGEST_FIRST = "SELECT owner FROM total WHERE num > 0 ORDER BY CASE ? WHEN 1 THEN num ELSE size END DESC"
 _RENEW = """
 UPDATE responses SET alive_until = CASE WHEN alive_until > 0 THEN ? ELSE 0 END WHERE id = ?
 RETURNING cancelled
@@ -97,6 +102,7 @@ class SqliteStore:
     def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self.limits = limits
         self._clock = clock
+        self._owner: str | None = None
         self._lock = Lock()
         self._db = sqlite3.connect(
             folder / "responses.sqlite", timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -104,6 +110,14 @@ class SqliteStore:
         _begin_log(self._db)
         self._db.execute("PRAGMA synchronous = OFF")
         self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+
+    def of(self, owner: str | None) -> SqliteStore:
+        view = copy(self)
+        view._owner = owner
+        return view
+
+    def _key(self, name: str) -> str:
+        return owned_key(self._owner, name)
 
     def close(self) -> None:
         with self._lock:
@@ -153,83 +167,93 @@ class SqliteStore:
         return await asyncio.to_thread(run)
 
     def _put(self, stored: StoredResponse) -> None:
-        response_id, conversation_id = stored.response.id, conversation_of(stored)
+        key, named = self._key(stored.response.id), conversation_of(stored)
+        previous = None if stored.previous_id is None else self._key(stored.previous_id)
+        conversation = None if named is None else self._key(named)
         data = encoder.encode(stored)
         alive_until, now = alive_until_of(stored, self._clock()), time.monotonic_ns()
-        self._db.execute(
-            _PUT, (response_id, stored.previous_id, conversation_id, len(data), now, alive_until)
-        )
-        self._db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (response_id, data))
-        if conversation_id is not None and goes_on_from(stored):
-            self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?)", (conversation_id, response_id))
+        self._db.execute(_PUT, (key, previous, conversation, len(data), now, alive_until, self._owner or ""))
+        self._db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (key, data))
+        if conversation is not None and goes_on_from(stored):
+            self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?)", (conversation, key))
         if stored.response.status in ENDED:
-            self._unlock(response_id)
+            self._unlock(stored.response.id)
         self._make_room()
 
     def _update(self, stored: StoredResponse) -> bool:
-        kept = self._db.execute("SELECT 1 FROM responses WHERE id = ?", (stored.response.id,)).fetchone()
+        key = self._key(stored.response.id)
+        kept = self._db.execute("SELECT 1 FROM responses WHERE id = ?", (key,)).fetchone()
         if kept is None:
             return False
         self._put(stored)
         return True
 
     def _make_room(self) -> None:
+        """The owner with most gives first."""
         now = self._clock()
         num_alive, size_alive = self._db.execute(_ALIVE, (now,)).fetchone()
         max_responses = self.limits.max_responses + num_alive
         max_bytes = self.limits.max_bytes + size_alive
         while True:
-            num, size = self._db.execute("SELECT num, size FROM total").fetchone()
+            num, size = self._db.execute("SELECT sum(num), sum(size) FROM total").fetchone()
             if num <= max_responses and size <= max_bytes:
                 return
-            self._db.execute(_FORGET_LEAST_RECENTLY_USED, (now,))
+            by_number = int(num > max_responses)
+            for (owner,) in self._db.execute(_LARGEST_FIRST, (by_number,)).fetchall():
+                if self._db.execute(_FORGET_LEAST_RECENTLY_USED, (owner, now)).rowcount:
+                    break
+            else:
+                return
 
     def _get(self, response_id: str) -> StoredResponse | None:
         row = self._db.execute(
-            "SELECT data, alive_until FROM responses JOIN bodies USING (id) WHERE id = ?", (response_id,)
+            "SELECT data, alive_until FROM responses JOIN bodies USING (id) WHERE id = ?",
+            (self._key(response_id),),
         ).fetchone()
         if row is None:
             return None
-        self._use([response_id])
+        self._use([self._key(response_id)])
         data, alive_until = row
         return as_it_stands(decoder.decode(data), alive_until, self._clock())
 
     def _chain(self, response_id: str, field: str) -> list[PastTurn]:
-        rows = sorted(self._db.execute(_CHAIN, (response_id,)), reverse=True)  # by depth: oldest first
-        missing = rows[0][2] if rows else response_id
+        key = self._key(response_id)
+        rows = sorted(self._db.execute(_CHAIN, (key,)), reverse=True)  # by depth: oldest first
+        missing = rows[0][2] if rows else key
         if missing is not None:
-            raise broken_chain(missing, response_id, self.limits, field)
+            raise broken_chain(str(missing).partition("/")[2], response_id, self.limits, field)
         self._use([row[1] for row in rows])
         return [turn_decoder.decode(data) for *_, data in rows]
 
-    def _use(self, response_ids: list[str]) -> None:
+    def _use(self, keys: list[str]) -> None:
         """They are the most recently used; the bodies, which are large, are not touched."""
         now = time.monotonic_ns()
-        self._db.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, i) for i in response_ids])
+        self._db.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, key) for key in keys])
 
     def _delete(self, response_id: str) -> bool:
-        return self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount == 1
+        key = self._key(response_id)
+        return self._db.execute("DELETE FROM responses WHERE id = ?", (key,)).rowcount == 1
 
     def _newest(self, conversation_id: str) -> str | None:
         found = self._db.execute(
-            "SELECT response FROM newest WHERE conversation = ?", (conversation_id,)
+            "SELECT response FROM newest WHERE conversation = ?", (self._key(conversation_id),)
         ).fetchone()
-        return None if found is None else str(found[0])
+        return None if found is None else str(found[0]).partition("/")[2]
 
     def _cancel(self, response_id: str) -> None:
-        self._db.execute("UPDATE responses SET cancelled = 1 WHERE id = ?", (response_id,))
+        self._db.execute("UPDATE responses SET cancelled = 1 WHERE id = ?", (self._key(response_id),))
 
     def _renew(self, response_id: str) -> bool:
-        alive_until = self._clock() + RENEWED_FOR_S
-        self._db.execute("UPDATE locks SET alive_until = ? WHERE response = ?", (alive_until, response_id))
-        row = self._db.execute(_RENEW, (alive_until, response_id)).fetchone()
+        alive_until, key = self._clock() + RENEWED_FOR_S, self._key(response_id)
+        self._db.execute("UPDATE locks SET alive_until = ? WHERE response = ?", (alive_until, key))
+        row = self._db.execute(_RENEW, (alive_until, key)).fetchone()
         return row is not None and not row[0]
 
     def _lock_for(self, conversation_id: str, response_id: str) -> bool:
         now = self._clock()
         self._db.execute("DELETE FROM locks WHERE alive_until < ?", (now,))
-        lock = (conversation_id, response_id, now + RENEWED_FOR_S)
+        lock = (self._key(conversation_id), self._key(response_id), now + RENEWED_FOR_S)
         return self._db.execute("INSERT OR IGNORE INTO locks VALUES (?, ?, ?)", lock).rowcount == 1
 
     def _unlock(self, response_id: str) -> None:
-        self._db.execute("DELETE FROM locks WHERE response = ?", (response_id,))
+        self._db.execute("DELETE FROM locks WHERE response = ?", (self._key(response_id),))

@@ -81,9 +81,16 @@ class ResponseNotStoredError(NotFoundError):
 
 
 class ResponseStore(Protocol):
-    """Where responses are kept. Each use of a response makes it the most recently used."""
+    """Where responses are kept. Each use of a response makes it the most recently used.
+
+    A store is one owner's view of what all of them have: every id is looked for, and every conversation
+    locked, among that owner's own.
+    """
 
     limits: StoreLimits
+
+    def of(self, owner: str | None) -> ResponseStore:
+        """The same store as another owner sees it."""
 
     async def put(self, stored: StoredResponse) -> None:
         """Keep it, in place of an earlier state of it; if it ended, it is its conversation's newest, and the
@@ -121,6 +128,12 @@ class ResponseStore(Protocol):
 encoder = msgspec.msgpack.Encoder()
 decoder = msgspec.msgpack.Decoder(StoredResponse)
 turn_decoder = msgspec.msgpack.Decoder(PastTurn)
+
+
+def owned_key(owner: str | None, name: str) -> str:
+    """By which a response or a conversation is kept: no name leads to what another owner has, as the names of
+    owners hold no slash."""
+    return f"{owner or ''}/{name}"
 
 
 def conversation_of(stored: StoredResponse) -> str | None:

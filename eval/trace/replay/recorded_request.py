@@ -135,5 +135,10 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
     if not arrived.in_job:
         return None
     return JobRef(
-        arrived.job_id, arrived.is_last_step, arrived.tenant, arrived.num_replies, arrived.num_results
+        arrived.job_id,
+        arrived.is_last_step,
+        arrived.tenant,
+        arrived.num_replies,
+        arrived.num_results,
+        owner=arrived.owner,
     )

@@ -44,7 +44,7 @@ class Feed {
     let watch = setTimeout(() => cut.abort(), SILENCE_MS);
     try {
       const response = await fetch("dashboard/feed", { headers: withKey(), signal: cut.signal, cache: "no-store" });
-      if (response.status === 401) throw new KeyNeeded();
+      if (response.status === 401 || response.status === 403) throw new KeyNeeded();
       if (!response.ok) throw new Error(await refusalOf(response));
       for await (const [name, data] of eventsOf(response.body)) {
         clearTimeout(watch);

@@ -1,0 +1,310 @@
+"""Promises to the owners of different keys: nobody finds, reads, ends or infers what another one has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from engine.api.app import ROUTERS
+from engine.api.dashboard import endpoints as dashboard
+from tests.api.server import Server, running_server
+
+ALICE, BOB, OPERATOR = "sk-alice", "sk-bob", "sk-operator"
+SECRET = "alice's account 42"
+LONG = "the ledger says one thing and the account another " * 12
+CHAT, RESPONSES, CONVERSATIONS = "/v1/chat/completions", "/v1/responses", "/v1/conversations"
+
+FOR_OPERATORS = {
+    "/load",
+    "/reset_prefix_cache",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/trace",
+    "/dashboard/feed",
+    "/dashboard/jobs/{job_id:path}",
+}
+FOR_ALL = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/models/{name:path}",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel",
+    "/v1/responses/{response_id}/input_items",
+    "/v1/conversations",
+    "/v1/conversations/{conversation_id}",
+    "/v1/jobs",
+    "/v1/jobs/{job_id:path}",
+    "/v1/jobs/{job_id:path}/finish",
+    "/v1/jobs/{job_id:path}/signals",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/ping",
+    "/version",
+    "/metrics",
+    "/dashboard",
+}
+
+Clients = dict[str, httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = [
+        *("--num-gpu-blocks-override", "400"),
+        *("--api-key", f"alice:{ALICE}", f"bob:{BOB}", OPERATOR),
+        *("--trace-dir", str(tmp_path_factory.mktemp("traces"))),
+    ]
+    with running_server(model, *flags) as server:
+        yield server
+        assert server.interrupt() == 0
+
+
+@pytest.fixture(scope="module")
+def clients(running: Server) -> Iterator[Clients]:
+    """One for each key."""
+    keys = {"alice": ALICE, "bob": BOB, "operator": OPERATOR}
+    opened = {
+        name: httpx.Client(base_url=running.url, headers={"x-api-key": key}, timeout=30)
+        for name, key in keys.items()
+    }
+    yield opened
+    for client in opened.values():
+        client.close()
+
+
+@pytest.fixture
+def alice(clients: Clients) -> httpx.Client:
+    return clients["alice"]
+
+
+@pytest.fixture
+def bob(clients: Clients) -> httpx.Client:
+    return clients["bob"]
+
+
+@pytest.fixture
+def operator(clients: Clients) -> httpx.Client:
+    return clients["operator"]
+
+
+def ask(client: httpx.Client, text: str, **more: Any) -> dict[str, Any]:
+    """The usage of a chat of one message."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    usage: dict[str, Any] = answer.json()["usage"]
+    return usage
+
+
+def respond(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = client.post(RESPONSES, json={"input": SECRET, "max_output_tokens": 4, **body})
+    assert answer.status_code == 200, answer.text
+    response: dict[str, Any] = answer.json()
+    return response
+
+
+# ---- responses and conversations ----
+
+
+def test_a_response_is_its_owners(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
+    """Whoever else knows its id cannot read, continue, refer to, cancel or delete it; nor can a key without a
+    name, which opens what concerns the server and not what was said to it."""
+    response = respond(alice)
+    path = f"{RESPONSES}/{response['id']}"
+    item = {"type": "item_reference", "id": response["output"][0]["id"]}
+    for other in (bob, operator):
+        for refused in (
+            other.get(path),
+            other.get(path, params={"stream": "true"}),
+            other.get(f"{path}/input_items"),
+            other.post(f"{path}/cancel"),
+            other.delete(path),
+            other.post(RESPONSES, json={"input": "a", "previous_response_id": response["id"]}),
+            other.post(f"{RESPONSES}/input_tokens", json={"previous_response_id": response["id"]}),
+            other.post(RESPONSES, json={"input": [item]}),
+            other.get(f"{RESPONSES}/alice/{response['id']}"),
+            other.get(f"{RESPONSES}/alice%2F{response['id']}"),
+        ):
+            assert refused.status_code == 404, refused.text
+            assert SECRET not in refused.text
+    assert SECRET in alice.get(f"{path}/input_items").text
+    assert respond(alice, previous_response_id=response["id"])["status"] in ("completed", "incomplete")
+
+
+def test_a_conversation_is_its_owners(alice: httpx.Client, bob: httpx.Client) -> None:
+    """Nobody else reads it, adds a turn, deletes it, or keeps its owner waiting by its name."""
+    begun = {"items": [{"type": "message", "role": "user", "content": SECRET}]}
+    name = alice.post(CONVERSATIONS, json=begun).json()["id"]
+    turn = respond(alice, conversation=name)
+    for refused in (
+        bob.get(f"{CONVERSATIONS}/{name}"),
+        bob.delete(f"{CONVERSATIONS}/{name}"),
+        bob.post(RESPONSES, json={"input": "a", "conversation": name}),
+        bob.get(f"{RESPONSES}/{turn['id']}"),
+    ):
+        assert refused.status_code == 404
+    assert alice.get(f"{CONVERSATIONS}/{name}").status_code == 200
+
+
+def test_a_background_run_is_its_owners(alice: httpx.Client, bob: httpx.Client) -> None:
+    """Nobody else cancels it or follows its events."""
+    run = respond(alice, background=True, max_output_tokens=900, ignore_eos=True)
+    path = f"{RESPONSES}/{run['id']}"
+    assert bob.post(f"{path}/cancel").status_code == 404
+    assert bob.get(path, params={"stream": "true"}).status_code == 404
+    assert alice.get(path).json()["status"] in ("queued", "in_progress")
+    assert alice.post(f"{path}/cancel").json()["status"] == "cancelled"
+
+
+# ---- jobs ----
+
+
+def test_no_id_leads_to_anothers_job(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
+    """Neither the id that its owner said, nor as the engine writes it, nor one that was inferred: whoever
+    says it has a job of his own by that name, and what he says of it does nothing to the other."""
+    named = ask(alice, LONG, job_id="main")["receipt"]["job_id"]
+    inferred = ask(alice, LONG + "and more", user="bob")["receipt"]["job_id"]
+    assert (named, inferred.startswith("alice:inferred-")) == ("alice:main", True)
+    for job_id in (named, "main", inferred, inferred.removeprefix("alice:")):
+        for other in (bob, operator):
+            receipt = ask(other, LONG, job_id=job_id, is_last_step=True, user="alice")["receipt"]
+            assert receipt["job_id"] not in (named, inferred)
+            assert receipt["turn"] == 1
+        assert bob.get(f"/v1/jobs/{job_id}").status_code == 404
+        assert bob.post(f"/v1/jobs/{job_id}/finish").status_code == 404
+        signal = {"state": "finished"}
+        assert bob.post(f"/v1/jobs/{job_id}/signals", json=signal).status_code == 404
+    for job_id in (named, inferred):
+        assert alice.get(f"/v1/jobs/{job_id}").json()["turns"] == 1
+    assert alice.get(f"/v1/jobs/{inferred.removeprefix('alice:')}").json()["id"] == inferred
+
+
+def test_a_list_holds_ones_own(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
+    """However many jobs others had since, and whatever user a request names; an operator sees all."""
+    ask(alice, LONG, job_id="mine")
+    for number in range(4):
+        ask(bob, "short", job_id=f"his{number}")
+    ask(operator, "short", job_id="for alice", user="alice")
+
+    def listed(client: httpx.Client, limit: int = 100) -> list[str]:
+        answer = client.get("/v1/jobs", params={"limit": limit})
+        return [job["id"] for job in answer.json()["data"]]
+
+    assert listed(alice, limit=1) == ["alice:mine"]
+    assert all(job_id.startswith("alice:") for job_id in listed(alice))
+    assert all(job_id.startswith("bob:") for job_id in listed(bob))
+    assert {"alice:mine", "bob:his0", "for alice"} <= set(listed(operator))
+
+
+def test_what_is_said_in_a_header_makes_no_owner(alice: httpx.Client, bob: httpx.Client) -> None:
+    """Whose a request is goes by its key alone."""
+    response = respond(alice)
+    for name in ("X-Continuum-Owner", "x-continuum-owner", "X-Continuum-Tenant"):
+        headers = {name: "alice"}
+        assert bob.get(f"{RESPONSES}/{response['id']}", headers=headers).status_code == 404
+        assert bob.get("/load", headers={name: ""}).status_code == 403
+
+
+def test_without_keys_nobody_is_an_owner(http: httpx.Client) -> None:
+    """A header does not make one either."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "job_id": "unowned"}
+    answer = http.post(CHAT, json=body, headers={"X-Continuum-Owner": "alice"}).json()
+    assert answer["usage"]["receipt"]["job_id"] == "unowned"
+    assert http.get("/load", headers={"X-Continuum-Owner": "alice"}).status_code == 200
+
+
+# ---- the server as a whole ----
+
+
+def test_what_concerns_everybody_takes_a_key_without_a_name(
+    alice: httpx.Client, operator: httpx.Client
+) -> None:
+    """Each path of the server is either for all or for operators, and an owner's key opens none of these."""
+    paths = {
+        (method, route.path)
+        for router in (*ROUTERS, dashboard.router)
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+    }
+    assert {path for _, path in paths} - FOR_ALL == FOR_OPERATORS
+    for method, path in paths:
+        if path in FOR_OPERATORS:
+            refused = alice.request(method, path.replace("{job_id:path}", "alice:main"), json={})
+            assert refused.status_code == 403, (method, path)
+            assert refused.json()["error"]["type"] == "PermissionDeniedError"
+    assert operator.post("/pause").status_code == operator.post("/resume").status_code == 200
+    assert operator.get("/trace").json()["state"] == "off"
+
+
+def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Client) -> None:
+    """Neither ``cached_tokens`` nor a receipt tells it, whatever salt or user is said with it."""
+
+    def cached(client: httpx.Client, **more: Any) -> int:
+        usage = ask(client, "Sent by nobody before: " + LONG, **more)
+        return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+    cached(alice)
+    assert cached(alice) > 0
+    guesses: list[dict[str, Any]] = [
+        {},
+        {"user": "alice"},
+        {"cache_salt": "alice"},
+        {"cache_salt": '["alice",null]'},
+    ]
+    first = [cached(bob, **guess) for guess in guesses]
+    assert first == [0, first[1], 0, 0]  # the second finds what he sent himself
+    assert cached(alice, cache_salt="own") == 0
+
+
+# ---- several front ends ----
+
+
+def test_owners_share_a_store_of_several_processes(model: Path) -> None:
+    """Whichever process is asked finds its owner's responses, and no one else's."""
+    flags = ["--num-gpu-blocks-override", "200", "--api-server-count", "2"]
+    with running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server:
+
+        async def asks() -> None:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                made = await http.post(
+                    RESPONSES,
+                    json={"input": SECRET, "max_output_tokens": 2},
+                    headers={"x-api-key": ALICE},
+                )
+                path = f"{RESPONSES}/{made.json()['id']}"
+
+                async def code(key: str) -> int:
+                    async with httpx.AsyncClient(base_url=server.url, timeout=60) as other:
+                        return (await other.get(path, headers={"x-api-key": key})).status_code
+
+                keys = [ALICE, BOB] * 8
+                codes = await asyncio.gather(*map(code, keys))
+                assert codes == [200, 404] * 8
+
+        asyncio.run(asks())
+        assert server.interrupt() == 0
+
+
+def test_prefixes_may_be_shared(model: Path) -> None:
+    """Where the operator says so, one owner's prompt shortens another's."""
+    flags = ["--num-gpu-blocks-override", "200", "--share-prefixes-across-tenants"]
+    with running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            for key, cached in ((ALICE, False), (BOB, True)):
+                http.headers["x-api-key"] = key
+                assert bool(ask(http, LONG)["prompt_tokens_details"]["cached_tokens"]) is cached
+        assert server.interrupt() == 0
