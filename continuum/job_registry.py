@@ -31,6 +31,8 @@ class JobRegistry:
         self._jobs = JobTable(max_jobs, idle_s)
         self._questions = JobTable(min(max_jobs, MAX_QUESTIONS), idle_s)
         self._index = FrontierIndex(block_size)
+        self.unnamed: frozenset[str] = frozenset()
+        """Ids that stand for jobs which nobody named: such a job begins as a single question, too."""
         self._prefixes = KeptPrefixes()
         """Of all frontiers that may be continued, and of the prompts of open turns."""
 
@@ -80,11 +82,11 @@ class JobRegistry:
 
     def _new(self, request: Request, job_id: str | None, tenant: str | None) -> Job:
         arrival_s = request.arrival_time
-        if job_id is not None:
+        if job_id is not None and job_id not in self.unnamed:
             job = self._jobs.open(job_id, tenant, arrival_s)
         else:
-            job = self._questions.open(_inferred_id(request), tenant, arrival_s)
-            job.is_inferred, job.is_established = True, False
+            job = self._questions.open(job_id or _inferred_id(request), tenant, arrival_s)
+            job.is_inferred, job.is_established = job_id is None, False
         job.owner = request.job.owner if request.job is not None else None
         return job
 

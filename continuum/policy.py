@@ -387,6 +387,13 @@ class ContinuumPolicy:
             self._drop_frontier(next((f for f in job.frontiers if f.pin is None), job.frontiers[0]))
         return frontier
 
+    def expect_unnamed(self, job_ids: frozenset[str]) -> None:
+        """These ids stand for jobs that nobody will name: each begins as a single question.
+
+        For simulations of what was recorded, in which every turn comes with the id that its job was given.
+        """
+        self._jobs.unnamed = job_ids
+
     def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
         """What the rule says; a subclass may know more than a rule is told."""
         return self._rule.choose_ttl(inputs)

@@ -42,6 +42,8 @@ class BlockPainter:
         num_blocks = len(self._blocks)
         self._kinds = np.zeros(num_blocks, np.uint8)
         self._owners = np.zeros(num_blocks, np.uint8)
+        self._held = np.zeros(num_blocks, np.bool_)
+        """By a pin, whoever else uses it."""
         self._jobs: dict[str, int] = {}
 
     def paint(self, holdings: Sequence[Holding]) -> BlockMap:
@@ -61,6 +63,7 @@ class BlockPainter:
     def _paint_holding(self, holding: Holding) -> None:
         ids = np.fromiter((block.block_id for block in holding.blocks), np.intp, len(holding.blocks))
         self._kinds[ids] = _PINNED if holding.is_pin else _RUNNING
+        self._held[ids] |= holding.is_pin
         if holding.job_id is None:
             return
         owner = self._number(holding.job_id)
@@ -92,5 +95,9 @@ class BlockPainter:
             pinned=share(_PINNED),
             cached=share(_CACHED),
             owners=bytes(np.maximum.reduceat(owners, starts)),
+            num_running=int((kinds == _RUNNING).sum()),
+            num_pinned=int((kinds == _PINNED).sum()),
+            num_cached=int((kinds == _CACHED).sum()),
+            num_held=int(self._held.sum()),
             jobs=list(self._jobs),
         )

@@ -79,6 +79,13 @@ class BlockMap(msgspec.Struct, kw_only=True):
     """Free, but of a prefix that can be found."""
     owners: bytes
     """Who holds blocks of it: 0 no job, ``SHARED``, else one of them by its place in ``jobs`` plus 2."""
+    num_running: int
+    """Blocks of each kind, exactly; each counts once."""
+    num_pinned: int
+    """That pins alone hold."""
+    num_cached: int
+    num_held: int
+    """That pins hold, also those that a request runs on."""
     jobs: list[str]
     """Those beyond what a byte can number count as ``SHARED``."""
 

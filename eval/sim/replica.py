@@ -106,6 +106,10 @@ class Replica:
         self._wake()
         return receipt
 
+    def tell(self, signal: Signal) -> None:
+        """A signal that nobody awaits an answer to."""
+        self.signal(signal)
+
     def close(self) -> None:
         """End all pins and count them."""
         self.scheduler.close(self._events.now)

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
-from engine.messages import EngineCoreOutput, FinishReason, JobRef, ToolCall, ToolGapStarted
+from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from engine.policy import PolicyContext
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError, WorkloadError
@@ -179,7 +179,7 @@ class Simulator:
         turn = agent.job.turns[index]
         now = self._events.now
         queued_s = now + self._config.cost.arrival_overhead_s
-        is_last = self._config.tell_last_step and index + 1 == len(agent.job.turns)
+        is_last = turn.told_last or (self._config.tell_last_step and index + 1 == len(agent.job.turns))
         request = SimRequest(
             request_id(agent.job, index),
             num_prompt_tokens=turn.input_tokens,
@@ -187,7 +187,7 @@ class Simulator:
             chain=agent.chain.turn(index),
             block_size=self._config.block_size,
             arrival_time=queued_s,
-            job=JobRef(agent.job.job_id, is_last, agent.job.tenant),
+            job=JobRef(agent.job.job_id, is_last, agent.job.tenant) if agent.job.is_known else None,
         )
         replica = self._router.choose(agent.job.job_id, self._replicas)
         record = TurnRecord(
@@ -236,6 +236,7 @@ class Simulator:
         self._turn_records.append(record)
         self._signal(answered, turn)
         if agent.next_turn == len(agent.job.turns):
+            self._tell_finished(agent.job, record.replica)
             self._finish(agent)
             return
         record.gap_s = turn.gap_s or 0.0
@@ -249,13 +250,21 @@ class Simulator:
     def _signal(self, answered: _OpenTurn, turn: Turn) -> None:
         """The front end has read the answer and tells the core what runs now."""
         replica = self._replicas[answered.record.replica]
-        if not replica.policy.wants_signals:
+        if not replica.policy.wants_signals or not turn.tells_calls or not answered.agent.job.is_known:
             return
         calls = [ToolCall(call.tool, call.command or "") for call in turn.calls]
         if not calls and turn.gap_kind is GapKind.TOOL:
             calls = [ToolCall("unnamed")]
         receipt = replica.signal(ToolGapStarted(answered.request.request_id, calls))
         answered.record.receipt = copy(receipt) or answered.record.receipt
+
+    def _tell_finished(self, job: Job, number: int) -> None:
+        replica = self._replicas[number]
+        if job.finished_s is not None and replica.policy.wants_signals:
+            self._events.at(
+                self._events.now + job.finished_s,
+                lambda: replica.tell(JobFinished(job.job_id)),
+            )
 
     def _on_tools_done(self, agent: _Agent) -> None:
         agent.tools_done = True

@@ -53,6 +53,10 @@ class Turn:
     block_runs: tuple[tuple[int, int], ...] = ()
     """Ids of the prompt's full blocks of ``Job.block_size`` tokens, as runs ``(first, count)``; empty where
     the source has none. Equal ids within one ``Job.block_scope`` mean equal tokens from the very start."""
+    told_last: bool = False
+    """Its client said that no turn of the job would follow."""
+    tells_calls: bool = True
+    """Whether the engine is told what its reply called, or that it called nothing."""
     input_text: str | None = None
     """What this turn adds to the conversation: the task on the first turn, then a tool's result."""
     output_text: str | None = None
@@ -93,6 +97,10 @@ class Job:
     group: str | None = None
     """Jobs of one group resemble each other: never part them between a training and a test set."""
     tenant: str | None = None
+    is_known: bool = True
+    """False: a request of no job; the engine is told of none."""
+    finished_s: float | None = None
+    """So long after its last turn its client said that it is done; None: it did not."""
     parent_job: str | None = None
     """This is a sub-agent, started by a turn of that job (``Turn.spawns``)."""
     block_size: int = 0

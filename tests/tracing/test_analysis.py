@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum.cli import main
+from tests.tracing.same_numbers import check_same_numbers
 from tests.tracing.simulated import SimulatedTrace, simulate
 from tracing.analysis.jobs import PinOutcome, TurnEnd
 from tracing.analysis.lives import Lives, TraceFacts, read_lives
@@ -493,6 +494,14 @@ def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace])
         [*command, "explain", str(path), "swe-bench-0-0"], capture_output=True, text=True, check=False
     )
     assert (told.returncode, told.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_numbers_whoever_is_asked(
+    runs: dict[str, SimulatedTrace], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With pins and without, with a host tier and preemptions."""
+    check_same_numbers(runs[name].path, capsys)
 
 
 def test_the_document_of_the_tables_is_theirs() -> None:

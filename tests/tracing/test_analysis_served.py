@@ -14,6 +14,7 @@ import pytest
 from continuum.cli import main
 from eval.records import Recording, read_records
 from tests.api.server import running_server
+from tests.tracing.same_numbers import check_same_numbers
 from tracing.analysis.jobs import JobLife, TurnEnd, TurnLife
 from tracing.analysis.lives import Lives, read_lives
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.timeout(300)  # a server is started and serves 22 turns
 
 NUM_BLOCKS = 300
 """Of 16 tokens: less than the jobs want at once."""
+NUM_QUESTIONS = 6
 EDGE_S = 3.0
 """What a job may spend outside of the engine at its two ends, on a machine that has other work."""
 
@@ -43,14 +45,14 @@ def plain(job_id: str) -> str:
     return job_id.partition(".")[0]
 
 
-def ask(url: str, job_id: str, text: str, **fields: object) -> dict[str, Any]:
+def ask(url: str, job_id: str | None, text: str, **fields: object) -> dict[str, Any]:
     """A turn of a job, its whole prompt given."""
     body = {
         "prompt": text,
-        "job_id": job_id,
         "max_tokens": 24,
         "ignore_eos": True,
         "temperature": 0,
+        **({} if job_id is None else {"job_id": job_id}),
         **fields,
     }
     answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", **body}, timeout=90)
@@ -61,14 +63,16 @@ def ask(url: str, job_id: str, text: str, **fields: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Jobs of the load generator; then one whose turns overlap, one that goes back on what it said, and one
-    whose client hangs up."""
+    """Jobs of the load generator; then questions that nobody named, a job whose turns overlap, one that goes
+    back on what it said, and one whose client hangs up."""
     folder = tmp_path_factory.mktemp("served")
     trace, records = folder / "trace.jsonl", folder / "records.jsonl"
     flags = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--trace", str(trace), "--max-num-seqs", "4")
     with running_server(model, *flags, log=folder / "log") as server:
         command = ["bench", "--base-url", server.url, "--workload", "synthetic", "--records", str(records)]
         assert main([*command, "--jobs", "4", "--max-turns", "4", "--time-scale", "0.1"]) == 0
+        for number in range(NUM_QUESTIONS):
+            ask(server.url, None, f"What is {number} times {number}? " * 5)
         beginning = "The tests of the parser fail. " * 20
         with ThreadPoolExecutor(3) as threads:
             prompts = [f"{beginning} Look at file {number}. " * 2 for number in range(3)]
@@ -180,3 +184,30 @@ def test_the_trace_is_complete(served: Served, capsys: pytest.CaptureFixture[str
     turns: list[TurnLife] = served.lives.turns
     assert sum(summary["turns_by_end"].values()) == len(turns)
     assert summary["pool"]["most_pinned"] <= 1
+
+
+def test_the_same_numbers_whoever_is_asked(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a trace in which turns of a job overlap."""
+    check_same_numbers(served.trace, capsys)
+
+
+def test_the_same_policy_comes_to_what_was_recorded(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated from the trace, its own policy ends its pins as it did: it holds nothing for a question that
+    nobody named. But for turns that overlapped, which follow one another there."""
+    capsys.readouterr()
+    assert main(["trace", "replay", str(served.trace), "--policy", "fcfs"]) == 0
+    table = capsys.readouterr().out
+
+    def figures(label: str) -> tuple[float, float]:
+        line = next((line for line in table.splitlines() if line.startswith(label)), f"{label} 0 0 0")
+        again, _, recorded = line[len(label) :].split()[:3]
+        return float(again.replace(",", "")), float(recorded.replace(",", ""))
+
+    for label in ("  pins expired", "  pins handed over", "  pins released"):
+        again, recorded = figures(label)
+        assert again == pytest.approx(recorded, abs=2), label
+    assert figures("  pins released")[1] > NUM_QUESTIONS
+    again, recorded = figures("KV held for nothing, token-s")
+    assert again == pytest.approx(recorded, rel=0.5)

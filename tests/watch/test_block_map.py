@@ -57,9 +57,25 @@ def test_the_map_counts_what_is_there(num_blocks: int, helds: list[Held], num_ca
     assert picture.running.count(255) == counts[False]
     assert picture.pinned.count(255) == counts[True]
     assert picture.cached.count(255) == min(num_cached, left)
+    assert (picture.num_running, picture.num_pinned, picture.num_held) == (
+        counts[False],
+        counts[True],
+        counts[True],
+    )
+    assert picture.num_cached == min(num_cached, left)
     assert all(
         sum(cell) in (0, 255) for cell in zip(picture.running, picture.pinned, picture.cached, strict=True)
     )
+
+
+def test_a_block_that_several_hold_counts_once() -> None:
+    """Two pins and a request on the same blocks: all are held, and of those the request's are in use."""
+    kv = KVCacheManager(101, 16, 1 << 20)
+    blocks = kv.pool.get_new_blocks(30)
+    holders = [Holding("a", True, blocks[:20]), Holding("b", True, blocks[10:30])]
+    picture = BlockPainter(kv).paint([*holders, Holding("a", False, blocks[5:15])])
+    assert picture.num_held == 30
+    assert (picture.num_running, picture.num_pinned) == (10, 20)
 
 
 @given(st.integers(MAX_CELLS + 1, 5 * MAX_CELLS), st.integers(1, 3000))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+from math import fsum
+
 import msgspec
 import polars as pl
 
@@ -42,19 +47,18 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
     @classmethod
-    def of(cls, frame: pl.DataFrame, value: str, weight: str) -> Level | None:
-        """``weight``: the column with how long each value lasted. None if that is no time."""
-        ordered = frame.select(value, weight).drop_nulls().sort(value)
-        total = float(ordered[weight].sum())
-        if not total > 0:
+    def of(cls, seconds: Mapping[int, float]) -> Level | None:
+        """Of how long it had each value. None if that is no time."""
+        ordered = sorted((value, lasted_s) for value, lasted_s in seconds.items() if lasted_s > 0)
+        if not ordered:
             return None
-        until = ordered[weight].cum_sum()
-        p50, p95 = (
-            float(ordered[value][min(int((until < share * total).sum()), len(ordered) - 1)])
-            for share in (0.5, 0.95)
-        )
-        mean = float((ordered[value] * ordered[weight]).sum()) / total
-        return cls(mean=mean, p50=p50, p95=p95, max=_number(ordered[value].max()))
+        until_s = list(accumulate(lasted_s for _, lasted_s in ordered))
+
+        def reached(share: float) -> float:
+            return ordered[min(bisect_left(until_s, share * until_s[-1]), len(ordered) - 1)][0]
+
+        mean = fsum(value * lasted_s for value, lasted_s in ordered) / until_s[-1]
+        return cls(mean=mean, p50=reached(0.5), p95=reached(0.95), max=ordered[-1][0])
 
 
 def _number(value: object) -> float:

@@ -102,6 +102,11 @@ class TurnLife:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
 
+def job_of(turn: TurnLife) -> str:
+    """A request of no job is one by itself."""
+    return turn.req_id if turn.job_id is None else turn.job_id
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a client said of its running calls."""

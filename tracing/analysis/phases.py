@@ -78,6 +78,11 @@ class Seconds:
     def total_s(self) -> float:
         return fsum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def waited_s(self) -> float:
+        """For its place, for memory, or to run again."""
+        return self.queue_s + self.memory_s + self.preempted_s
+
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(
             **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
@@ -116,6 +121,16 @@ def seconds_of(spans: Iterable[Span]) -> Seconds:
         tool_s=by_phase[Phase.TOOL],
         client_s=by_phase[Phase.CLIENT],
     )
+
+
+def job_seconds(spans: Sequence[Span]) -> Seconds:
+    """Where a job's wall time went, of the spans of its turns and gaps: every moment from its first turn's
+    arrival to its last turn's end is given to one phase."""
+    of_turns = [span for span in spans if span.phase not in (Phase.TOOL, Phase.CLIENT)]
+    if not of_turns:
+        return Seconds()
+    began_s, ended_s = min(span.start_s for span in of_turns), max(span.end_s for span in of_turns)
+    return seconds_of(tile(spans, began_s, ended_s))
 
 
 def tile(spans: Sequence[Span], start_s: float, end_s: float) -> list[Span]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,4 +43,49 @@ class StepLife:
     @property
     def running_blocks(self) -> int:
         """Of requests that run or are loaded and not also pinned."""
-        return self.total_blocks - self.free_blocks - self.pinned_blocks
+        return self.state.running
+
+    @property
+    def state(self) -> PoolState:
+        """What it found."""
+        in_use = self.total_blocks - self.free_blocks
+        pinned = min(self.pinned_blocks, in_use)
+        empty = self.empty_blocks or 0
+        return PoolState(
+            running=in_use - pinned,
+            pinned=pinned,
+            cached=self.free_blocks - empty,
+            free=empty,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_loading=self.num_loading,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Blocks by what they are, each counted once, and requests by what they do. A block that a pin holds
+    counts as pinned also while a turn runs on it; one that two pins hold counts once."""
+
+    running: int
+    pinned: int
+    cached: int
+    """All that is free, where the trace does not tell what is empty."""
+    free: int
+    """Without a findable prefix."""
+    num_running: int
+    num_waiting: int
+    num_loading: int
+
+
+def stretches(step: StepLife, following: StepLife | None) -> Iterator[tuple[PoolState, float, float]]:
+    """From when until when the pool was how, up to the next step: as this one found it, and once its result
+    was there, as that left it. What came after the last one's result, nobody knows."""
+    if following is None:
+        yield step.state, step.now, step.until_s if step.ended_s is None else step.ended_s
+        return
+    ended_s = following.now if step.ended_s is None else step.ended_s
+    yield step.state, step.now, ended_s
+    if following.now > ended_s:
+        left = following.state
+        yield replace(left, num_waiting=min(step.num_waiting, left.num_waiting)), ended_s, following.now

@@ -11,6 +11,7 @@ from tracing.analysis.distribution import Distribution, Level
 from tracing.analysis.faults import faults_of
 from tracing.analysis.lives import TraceFacts
 from tracing.analysis.phases import PHASE_NAMES, Seconds
+from tracing.analysis.pool_use import PoolShares
 from tracing.analysis.tables import SECONDS, TraceTables
 from tracing.analysis.writing import NOTHING, count, percent, seconds, table, tokens
 
@@ -57,18 +58,6 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Who had the KV pool: means over time, of all its blocks."""
-
-    running: float
-    pinned: float
-    cached: float | None
-    """Free and findable; None: the trace does not tell it from empty."""
-    free: float
-    """Free and empty; both kinds of free, if cached is None."""
-    most_pinned: float
-
-
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What ``continuum trace summary --json`` prints. Seconds, tokens, blocks."""
 
@@ -100,8 +89,13 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_first_s: Distribution | None
     """Of turns that continue none."""
     ttft_returning_s: Distribution | None
+    turns_waited_s: float
+    """Of all turns, each by itself, also while another of its job ran."""
+    longest_wait_s: float
+    """Of one turn."""
     seconds: Seconds
-    """Where the wall time of all jobs went."""
+    """Where the wall time of all jobs went: a moment in which several turns of a job are under way counts
+    once."""
 
     @property
     def per_second(self) -> float:
@@ -112,46 +106,36 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarise(tables: TraceTables) -> TraceSummary:
     """The figures of a trace."""
     jobs = tables.jobs
-    turns = tables.turns.select(
-        "end", "ttft_s", "gap_s", "turn", "started_s", "num_prompt_tokens", "cached_tokens", "loaded_tokens",
-        "disk_tokens", "recomputed_tokens", "num_output_tokens", "num_preemptions",
-    ).collect()  # fmt: skip
-    began = turns.filter(pl.col("started_s").is_not_null())
-    first = began["gap_s"].is_null() & (began["turn"] <= 1)
-    steps = tables.steps.select(
-        "tokens", "num_waiting", "num_running", "running_blocks", "pinned_blocks", "free_blocks",
-        "empty_blocks", "total_blocks", lasted_s=pl.col("until_s") - pl.col("now"),
-    ).collect(engine="streaming")  # fmt: skip
+    totals = tables.totals
+    ttft = tables.turns.filter(pl.col("started_s").is_not_null()).select("ttft_s", "gap_s", "turn").collect()
+    first = ttft["gap_s"].is_null() & (ttft["turn"] <= 1)
+    steps = tables.steps.select("tokens").collect(engine="streaming")
     return TraceSummary(
         file=FileFacts.of(tables.facts),
         num_jobs=len(jobs),
         num_open_jobs=int(jobs["open"].sum()),
-        turns_by_end=_counts(turns["end"]),
+        turns_by_end={end.value: number for end, number in totals.turns_by_end.most_common()},
         num_steps=len(steps),
         tokens_per_step=_mean(steps["tokens"]),
-        prompt_tokens=int(began["num_prompt_tokens"].sum()),
-        cached_tokens=int(began["cached_tokens"].sum()),
-        loaded_tokens=int(began["loaded_tokens"].sum()),
-        disk_tokens=int(began["disk_tokens"].sum()),
-        recomputed_tokens=int(began["recomputed_tokens"].sum()),
-        output_tokens=int(turns["num_output_tokens"].sum()),
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        loaded_tokens=totals.loaded_tokens,
+        disk_tokens=totals.disk_tokens,
+        recomputed_tokens=totals.recomputed_tokens,
+        output_tokens=totals.output_tokens,
         scheduled_tokens=int(steps["tokens"].sum()),
-        num_preemptions=int(turns["num_preemptions"].sum()),
-        waiting=Level.of(steps, "num_waiting", "lasted_s"),
-        running=Level.of(steps, "num_running", "lasted_s"),
-        pool=_pool_shares(steps),
-        pins=_counts(tables.pins.select("outcome").collect()["outcome"]),
+        num_preemptions=totals.num_preemptions,
+        waiting=totals.pool.waiting,
+        running=totals.pool.running,
+        pool=totals.pool.shares,
+        pins={outcome.value: number for outcome, number in totals.pins.most_common()},
         jct_s=Distribution.of(jobs.filter(~pl.col("open"))["wall_s"]),
-        ttft_first_s=Distribution.of(began.filter(first)["ttft_s"]),
-        ttft_returning_s=Distribution.of(began.filter(~first)["ttft_s"]),
+        ttft_first_s=Distribution.of(ttft.filter(first)["ttft_s"]),
+        ttft_returning_s=Distribution.of(ttft.filter(~first)["ttft_s"]),
+        turns_waited_s=totals.turns_waited_s,
+        longest_wait_s=totals.longest_wait_s,
         seconds=Seconds(**{name: float(jobs[name].sum()) for name in SECONDS}),
     )
-
-
-def _counts(values: pl.Series) -> dict[str, int]:
-    """The most frequent first."""
-    counted = values.value_counts().sort(["count", values.name], descending=[True, False])
-    return {str(value): int(number) for value, number in counted.iter_rows()}
 
 
 def _mean(values: pl.Series) -> float | None:
@@ -159,25 +143,13 @@ def _mean(values: pl.Series) -> float | None:
     return float(mean) if isinstance(mean, int | float) else None
 
 
-def _pool_shares(steps: pl.DataFrame) -> PoolShares | None:
-    total = int(steps["total_blocks"].max() or 0)  # type: ignore[arg-type]
-    if not total or not float(steps["lasted_s"].sum()) > 0:
-        return None
-
-    def share(column: str) -> float:
-        level = Level.of(steps, column, "lasted_s")
-        return level.mean / total if level is not None else 0.0
-
-    told = steps["empty_blocks"].null_count() == 0
-    free = share("free_blocks")
-    empty = share("empty_blocks") if told else free
-    return PoolShares(
-        running=share("running_blocks"),
-        pinned=share("pinned_blocks"),
-        cached=free - empty if told else None,
-        free=empty,
-        most_pinned=float(steps["pinned_blocks"].max() or 0) / total,  # type: ignore[arg-type]
-    )
+def _waits_told(summary: TraceSummary) -> str:
+    """Beside where the jobs' time went: while another turn of its job runs, a wait is none of the job's."""
+    longest = f"one of them {seconds(summary.longest_wait_s)} s"
+    told = f"all turns together waited {seconds(summary.turns_waited_s)} s to run, {longest}"
+    if summary.turns_waited_s - summary.seconds.waited_s > 0.001:
+        told += "; what one waits while another turn of its job runs is not in the table"
+    return told
 
 
 def render(summary: TraceSummary) -> str:
@@ -268,4 +240,6 @@ def _render_jobs(summary: TraceSummary) -> list[str]:
             if getattr(summary.seconds, name) > 0
         ]
         lines += ["", *table(["where the jobs' time went", "s", ""], where)]
+    if summary.turns_by_end:
+        lines += ["", _waits_told(summary)]
     return lines

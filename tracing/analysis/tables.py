@@ -17,12 +17,15 @@ import polars as pl
 
 from tracing.analysis.jobs import GapLife, PinLife, TurnLife
 from tracing.analysis.lives import TraceFacts, read_lives
-from tracing.analysis.phases import Phase, Seconds, Span, seconds_of, tile
+from tracing.analysis.phases import Phase, Seconds, Span, job_seconds
 from tracing.analysis.pool import StepLife
+from tracing.analysis.trace_totals import TraceTotals
 
 CHUNK_ROWS = 1 << 15
 """Rows of a table in memory before they are written."""
 SECONDS = tuple(each.name for each in fields(Seconds))
+_BY_ITSELF = pl.coalesce("job_id", "req_id").alias("job_id")
+"""As ``job_of`` says it."""
 
 Record = TypeVar("Record")
 Cell = float | int | str | bool | None
@@ -178,7 +181,8 @@ PINS: tuple[Column, ...] = (
 )
 
 JOBS: tuple[Column, ...] = (
-    Column("job_id", pl.String, "the job"),
+    Column("job_id", pl.String, "the job; of a request of no job, which is one by itself, the request"),
+    Column("named", pl.Boolean, "false: a request of no job"),
     Column("began_s", pl.Float64, "arrival of its first turn, s on the engine's clock"),
     Column("ended_s", pl.Float64, "end of its last turn"),
     Column("wall_s", pl.Float64, "between the two: its completion time"),
@@ -254,6 +258,7 @@ class TraceTables:
     _gaps: _Table[GapLife] = field(init=False)
     _pins: _Table[PinLife] = field(init=False)
     _jobs: pl.DataFrame | None = field(init=False, default=None)
+    totals: TraceTotals = field(init=False, default_factory=TraceTotals)
 
     def __post_init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="continuum-trace-")
@@ -272,6 +277,7 @@ class TraceTables:
             tables.facts = read_lives(path, tables)
             for table in (tables._steps, tables._turns, tables._spans, tables._gaps, tables._pins):
                 table.flush()
+            tables.totals.close()
         except BaseException:
             tables.close()
             raise
@@ -289,6 +295,7 @@ class TraceTables:
     # ---- a LifeSink ----
 
     def turn(self, turn: TurnLife) -> None:
+        self.totals.turn(turn)
         self._turns.add(turn)
         for span in turn.spans:
             self._spans.add(PhaseRow(turn, span))
@@ -299,9 +306,11 @@ class TraceTables:
             self._spans.add(PhaseRow(gap, gap.span))
 
     def pin(self, pin: PinLife) -> None:
+        self.totals.pin(pin)
         self._pins.add(pin)
 
     def step(self, step: StepLife) -> None:
+        self.totals.step(step)
         self._steps.add(step)
 
     def finished(self, job_id: str, now: float) -> None:
@@ -346,9 +355,10 @@ class TraceTables:
 
     def _make_jobs(self) -> pl.DataFrame:
         turns = (
-            self.turns.filter(pl.col("job_id").is_not_null())
+            self.turns.with_columns(_BY_ITSELF, named=pl.col("job_id").is_not_null())
             .group_by("job_id")
             .agg(
+                named=pl.col("named").all(),
                 began_s=pl.col("arrived_s").min(),
                 ended_s=pl.col("ended_s").max(),
                 wall_s=pl.col("ended_s").max() - pl.col("arrived_s").min(),
@@ -400,19 +410,14 @@ class TraceTables:
     def _job_seconds(self) -> Iterator[tuple[str, *tuple[float, ...]]]:
         """Where each job's wall time went: every moment is given to one phase."""
         spans = (
-            self.spans.filter(pl.col("job_id").is_not_null())
-            .select("job_id", "phase", "start_s", "end_s", "memory_s")
+            self.spans.select(_BY_ITSELF, "phase", "start_s", "end_s", "memory_s")
             .sort("job_id", "start_s")
             .collect(engine="streaming")
         )
         for job_id, rows in groupby(spans.iter_rows(), key=lambda row: row[0]):
-            of_job = [Span(Phase(phase), start, end, memory) for _, phase, start, end, memory in rows]
-            of_turns = [span for span in of_job if span.phase not in (Phase.TOOL, Phase.CLIENT)]
-            if not of_turns:
-                continue
-            began_s = min(span.start_s for span in of_turns)
-            ended_s = max(span.end_s for span in of_turns)
-            seconds = seconds_of(tile(of_job, began_s, ended_s))
+            seconds = job_seconds(
+                [Span(Phase(phase), start, end, memory) for _, phase, start, end, memory in rows]
+            )
             yield (job_id, *(getattr(seconds, name) for name in SECONDS))
 
 

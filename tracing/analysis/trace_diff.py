@@ -75,7 +75,7 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
     """The second against the first."""
-    jobs_a, jobs_b = _same_names(a.jobs, b.jobs)
+    jobs_a, jobs_b = _same_names(a.jobs.filter(pl.col("named")), b.jobs.filter(pl.col("named")))
     both = _parted(jobs_a).join(_parted(jobs_b), on="job_id", suffix="_b")
     is_open = _open_in_one(a, b)
     open_in_one, closed = both.filter(is_open), both.filter(~is_open)

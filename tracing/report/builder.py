@@ -57,12 +57,14 @@ class _Everything:
 
     def step(self, step: StepLife) -> None:
         self.series.add(step)
+        self.totals.step(step)
 
     def finished(self, job_id: str, now: float) -> None:
         self.book.finished(job_id, now)
 
     def close(self) -> None:
         self.tools.close()
+        self.totals.close()
         self.series.close()
 
 
@@ -106,14 +108,15 @@ class _PageBuilder:
     def page(self, name: str, jobs: list[JobLife]) -> PageData:
         everything = self._everything
         duration_s = self._facts.ended_s - self._origin_s
+        seconds = everything.totals.jobs.total()
         return PageData(
             trace=self._trace(name, duration_s),
-            figures=everything.totals.figures(self._sketches, duration_s, everything.series.share_in_use),
+            figures=everything.totals.figures(self._sketches, duration_s, seconds),
             warnings=self._wrong_with_trace(),
             notes=self._left_out(jobs),
             phases=[phase.value for phase in PHASES],
             kinds=list(KINDS),
-            seconds=everything.totals.seconds,
+            seconds=by_kind(seconds),
             series=everything.series.series(self._origin_s),
             jobs=[self._job(job, self._sketches[job.job_id]) for job in jobs],
             tools=everything.tools.tools(self._strings),
@@ -185,7 +188,7 @@ class _PageBuilder:
             notes.append(
                 f"{tools.num_left_out:,} kinds of calls, those with the fewest gaps, are not listed."
             )
-        if not totals.num_turns:
+        if not totals.trace.num_turns:
             notes.append("No request is in the trace.")
         return notes
 

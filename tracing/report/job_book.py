@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tracing.analysis.jobs import GapLife, JobLife, PinLife, TurnEnd, TurnLife, job_life
+from tracing.analysis.jobs import GapLife, JobLife, PinLife, TurnEnd, TurnLife, job_life, job_of
 from tracing.report.sample import evenly
 
 MAX_JOBS = 500
@@ -39,11 +39,6 @@ class _Kept:
     turns: list[TurnLife] = field(default_factory=list)
     gaps: list[GapLife] = field(default_factory=list)
     pins: list[PinLife] = field(default_factory=list)
-
-
-def job_of(turn: TurnLife) -> str:
-    """A request of no job is one by itself."""
-    return turn.req_id if turn.job_id is None else turn.job_id
 
 
 class JobBook:

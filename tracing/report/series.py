@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tracing.analysis.pool import StepLife
+from tracing.analysis.pool import PoolState, StepLife, stretches
 from tracing.report.page_data import Series
 
 MAX_BUCKETS = 2048
@@ -34,7 +34,7 @@ class _Bucket:
     num_loading: float = 0.0
     peak_waiting: int = 0
 
-    def add(self, state: _State, seconds: float) -> None:
+    def add(self, state: PoolState, seconds: float) -> None:
         self.seconds += seconds
         self.running += state.running * seconds
         self.pinned += state.pinned * seconds
@@ -55,35 +55,6 @@ class _Bucket:
         self.num_waiting += other.num_waiting
         self.num_loading += other.num_loading
         self.peak_waiting = max(self.peak_waiting, other.peak_waiting)
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Blocks by what they are, each counted once, and requests by what they do."""
-
-    running: int
-    pinned: int
-    cached: int
-    free: int
-    num_running: int
-    num_waiting: int
-    num_loading: int
-
-
-def _state(step: StepLife) -> _State:
-    """``pinned_blocks`` counts a block that two pins hold twice, so it may exceed what is in use."""
-    in_use = step.total_blocks - step.free_blocks
-    pinned = min(step.pinned_blocks, in_use)
-    empty = step.empty_blocks or 0
-    return _State(
-        running=in_use - pinned,
-        pinned=pinned,
-        cached=step.free_blocks - empty,
-        free=empty,
-        num_running=step.num_running,
-        num_waiting=step.num_waiting,
-        num_loading=step.num_loading,
-    )
 
 
 class PoolSeries:
@@ -113,21 +84,14 @@ class PoolSeries:
 
     def close(self) -> None:
         """There are no more steps. What came after the last one's result, nobody knows."""
-        last = self._before
-        if last is not None:
-            self._spread(_state(last), last.now, last.until_s if last.ended_s is None else last.ended_s)
+        if self._before is not None:
+            self._take(self._before, None)
 
-    def _take(self, step: StepLife, following: StepLife) -> None:
-        """Up to the next step: what this one found, and once its result is there, what that left."""
-        ended_s = following.now if step.ended_s is None else step.ended_s
-        self._spread(_state(step), step.now, ended_s)
-        if following.now > ended_s:
-            left = _state(following)
-            self._spread(
-                replace(left, num_waiting=min(step.num_waiting, left.num_waiting)), ended_s, following.now
-            )
+    def _take(self, step: StepLife, following: StepLife | None) -> None:
+        for state, from_s, until_s in stretches(step, following):
+            self._spread(state, from_s, until_s)
 
-    def _spread(self, state: _State, from_s: float, until_s: float) -> None:
+    def _spread(self, state: PoolState, from_s: float, until_s: float) -> None:
         assert self._began_s is not None
         start_s, end_s = from_s - self._began_s, until_s - self._began_s
         while end_s > self._bucket_s * MAX_BUCKETS:
@@ -151,13 +115,6 @@ class PoolSeries:
         for bucket, following in zip(pairs, self._buckets[1::2], strict=False):
             bucket.merge(following)
         self._buckets = pairs
-
-    @property
-    def share_in_use(self) -> float | None:
-        """Of the pool's blocks times seconds: those of running requests and pins; None of nothing."""
-        used = sum(bucket.running + bucket.pinned for bucket in self._buckets)
-        whole = used + sum(bucket.cached + bucket.free for bucket in self._buckets)
-        return used / whole if whole else None
 
     def series(self, origin_s: float) -> Series:
         """What was added; times count from ``origin_s``."""

@@ -35,12 +35,13 @@ THIS_ENGINE = "the engine of this trace"
 class _AsRecorded:
     """The policy of the trace, with the options and the knowledge it had then."""
 
-    header: TraceHeader
+    run: RecordedRun
 
     def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
-        if self.header.policy in TOLD_THE_FUTURE:
-            return parse_policy(self.header.policy).make(context, knowledge)
-        return recorded_policy(self.header)(context)
+        header = self.run.header
+        if header.policy in TOLD_THE_FUTURE:
+            return _expecting(parse_policy(header.policy).make(context, knowledge), self.run)
+        return _expecting(recorded_policy(header)(context), self.run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,20 @@ class _Knowing:
     its own options say otherwise."""
 
     policy: NamedPolicy
-    state: str | None
+    run: RecordedRun
 
     def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
-        policy = self.policy.make(context, knowledge)
-        if self.state is not None and isinstance(policy, ContinuumPolicy) and policy.tools.state() is None:
-            policy.tools.recall(self.state)
-        return policy
+        policy, state = self.policy.make(context, knowledge), self.run.header.estimator_state
+        if state is not None and isinstance(policy, ContinuumPolicy) and policy.tools.state() is None:
+            policy.tools.recall(state)
+        return _expecting(policy, self.run)
+
+
+def _expecting(policy: SchedulingPolicy, run: RecordedRun) -> SchedulingPolicy:
+    """Jobs that nobody named are questions first, as they were to the engine of the trace."""
+    if isinstance(policy, ContinuumPolicy):
+        policy.expect_unnamed(run.unnamed)
+    return policy
 
 
 def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResult]:
@@ -76,8 +84,8 @@ def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResul
         name="", model=model, hardware=device, simulated=True, workload=path.name, arrivals="recorded"
     )
     policies = [
-        NamedPolicy(f"{run.header.policy} again", _AsRecorded(run.header)),
-        NamedPolicy(other.name, _Knowing(other, run.header.estimator_state)),
+        NamedPolicy(f"{run.header.policy} again", _AsRecorded(run)),
+        NamedPolicy(other.name, _Knowing(other, run)),
     ]
     results = []
     for one in tqdm(policies, unit="run", file=sys.stderr, disable=None, leave=False):
@@ -107,7 +115,6 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
             long_prefill_token_threshold=header.long_prefill_token_threshold,
             scheduler_reserve_full_isl=header.scheduler_reserve_full_isl,
         ),
-        tell_last_step=run.tells_last_step,
     )
     simulator = Simulator(config, policy, run.jobs)
     played = simulator.run([job.arrival_s or 0.0 for job in roots(run.jobs)])

@@ -48,8 +48,8 @@ class RecordedRun:
     job_records: list[JobRecord]
     turn_records: list[TurnRecord]
     counters: EngineCounters
-    tells_last_step: bool
-    """Whether clients said which turn was a job's last."""
+    unnamed: frozenset[str]
+    """Jobs that no client named: each was a single question until it called a tool, or came back."""
     notes: list[str]
 
 
@@ -87,7 +87,11 @@ class _RunReader:
     num_loaded_blocks: int = 0
     num_disk_blocks: int = 0
     """Of these: read from disk."""
-    tells_last_step: bool = False
+    arrived: dict[str, RequestArrived] = field(default_factory=dict)
+    """By request."""
+    finished_s: dict[str, float] = field(default_factory=dict)
+    """By job, when its client said so last."""
+    num_client_signals: int = 0
 
     def __post_init__(self) -> None:
         self.lives = LifeReader(self)
@@ -103,6 +107,10 @@ class _RunReader:
                         self.names.extend(self.segments[req_id], names)
             case SignalEvent(kind="tool_gap_started", req_id=str(req_id)):
                 self.calls[req_id] = event.calls
+            case SignalEvent(kind="job_finished", job_id=str(job_id)):
+                self.finished_s[job_id] = event.now
+            case SignalEvent(kind="tool_signal"):
+                self.num_client_signals += 1
             case StepDecision():
                 self.num_preemptions += len(event.preempted)
                 self.num_computed_tokens += sum(count for count in event.tokens.values() if count > 1)
@@ -114,7 +122,7 @@ class _RunReader:
                 pass
 
     def _arrived(self, event: RequestArrived) -> None:
-        self.tells_last_step |= event.is_last_step
+        self.arrived[event.req_id] = event
         try:
             segment, chain = self.names.open(event)
         except NotReplayableError:
@@ -165,7 +173,9 @@ class _RunReader:
             job_records=job_records,
             turn_records=turn_records,
             counters=self._counters(header),
-            tells_last_step=self.tells_last_step,
+            unnamed=frozenset(
+                job_id for job_id, turns in by_job.items() if not any(map(self._is_named, turns))
+            ),
             notes=self._notes(by_job, len(ended)),
         )
 
@@ -185,6 +195,8 @@ class _RunReader:
                     gap_measured=gap_s is not None,
                     calls=() if following is None else self._calls(turn),
                     block_runs=self.blocks.get(turn.req_id, ()),
+                    told_last=self._told(turn).is_last_step,
+                    tells_calls=turn.req_id in self.calls or not self.calls,
                 )
             )
         header = self.lives.header
@@ -196,7 +208,22 @@ class _RunReader:
             arrival_s=turns[0].arrived_s - began_s,
             block_size=header.block_size,
             block_scope=SCOPE,
+            tenant=self._told(turns[0]).tenant,
+            is_known=any(turn.job_id is not None or self._told(turn).in_job for turn in turns),
+            finished_s=self._finished_s(job_id, turns[-1]),
         )
+
+    def _told(self, turn: TurnLife) -> RequestArrived:
+        """Of turns that are kept the arrival is known."""
+        return self.arrived[turn.req_id]
+
+    def _is_named(self, turn: TurnLife) -> bool:
+        return self._told(turn).job_id is not None
+
+    def _finished_s(self, job_id: str, last: TurnLife) -> float | None:
+        """None where it was said while its last turn was still to come."""
+        finished_s = self.finished_s.get(job_id)
+        return finished_s - last.ended_s if finished_s is not None and finished_s >= last.ended_s else None
 
     def _gap_kind(self, turn: TurnLife, following: TurnLife | None) -> GapKind:
         if following is None:
@@ -223,6 +250,9 @@ class _RunReader:
 
     def _notes(self, by_job: dict[str, list[TurnLife]], num_ended: int) -> list[str]:
         notes = [AS_RECORDED]
+        if self.num_client_signals:
+            times = f"{self.num_client_signals:,} times"
+            notes.append(f"what clients said of their running calls ({times}) is not simulated")
         if len(self.turns) > num_ended:
             num_left_out = len(self.turns) - num_ended
             notes.append(f"{num_left_out} turns were left out: they were not answered to the end")

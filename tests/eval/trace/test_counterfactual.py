@@ -83,6 +83,21 @@ def test_a_policy_without_jobs_leaves_a_trace_that_has_them(
     assert other < again / 2
 
 
+def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
+    continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base of all ratios: what became of the pins, and what they held, as in the trace."""
+    hardware = ("--model", "llama-3.1-8b", "--gpu", "h100")
+    table = _asked(continuum[0], capsys, "--policy", "fcfs", *hardware)
+    for cause in ("broken", "expired", "handed over"):
+        again, _, recorded = _figures(table, f"  pins {cause}")
+        assert again == recorded > 0
+    again, _, recorded = _figures(table, "KV held for nothing, token-s")
+    assert again == pytest.approx(recorded, rel=0.001)
+    again, _, recorded = _figures(table, "  recomputed")
+    assert again == recorded
+
+
 def test_hardware_may_be_named_instead(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,20 @@ function button(className, text, onClick) {
   return made;
 }
 
+/** A name that loses its middle where there is no room: jobs differ at their ends. */
+function cutInTheMiddle(name) {
+  const tail = name.length > 12 ? 6 : 0;
+  return el("span", "cut", el("span", "head", name.slice(0, name.length - tail)), tail ? el("span", "", name.slice(-tail)) : null);
+}
+
+/** What opens a job. */
+function jobButton(className, job, onClick) {
+  const made = button(className, cutInTheMiddle(job), onClick);
+  made.title = job;
+  made.setAttribute("aria-label", job);
+  return made;
+}
+
 /** Sets text only where it differs: a page at rest costs its reader nothing. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

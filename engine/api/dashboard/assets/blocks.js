@@ -1,10 +1,10 @@
 // The block pool as a map: a cell is a block, or several of them in a large pool.
 
 const KINDS = [
-  ["running", "running", "read or written by a request that runs"],
-  ["pinned", "held", "kept for a job whose tool runs"],
-  ["cached", "cached", "free, but of a prefix that can be found again"],
-  ["free", "free", "empty"],
+  ["running", "running", "read or written by a request that runs, held for another job or not"],
+  ["pinned", "only held", "kept for a job whose tool runs, and used by no request meanwhile"],
+  ["cached", "cached", "not in use, but of a prefix that can be found again"],
+  ["free", "empty", "not in use, and of no prefix that can be found"],
 ];
 const SHARED_OWNER = 1;
 const FLASH_MS = 700;
@@ -75,7 +75,7 @@ class BlockMap {
     else this.noteChanges(before, cells);
     this.cells = cells;
     this.source = blocks;
-    this.tell(blocks, cells);
+    this.tell(blocks);
   }
 
   noteChanges(before, cells) {
@@ -86,13 +86,10 @@ class BlockMap {
     }
   }
 
-  tell(blocks, cells) {
+  tell(blocks) {
     const total = blocks.num_blocks;
-    const last = this.numCells - 1;
-    const sizes = (cell) => (cell < last ? blocks.blocks_per_cell : total - last * blocks.blocks_per_cell);
-    const count = (shares) => shares.reduce((sum, share, cell) => sum + Math.round((share * sizes(cell)) / 255), 0);
-    const numbers = [count(cells.running), count(cells.pinned), count(cells.cached)];
-    numbers.push(Math.max(0, total - numbers[0] - numbers[1] - numbers[2]));
+    const numbers = [blocks.num_running, blocks.num_pinned, blocks.num_cached];
+    numbers.push(total - numbers[0] - numbers[1] - numbers[2]);
     numbers.forEach((number, place) => {
       setText(this.counts[place], formatCount(number));
       setText(this.shares[place], formatShare(number / total));

@@ -5,7 +5,7 @@ const SHOWN_DECISIONS = 80;
 function decisionItem(sentence, onJob) {
   const dot = el("i", "swatch dot");
   dot.style.background = `var(--${sentence.kind})`;
-  const name = onJob ? button("link", sentence.job, () => onJob(sentence.job)) : null;
+  const name = onJob ? jobButton("link", sentence.job, () => onJob(sentence.job)) : null;
   const words = el("span", "", name, name ? " " : null, sentence.text);
   if (sentence.why) words.append(el("span", "why", ` · ${sentence.why}`));
   const time = el("time", "", clock.timeOfDay(sentence.at));

@@ -89,8 +89,9 @@ class Lanes {
     const swatch = el("i", "swatch");
     swatch.style.background = lane.jobId === null ? "var(--cached)" : palette.job(lane.jobId);
     const name = button("", "", () => this.onJob(lane.key));
-    name.append(swatch, el("span", "name", lane.key));
+    name.append(swatch, el("span", "name", cutInTheMiddle(lane.key)));
     name.title = lane.key;
+    name.setAttribute("aria-label", lane.key);
     name.dataset.job = lane.key;
     name.setAttribute("aria-pressed", String(lane.key === this.chosen));
     return el("li", "", name);

@@ -31,7 +31,7 @@ class PinRow {
     this.left = el("b", "countdown");
     this.track = el("span", "track", this.fill);
     this.back = el("span", "back");
-    const name = button("link", pin.job, () => onJob(pin.job));
+    const name = jobButton("link", pin.job, () => onJob(pin.job));
     name.title = pin.job;
     this.element = el("li", "", el("span", "who", swatch, name), this.tools, this.blocks, el("span", "left", this.left, this.track), this.back);
     this.element.dataset.job = pin.job;
@@ -91,8 +91,8 @@ class Pins {
     byId("pins-empty").hidden = pins.length > 0;
     this.list.hidden = pins.length === 0;
     setText(byId("pins-empty"), this.emptyWords());
-    const { pins: count, pinned_blocks: blocks } = this.state.gauges;
-    setText(byId("pins-count"), count ? `${formatMany(count, "pin")}, ${formatMany(blocks, "block")}` : "");
+    const count = this.state.gauges.pins;
+    setText(byId("pins-count"), count ? `${formatMany(count, "pin")}, ${formatMany(this.state.held().blocks, "block")}` : "");
   }
 
   drawRow(pin, place, now) {

@@ -92,14 +92,17 @@ function makeTiles(container) {
     new Tile(
       "Held across tool calls",
       "pinned",
-      (state) => ({ value: formatCount(state.gauges.pins), unit: `${formatShare(state.gauges.pinned_blocks / state.gauges.total_blocks)} of the blocks` }),
+      (state) => {
+        const { share, used } = state.held();
+        return { value: formatCount(state.gauges.pins), unit: `${formatShare(share)} of the blocks${used ? `, ${formatCount(used)} of them in use` : ""}` };
+      },
       (entries) => meanOf(entries, "pinned"),
       { top: 1 },
     ),
     new Tile(
       "Blocks in use",
       "cached",
-      (state) => ({ value: formatShare(1 - state.gauges.free_blocks / state.gauges.total_blocks), unit: `${formatCount(state.gauges.free_blocks)} free` }),
+      (state) => ({ value: formatShare(1 - state.gauges.free_blocks / state.gauges.total_blocks), unit: `${formatCount(state.gauges.free_blocks)} not in use` }),
       (entries) => meanOf(entries, "used"),
       { top: 1 },
     ),

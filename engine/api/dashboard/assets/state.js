@@ -118,9 +118,16 @@ class EngineState {
       steps: totals.steps,
       running: gauges.running,
       waiting: gauges.waiting + gauges.loading,
-      pinned: gauges.pinned_blocks / gauges.total_blocks,
+      pinned: this.held().share,
       used: 1 - gauges.free_blocks / gauges.total_blocks,
     });
+  }
+
+  /** Blocks that pins hold, each counted once, as the map of the pool has them; `used`: those that a request runs on. */
+  held() {
+    if (this.blocks === null) return { blocks: 0, share: 0, used: 0 };
+    const { num_held: blocks, num_pinned: alone, num_blocks: total } = this.blocks;
+    return { blocks, share: blocks / total, used: blocks - alone };
   }
 
   // ---- lanes ----
