@@ -114,6 +114,14 @@ class StreamTokenDecoder(TokenDecoder):
         return DecodeStream(ids=self._context, skip_special_tokens=self._skip_special_tokens)
 
 
+def token_decoder(
+    tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
+) -> TokenDecoder:
+    """The faster one that the tokenizer allows."""
+    kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
+    return kind(tokenizer, params, prompt_token_ids)
+
+
 class StopChecker:
     """Finds the stop string that is complete first; of those complete at once, the longest."""
 
@@ -158,8 +166,7 @@ class IncrementalDetokenizer:
         self._min_tokens = params.min_tokens
         self._decoder: TokenDecoder | None = None
         if params.detokenize:
-            kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
-            self._decoder = kind(tokenizer, params, prompt_token_ids)
+            self._decoder = token_decoder(tokenizer, params, prompt_token_ids)
 
     def update(self, token_ids: list[int], *, finished: bool, stop_token: bool) -> str | None:
         """Take new tokens; returns the stop string they complete, at which the text then ends.

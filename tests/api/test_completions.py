@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import openai
 import pytest
@@ -98,3 +100,24 @@ def test_replay_is_exact(http: httpx.Client) -> None:
     [choice] = http.post("/v1/completions", json=body).json()["choices"]
     assert choice["token_ids"] == forced
     assert choice["text"] == "exactly this text"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_count_characters(http: httpx.Client, stream: bool) -> None:
+    """``text_offset`` says where in the text a token begins: tokens that share a character where it does."""
+    said = "\u00e9\u65e5\U0001f600 ok"
+    tokens = http.post("/tokenize", json={"prompt": said, "add_special_tokens": False}).json()["tokens"]
+    body = {"prompt": "a", "logprobs": 0, "replay_token_ids": tokens, "stream": stream}
+    answer = http.post("/v1/completions", json=body)
+    if stream:
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    else:
+        choices = answer.json()["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    offsets = [at for choice in choices if choice["logprobs"] for at in choice["logprobs"]["text_offset"]]
+    assert text == said
+    assert len(offsets) == len(tokens) > len(said)
+    assert offsets == sorted(offsets)
+    assert set(offsets) <= set(range(len(said)))
+    assert offsets[-1] == len(said) - len("k") or said[offsets[-1] :] in (" ok", "ok", "k")

@@ -19,10 +19,11 @@ from engine.api.http.streams import begun, merge
 from engine.api.identity import identify
 from engine.api.limits import Seat
 from engine.api.openai.bodies import Completion, CompletionChoice, Usage
-from engine.api.openai.logprobs import completion_logprobs
+from engine.api.openai.logprobs import TextOffsets, completion_logprobs
 from engine.api.openai.protocol import CompletionRequest
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
+from engine.detokenizer import token_decoder
 from engine.messages import JobRef, ToolCall, TurnReceipt
 from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -64,6 +65,7 @@ class CompletionTurn:
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
         self._job = job
+        self._params = body.sampling_params(model.sampling_defaults(), body.logprobs)
         self._n = body.n or 1
         self._prompts = body.prompts()
         self._echoes: list[str] = []
@@ -72,16 +74,16 @@ class CompletionTurn:
         self._num_tokens = 0
         self._texts: dict[int, list[str]] = {}
         """Text of each choice, in pieces."""
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        """Of each choice, where logprobs were asked for."""
         self._receipts: list[TurnReceipt] = []
         """Of the prompts that are done."""
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._completion([], None))
 
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
-        params = self._body.sampling_params(self._model.sampling_defaults(), self._body.logprobs)
-        self._model.check_params(params)
-        params = msgspec.structs.replace(params, output_kind=kind)
+        self._model.check_params(self._params)
+        params = msgspec.structs.replace(self._params, output_kind=kind)
         with self._model.seat(len(self._prompts) * self._n) as seat:
             async with aclosing(merge(await self._streams(params, seat))) as outputs:
                 async for index, output in outputs:
@@ -156,20 +158,28 @@ class CompletionTurn:
         pieces = self._texts.setdefault(index, [])
         first = not pieces
         pieces.append(answer.text)
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(answer.text)
         echo = self._echoes[prompt_index] if self._echoes and first else ""
         with_tokens = bool(self._body.return_token_ids)
         prompt = self._latest[prompt_index].prompt_token_ids
         return CompletionChoice(
             index=index,
             text=echo + answer.text,
-            logprobs=completion_logprobs(answer.logprobs, self._body.return_tokens_as_token_ids, offset),
+            logprobs=completion_logprobs(
+                answer.logprobs, self._body.return_tokens_as_token_ids, self._text_offsets(index, prompt)
+            ),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if with_tokens else UNSET,
             prompt_token_ids=prompt if with_tokens and first else UNSET,
         )
+
+    def _text_offsets(self, index: int, prompt: list[int]) -> TextOffsets | None:
+        if self._body.logprobs is None:
+            return None
+        if index not in self._offsets:
+            decoder = token_decoder(self._model.engine.tokenizer, self._params, prompt)
+            self._offsets[index] = TextOffsets(decoder)
+        return self._offsets[index]
 
     def _event(self, choice: CompletionChoice) -> bytes:
         if self._tells_usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.api.openai.bodies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from engine.detokenizer import TokenDecoder
 from engine.request_output import PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0
@@ -25,22 +26,39 @@ def _chat_position(position: PositionLogprobs, as_token_ids: bool) -> ChatTokenL
 
 
 def completion_logprobs(
-    positions: list[PositionLogprobs] | None, as_token_ids: bool | None, offset: int
+    positions: list[PositionLogprobs] | None, as_token_ids: bool | None, offsets: TextOffsets | None
 ) -> CompletionLogprobs | None:
-    """``offset`` is where in the whole text the first of these tokens begins."""
-    if positions is None:
+    """``offsets`` are of the text that these tokens go on with."""
+    if positions is None or offsets is None:
         return None
     result = CompletionLogprobs([], [], [], [])
     for position in positions:
         token = label(position.chosen, bool(as_token_ids))
-        result.text_offset.append(offset)
+        result.text_offset.append(offsets.next(position.chosen.token_id))
         result.token_logprobs.append(_finite(position.chosen.logprob))
         result.tokens.append(token)
         result.top_logprobs.append(
             {label(top, bool(as_token_ids)): _finite(top.logprob) for top in (*position.top, position.chosen)}
         )
-        offset += len(token)
     return result
+
+
+class TextOffsets:
+    """Where the tokens of a growing text begin, in characters.
+
+    Tokens that share a character begin where it does; one that is not shown takes no room.
+    """
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        """``decoder``: reads the tokens as that of the text does."""
+        self._decoder = decoder
+        self._num_chars = 0
+
+    def next(self, token_id: int) -> int:
+        """Where this token begins, which is the next one."""
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.step(token_id))
+        return offset
 
 
 def label(token: TokenLogprob, as_token_id: bool) -> str:
