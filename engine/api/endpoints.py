@@ -17,6 +17,7 @@ from engine.api.errors import Dialect, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
 from engine.api.identity import owner_of
+from engine.api.http.surrogates import without_halves
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 
@@ -86,6 +87,7 @@ def _request_body(body: type[BaseModel] | None) -> dict[str, Any] | None:
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
     """Bytes to a checked request; bad UTF-8, bad or too deeply nested JSON and wrong types are one error."""
+    body = without_halves(body)
     check_json(body)
     return kind.model_validate_json(body)
 
