@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from continuum.config import TTL_RULES, ContinuumConfig
-from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
+from engine.api.config import DEFAULT_THINKING, AccessConfig, LimitsConfig, ServerConfig, TlsConfig
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.config import (
     ATTENTION_BACKENDS,
@@ -176,6 +176,11 @@ def _add_server_flags(group: _Group) -> None:
         "how replies are read for thoughts: as the chat template shows (auto), or "
         + ", ".join(name for name in REASONING_PARSERS if name != "auto"),
         metavar="NAME",
+    )
+    group.add(
+        "messages_default_thinking",
+        "whether the model thinks where a Messages request does not say; template: as its default is",
+        choices=DEFAULT_THINKING,
     )
     group.add("tool_parser_plugin", "Python file that registers a tool parser of your own", metavar="PATH")
     group.flags.add_argument(

@@ -119,8 +119,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise RequestError(f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}.", "logprobs")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise RequestError("seed must fit in 64 bits.", "seed")
-        if self.n > 1 and self.greedy:
-            raise RequestError(f"n must be 1 with greedy decoding (temperature 0), got {self.n}.", "n")
 
     def _verify_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

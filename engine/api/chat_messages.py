@@ -13,7 +13,7 @@ Message = dict[str, Any]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """One name in V1's answers, others in chat templates: a template finds the thought under its own."""
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def normalise(messages: list[Message]) -> list[Message]:
@@ -27,7 +27,7 @@ def _normalise_one(message: Message, where: str) -> Message:
         raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
     calls = message.get("tool_calls")
     content = _text_of(message.get("content"), f"{where}.content")
-    if content is None and role != "assistant":
+    if content is None and role not in ("assistant", "tool"):
         raise RequestError(f"{where}.content must be a string or a list of text parts.", f"{where}.content")
     normal = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
     if reasoning := _reasoning_of(message, where):
@@ -64,7 +64,7 @@ def _text_of_part(part: object, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise RequestError(f"{where} must be an object with a type.", where)
-    if kind not in _TEXT_PARTS:
+    if kind not in TEXT_PARTS:
         raise RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", where)
     text = part.get("text" if kind.endswith("text") else kind)
     if not isinstance(text, str):

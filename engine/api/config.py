@@ -5,11 +5,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from engine.api.http.auth import ApiKeys
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
+
+DefaultThinking = Literal["off", "on", "template"]
+DEFAULT_THINKING: tuple[str, ...] = get_args(DefaultThinking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,8 @@ class ServerConfig:
     """How they are read for thoughts; ``auto`` goes by the chat template here too."""
     tool_parser_plugin: str | None = None
     """A Python file that registers a tool parser of one's own."""
+    messages_default_thinking: DefaultThinking = "off"
+    """Whether the model thinks where a Messages request does not say; ``template`` leaves it to that."""
     trust_request_chat_template: bool = False
     """Whether requests may bring a chat template: it is a program, and may run for ever."""
     receipts: bool = True
@@ -147,6 +153,11 @@ class ServerConfig:
             raise ConfigError("served_model_name needs at least one name.")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}.")
+        if self.messages_default_thinking not in DEFAULT_THINKING:
+            known = ", ".join(DEFAULT_THINKING)
+            raise ConfigError(
+                f"messages_default_thinking must be one of {known}, got {self.messages_default_thinking!r}."
+            )
         self.reply_format(chat_template=None)
         if self.keep_alive_s < 0 or self.shutdown_grace_s < 0:
             raise ConfigError("keep_alive_s and shutdown_grace_s must not be negative.")

@@ -66,6 +66,8 @@ class Conversation:
     """Whether ``max_tokens`` beyond the room that the prompt leaves means that room; else it is an error."""
     include_reasoning: bool = True
     """Whether what the model thinks is given out; it is read as such in any case."""
+    left_out: list[str] = field(default_factory=list)
+    """What of the request is not in it, as there is nothing that a text model could be shown."""
 
     @property
     def reads_calls(self) -> bool:
@@ -240,6 +242,8 @@ class ConversationTurn:
                 tokens = await self._model.encode(reasoning, add_special_tokens=False, owner=self._owner)
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
+        if self._model.gives_receipts:
+            turn.usage.left_out = self._conversation.left_out
         turn.receipt = await self._model.close_turn(self._conversation.job, turn.output, calls)
 
 

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from engine.api.errors import Dialect, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
-from engine.api.identity import owner_of
 from engine.api.http.surrogates import without_halves
+from engine.api.identity import owner_of
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 

@@ -13,13 +13,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import EngineDeadError, EngineError, RequestError
+from engine.errors import ContextLengthError, EngineDeadError, EngineError, RequestError
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 2000
 MAX_FIELD_CHARS = 200
 MAX_LISTED_FAULTS = 10
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code, by which clients decide to shorten a conversation."""
 RETRY_AFTER_S = 1
 """What a client is told to wait where the server may take its request soon, or another server may."""
 
@@ -182,12 +184,15 @@ def explain(error: Exception) -> Failure:
     """What to tell the client about an error. One that we did not expect says nothing of our insides."""
     match error:
         case NotFoundError():
-            return _failure(404, str(error), error.field)
+            code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
+            return _failure(404, str(error), error.field, code)
         case ThreadsUnsupportedError():
             details = AnthropicErrorDetails("thread_unsupported_request", ["thread"])
             return Failure(400, str(error), error.field, details)
         case ConversationLockedError():
             return Failure(400, str(error), error.field, code="conversation_locked")
+        case ContextLengthError():
+            return _failure(400, str(error), error.field, CONTEXT_LENGTH_EXCEEDED)
         case RequestError():
             return _failure(400, str(error), error.field)
         case ValidationError():
@@ -197,7 +202,8 @@ def explain(error: Exception) -> Failure:
         case RequestTimeoutError():
             return _failure(504, str(error))
         case HTTPException():
-            return _failure(error.status_code, str(error.detail))
+            code = "invalid_api_key" if error.status_code == 401 else None
+            return _failure(error.status_code, str(error.detail), code=code)
         case EngineError():
             return _failure(500, str(error))
     logger.error("request failed unexpectedly", exc_info=error)
@@ -231,8 +237,13 @@ def _headers(error: Exception) -> Mapping[str, str] | None:
     return error.headers if isinstance(error, HTTPException) else None
 
 
-def _failure(status: int, message: str, field: str | None = None) -> Failure:
-    return Failure(status, _bounded(message, MAX_MESSAGE_CHARS), field and _bounded(field, MAX_FIELD_CHARS))
+def _failure(status: int, message: str, field: str | None = None, code: str | None = None) -> Failure:
+    return Failure(
+        status,
+        _bounded(message, MAX_MESSAGE_CHARS),
+        field and _bounded(field, MAX_FIELD_CHARS),
+        code=code,
+    )
 
 
 def _bounded(text: str, max_chars: int) -> str:

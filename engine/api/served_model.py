@@ -20,6 +20,8 @@ from engine.api.limits import Admission, Seat
 from engine.api.prefix_killers import BILLING_HEADER, without_billing_header
 from engine.api.processes.load_board import LoadBoard, Tally
 from engine.api.processes.siblings import ALONE, Siblings
+from engine.api.strict_templates import in_some_shape
+from engine.api.system_messages import with_one_system
 from engine.async_llm import AsyncLLM
 from engine.errors import EngineDeadError, RequestError
 from engine.input_processor import check_text_may_fit
@@ -56,7 +58,7 @@ class ServedModel:
         self._chat_template = config.chat_template
         self._trusts_templates = config.trust_request_chat_template
         self.reply_format = self._reply_format(config)
-        self._gives_receipts = config.receipts
+        self.gives_receipts = config.receipts
         self._parts_prefixes = config.access.parts_prefixes
         self._live: set[str] = set()
         self._timed_out: set[str] = set()
@@ -150,18 +152,22 @@ class ServedModel:
                 "chat_template is taken from requests only by a server with --trust-request-chat-template.",
                 "chat_template",
             )
-        chat = (
-            self._without_prefix_killers(normalise(messages)),
-            tools,
-            chat_template or self._chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            chat_template_kwargs,
-        )
+        normal = with_one_system(self._without_prefix_killers(normalise(messages)))
+
+        def render(shape: list[Message]) -> str:
+            return self.engine.tokenizer.chat_text(
+                shape,
+                tools,
+                chat_template or self._chat_template,
+                add_generation_prompt,
+                continue_final_message,
+                chat_template_kwargs,
+            )
+
         if len(messages) > INLINE_MESSAGES or chat_template is not None:  # which may run for ever
-            text = await asyncio.to_thread(self.engine.tokenizer.chat_text, *chat)
+            text = await asyncio.to_thread(in_some_shape, normal, render)
         else:
-            text = self.engine.tokenizer.chat_text(*chat)
+            text = in_some_shape(normal, render)
         return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
 
     def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
@@ -249,7 +255,7 @@ class ServedModel:
         if receipt is None:
             return None
         self.metrics.record_receipt(receipt)
-        return receipt if self._gives_receipts else None
+        return receipt if self.gives_receipts else None
 
     async def check_health(self) -> None:
         """EngineDeadError if the engine is dead, ServerClosingError if no more requests are taken."""

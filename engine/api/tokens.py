@@ -8,7 +8,9 @@ from starlette.responses import Response
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.identity import owner_of
+from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import DetokenizeResponse, TokenizeResponse
+from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from engine.errors import RequestError
 
@@ -22,7 +24,7 @@ async def tokenize(request: Request) -> Response:
     model = model_of(request, body.model)
     if body.messages is not None:
         tokens = await model.render_chat(
-            body.messages,
+            texts_only(body.messages, LeftOut()),
             body.tools,
             body.chat_template,
             body.chat_template_kwargs,

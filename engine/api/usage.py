@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET
@@ -22,6 +22,8 @@ class TurnUsage:
     """Of the prompt, found in the cache."""
     reasoning_tokens: int = 0
     """Of the completion; known at the end of the turn."""
+    left_out: list[str] = field(default_factory=list)
+    """Of the request, what the model was not shown: for the receipt, at the end of the turn."""
 
 
 def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnReceipt | None:
@@ -49,5 +51,5 @@ def usage_of(usage: TurnUsage, receipt: TurnReceipt | None) -> Usage:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(reasoning) if reasoning else UNSET,
-        receipt=receipt_fields(receipt),
+        receipt=receipt_fields(receipt, usage.left_out),
     )

@@ -83,6 +83,14 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
 ]
 
 
+CODES = {
+    (404, "model", False): "model_not_found",
+    (400, "max_tokens", True): "context_length_exceeded",
+    (400, "prompt", True): "context_length_exceeded",
+}
+"""OpenAI's words for errors that clients decide by; of all others the code is the status."""
+
+
 @pytest.mark.parametrize(("path", "body", "status", "param"), BAD_BODIES)
 def test_a_bad_field_is_named(
     http: httpx.Client, path: str, body: dict[str, object], status: int, param: str | None
@@ -91,7 +99,7 @@ def test_a_bad_field_is_named(
     answer = http.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param)
-    assert error["code"] == status
+    assert error["code"] == CODES.get((status, error["param"], "maximum context" in error["message"]), status)
     assert error["type"] == ("NotFoundError" if status == 404 else "BadRequestError")
     assert error["message"]
     assert answer.headers["x-request-id"]
@@ -106,7 +114,6 @@ def test_a_bad_field_is_named(
         b"5",
         b"null",
         b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"messages": ' + b"[" * 100_000,
         b'{"messages": [{"role": "user", "content": "a"}], "x": '
         + b'{"a":' * 10_000

@@ -51,7 +51,7 @@ def whole(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
 
 def streamed(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
     """The same, summed up from a stream."""
-    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    message: dict[str, Any] = {"content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
     finish_reason = None
     asked = {**body(server, reply, **fields), "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=asked, timeout=60) as response:
@@ -60,7 +60,7 @@ def streamed(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
                 continue
             choice = json.loads(line.removeprefix("data: "))["choices"][0]
             finish_reason = choice["finish_reason"] or finish_reason
-            for key in ("content", "reasoning"):
+            for key in ("content", "reasoning", "reasoning_content"):
                 message[key] += choice["delta"].get(key) or ""
             for delta in choice["delta"].get("tool_calls", []):
                 if delta["index"] == len(message["tool_calls"]):
@@ -78,6 +78,8 @@ def body(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
 
 
 def summary(message: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts have two names: clients know one or the other."""
+    assert message.get("reasoning") == message.get("reasoning_content")
     return {
         "content": message.get("content") or "",
         "reasoning": message.get("reasoning") or "",

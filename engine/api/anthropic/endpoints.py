@@ -19,6 +19,7 @@ from engine.api.field_names import told_as_sent
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.identity import identify
+from engine.api.left_out import LeftOut
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 from engine.messages import JobRef
@@ -65,8 +66,9 @@ def _conversation(
     model: ServedModel, body: PromptRequest, request_id: str, params: SamplingParams, job: JobRef | None
 ) -> Conversation:
     """The request in no dialect."""
-    history = read_history(body.system, body.messages)
-    tools = function_tools(body.tools)
+    left_out = LeftOut()
+    history = read_history(body.system, body.messages, left_out)
+    tools = function_tools(body.tools, left_out)
     extras = body if isinstance(body, MessagesRequest) else None
     return Conversation(
         request_id=request_id,
@@ -79,10 +81,11 @@ def _conversation(
         priority=extras.priority if extras else None,
         cache_salt=extras.cache_salt if extras else None,
         chat_template=body.chat_template,
-        chat_template_kwargs=body.template_kwargs(),
+        chat_template_kwargs=body.template_kwargs(model.config.messages_default_thinking),
         add_generation_prompt=not history.continues_reply,
         continue_final_message=history.continues_reply,
         fits_context=True,
+        left_out=left_out.notes,
     )
 
 

@@ -12,6 +12,8 @@ The rules, with what they are for:
   templates would drop the reasoning before it.
 * What a server of Anthropic's did by itself (server tools, MCP, code execution) is left out, calls and
   results.
+* A line of text stands for a picture or a document that is none of text. One that the user sends just now,
+  in a last message without results of tools, is refused.
 * A last message of the assistant is continued.
 """
 
@@ -19,12 +21,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.api.anthropic.thinking import text_of
 from engine.api.anthropic.tool_input import INVALID_JSON
 from engine.api.chat_messages import Message
+from engine.api.left_out import LeftOut
+from engine.api.system_messages import reminder_of
 from engine.errors import RequestError
 
 Block = dict[str, Any]
@@ -48,6 +52,11 @@ class ChatHistory:
         """Whether the model goes on with the words of the last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
+    @property
+    def ends_with_results(self) -> bool:
+        """Whether what comes next follows what tools have returned."""
+        return bool(self.messages) and self.messages[-1]["role"] == "tool"
+
     def add_system(self, texts: Iterator[str]) -> None:
         """``system``, or a system message before all others, which belongs to it."""
         text = "\n".join(filter(None, texts))
@@ -61,7 +70,7 @@ class ChatHistory:
         text = "\n".join(filter(None, texts))
         if not text:
             return
-        reminder = f"<system-reminder>\n{text}\n</system-reminder>"
+        reminder = reminder_of(text)
         last = self.messages[-1]
         if last.get("tool_calls"):
             self._reminders.append(reminder)
@@ -111,10 +120,14 @@ class ChatHistory:
                 self.messages.pop()
 
 
-def read_history(system: str | list[Block] | None, messages: list[Block]) -> ChatHistory:
-    """The chat's messages; a RequestError names the field at fault."""
+def read_history(
+    system: str | list[Block] | None, messages: list[Block], left_out: LeftOut | None = None
+) -> ChatHistory:
+    """The chat's messages; a RequestError names the field at fault. ``left_out``: what they lack is noted."""
     history = ChatHistory()
-    history.add_system(_texts(system or [], "system"))
+    reader = _TextReader(LeftOut() if left_out is None else left_out)
+    new = replace(reader, is_new=True)
+    history.add_system(new.texts(system or [], "system"))
     is_leading = True
     for index, message in enumerate(messages):
         where = f"messages.{index}"
@@ -122,13 +135,14 @@ def read_history(system: str | list[Block] | None, messages: list[Block]) -> Cha
         is_leading = is_leading and role == "system"
         match role:
             case "system" if is_leading:
-                history.add_system(_texts(content, f"{where}.content"))
+                history.add_system(reader.texts(content, f"{where}.content"))
             case "system":
-                history.add_reminder(_texts(content, f"{where}.content"))
+                history.add_reminder(reader.texts(content, f"{where}.content"))
             case "user":
-                _read_user(history, content, f"{where}.content")
+                is_own = index == len(messages) - 1 and not history.ends_with_results
+                _read_user(history, content, f"{where}.content", new if is_own else reader)
             case "assistant":
-                history.add_assistant(_assistant(content, f"{where}.content"))
+                history.add_assistant(_assistant(content, f"{where}.content", reader))
             case _:
                 raise RequestError(f"{where}.role must be user, assistant or system.", f"{where}.role")
     history.finish()
@@ -159,74 +173,99 @@ def _typed(content: str | list[Block], where: str) -> Iterator[tuple[str, Block,
         yield kind, block, place
 
 
-def _texts(content: str | list[Block], where: str) -> Iterator[str]:
-    """Of blocks that must all be text."""
-    for kind, block, place in _typed(content, where):
-        if kind != "text":
-            raise _unsupported(kind, place, "text")
-        yield _string(block, "text", place)
+@dataclass(frozen=True, slots=True)
+class _TextReader:
+    """The texts of blocks, and lines in place of what is none."""
+
+    left_out: LeftOut
+    is_new: bool = False
+    """What is none is refused: it is not yet a part of the history."""
+
+    def texts(self, content: str | list[Block], where: str) -> Iterator[str]:
+        """Of blocks that should all be text."""
+        for kind, block, place in _typed(content, where):
+            if kind == "text":
+                yield _string(block, "text", place)
+            else:
+                yield self._other(kind, block, place, "text")
+
+    def shown(self, content: str | list[Block], where: str) -> Iterator[str]:
+        """Of blocks of a user's message or of a tool's result."""
+        for kind, block, place in _typed(content, where):
+            if _LEFT_OUT.fullmatch(kind):
+                self.left_out.add(place, kind)
+            else:
+                yield self.of_block(kind, block, place)
+
+    def of_block(self, kind: str, block: Block, where: str) -> str:
+        """Of one such block."""
+        match kind:
+            case "text":
+                return _string(block, "text", where)
+            case "document":
+                return self._document(block, where)
+            case "search_result":
+                texts = "\n".join(self.texts(_blocks(block, where), f"{where}.content"))
+                return f"{_string(block, 'title', where)}\n{_string(block, 'source', where)}\n{texts}"
+            case "tool_reference":
+                return f"The tool {_string(block, 'tool_name', where)} is available."
+        known = "text, tool_result, search_result, tool_reference and documents of text"
+        return self._other(kind, block, where, known)
+
+    def _document(self, block: Block, where: str) -> str:
+        source = block.get("source")
+        kind = source.get("type") if isinstance(source, dict) else None
+        if not isinstance(source, dict) or kind not in ("text", "content"):
+            if not self.is_new:
+                return self.left_out.part(block, where)
+            raise RequestError(
+                f"{where}.source.type must be text or content: this server reads no other documents.",
+                f"{where}.source.type",
+            )
+        if kind == "text":
+            text = _string(source, "data", f"{where}.source")
+        else:
+            text = "\n".join(self.texts(_blocks(source, f"{where}.source"), f"{where}.source.content"))
+        heads = [block.get(name) for name in ("title", "context")]
+        return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
+
+    def _other(self, kind: str, block: Block, where: str, known: str) -> str:
+        if self.is_new:
+            raise _unsupported(kind, where, known)
+        return self.left_out.part(block, where)
 
 
-def _read_user(history: ChatHistory, content: str | list[Block], where: str) -> None:
+def _read_user(history: ChatHistory, content: str | list[Block], where: str, reader: _TextReader) -> None:
     results: list[Message] = []
     texts: list[str] = []
-    for kind, block, place in _typed(content, where):
+    blocks = list(_typed(content, where))
+    in_history = replace(reader, is_new=False)
+    if any(kind == "tool_result" for kind, _, _ in blocks):
+        reader = in_history
+    for kind, block, place in blocks:
         if kind == "tool_result":
-            results.append(_tool_message(block, place))
-        elif not _LEFT_OUT.fullmatch(kind):
-            texts.append(_user_text(kind, block, place))
+            results.append(_tool_message(block, place, in_history))
+        elif _LEFT_OUT.fullmatch(kind):
+            reader.left_out.add(place, kind)
+        else:
+            texts.append(reader.of_block(kind, block, place))
     history.add_results(results)
     if texts or not results:
         history.add_user("\n".join(texts))
 
 
-def _user_text(kind: str, block: Block, where: str) -> str:
-    """Of a block of a user's message or of a tool's result."""
-    match kind:
-        case "text":
-            return _string(block, "text", where)
-        case "document":
-            return _document_text(block, where)
-        case "search_result":
-            texts = "\n".join(_texts(_blocks(block, where), f"{where}.content"))
-            return f"{_string(block, 'title', where)}\n{_string(block, 'source', where)}\n{texts}"
-        case "tool_reference":
-            return f"The tool {_string(block, 'tool_name', where)} is available."
-    raise _unsupported(kind, where, "text, tool_result, search_result, tool_reference and documents of text")
-
-
-def _document_text(block: Block, where: str) -> str:
-    source = block.get("source")
-    kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind not in ("text", "content"):
-        raise RequestError(
-            f"{where}.source.type must be text or content: this server reads no other documents.",
-            f"{where}.source.type",
-        )
-    if kind == "text":
-        text = _string(source, "data", f"{where}.source")
-    else:
-        text = "\n".join(_texts(_blocks(source, f"{where}.source"), f"{where}.source.content"))
-    heads = [block.get(name) for name in ("title", "context")]
-    return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
-
-
-def _tool_message(block: Block, where: str) -> Message:
+def _tool_message(block: Block, where: str, reader: _TextReader) -> Message:
     call_id = _call_id(_string(block, "tool_use_id", where))
     content = block.get("content")
-    if content is None:
-        text = ""
-    elif isinstance(content, str | list):
-        typed = _typed(content, f"{where}.content")
-        text = "\n".join(_user_text(kind, part, place) for kind, part, place in typed)
-    else:
+    if content is not None and not isinstance(content, str | list):
         raise RequestError(f"{where}.content must be a string or a list of blocks.", f"{where}.content")
+    text = "\n".join(reader.shown(content or [], f"{where}.content"))
     if block.get("is_error") and text[:5].lower() != "error":
         text = f"Error: {text}" if text else "Error"
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def _assistant(content: str | list[Block], where: str) -> Message:
+def _assistant(content: str | list[Block], where: str, reader: _TextReader) -> Message:
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[Message] = []
@@ -240,8 +279,12 @@ def _assistant(content: str | list[Block], where: str) -> Message:
                 calls.append(_tool_call(block, place))
             case "compaction":
                 texts.append(_string(block, "content", place))
-            case _ if not _LEFT_OUT.fullmatch(kind):
-                raise _unsupported(kind, place, "text, thinking and tool_use")
+            case "redacted_thinking":
+                pass
+            case _ if _LEFT_OUT.fullmatch(kind):
+                reader.left_out.add(place, kind)
+            case _:
+                texts.append(reader.left_out.part(block, place))
     reply: Message = {"role": "assistant", "content": "".join(texts)}
     if any(reasoning):
         reply["reasoning"] = "".join(reasoning)

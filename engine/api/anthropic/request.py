@@ -12,12 +12,33 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.api.config import DefaultThinking
 from engine.api.errors import ThreadsUnsupportedError
 from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId
+from engine.api.thinking_effort import effort_arguments, thinking_arguments
+from engine.api.unsupported import refuse_unsupported
+from engine.errors import RequestError
 from engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
+
+_OTHER_DIALECTS = {
+    "stop": "; use stop_sequences",
+    "max_completion_tokens": "; use max_tokens",
+    "max_output_tokens": "; use max_tokens",
+    "response_format": "; use output_config.format",
+    "structured_outputs": "; use output_config.format",
+    "reasoning_effort": "; use output_config.effort",
+    "reasoning": "; use thinking and output_config.effort",
+    "enable_thinking": "; use thinking",
+    "parallel_tool_calls": "; use tool_choice.disable_parallel_tool_use",
+    "functions": "; use tools",
+    "instructions": "; use system",
+    **dict.fromkeys(("n", "best_of", "logprobs", "top_logprobs", "logit_bias", "bad_words"), ""),
+    **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "include_stop_str_in_output"), ""),
+}
+"""Fields that change the result in other dialects, and what they are here."""
 
 StopSequence = Annotated[str, Field(min_length=1)]
 
@@ -50,7 +71,7 @@ class OutputFormat(BaseModel):
 class OutputConfig(BaseModel):
     """How much effort, and in what form."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
     format: OutputFormat | None = None
 
 
@@ -82,20 +103,27 @@ class PromptRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _refuse_threads(self) -> Self:
-        """To ignore it would be to answer a part of the conversation: later turns bring only what is new."""
+    def _refuse_unsupported(self) -> Self:
+        """To ignore a thread would be to answer a part of the conversation: later turns bring only what is
+        new."""
         if self.thread is not None:
             raise ThreadsUnsupportedError
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            if name in _OTHER_DIALECTS and value and value != 1:
+                raise RequestError(f"{name} is no field of Messages{_OTHER_DIALECTS[name]}.", name)
+        refuse_unsupported(extra)
         return self
 
-    def template_kwargs(self) -> dict[str, Any]:
-        """Thinking and effort under the names that chat templates use. What is not said is left to them."""
-        kwargs: dict[str, Any] = {}
+    def template_kwargs(self, default_thinking: DefaultThinking) -> dict[str, Any]:
+        """Thinking and effort under the names that chat templates use; the arguments meant for a template
+        alone count most. ``default_thinking``: whether the model thinks if the request does not say."""
+        effort = self.output_config.effort if self.output_config is not None else None
+        kwargs = effort_arguments(effort, "output_config.effort")
         if self.thinking is not None:
-            kwargs["enable_thinking"] = kwargs["thinking"] = self.thinking.type != "disabled"
-        if self.output_config is not None and self.output_config.effort is not None:
-            effort = self.output_config.effort
-            kwargs["reasoning_effort"] = effort if effort in ("low", "medium") else "high"
+            kwargs |= thinking_arguments(thinks=self.thinking.type != "disabled")
+        elif default_thinking != "template":
+            kwargs |= thinking_arguments(thinks=default_thinking == "on")
         return {**kwargs, **(self.chat_template_kwargs or {})}
 
     def parallel_tool_calls(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from engine.api.left_out import LeftOut
 from engine.errors import RequestError
 
 Tool = dict[str, Any]
@@ -76,16 +77,16 @@ _RUN_BY_THE_CLIENT = {
 }
 
 
-def function_tools(tools: list[Tool] | None) -> list[Tool] | None:
+def function_tools(tools: list[Tool] | None, left_out: LeftOut) -> list[Tool] | None:
     """What the template is given; None if there is nothing to offer. A RequestError names the tool at fault.
 
     Tools that are to be loaded later (``defer_loading``) are offered at once: nobody here searches for them.
     """
-    named = [_function_tool(tool, f"tools.{index}") for index, tool in enumerate(tools or [])]
+    named = [_function_tool(tool, f"tools.{index}", left_out) for index, tool in enumerate(tools or [])]
     return [tool for tool in named if tool is not None] or None
 
 
-def _function_tool(tool: Tool, where: str) -> Tool | None:
+def _function_tool(tool: Tool, where: str, left_out: LeftOut) -> Tool | None:
     kind = tool.get("type")
     if kind is not None and not isinstance(kind, str):
         raise RequestError(f"{where}.type must be a string.", f"{where}.type")
@@ -95,6 +96,7 @@ def _function_tool(tool: Tool, where: str) -> Tool | None:
         description, schema = _RUN_BY_THE_CLIENT[kind]
         return _function(_name(tool, where), description, schema)
     if _RUN_BY_THE_SERVER.fullmatch(kind):
+        left_out.add(where, f"{kind} is not run by this server")
         return None
     raise RequestError(
         f"{where}.type {kind[:50]!r} is not supported; it must be custom or one of "

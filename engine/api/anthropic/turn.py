@@ -286,7 +286,7 @@ class MessageAnswer:
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens if self._terms.max_tokens else 0,
             output_tokens_details=thinking,
-            receipt=receipt_fields(turn.receipt),
+            receipt=receipt_fields(turn.receipt, usage.left_out),
         )
 
 

@@ -10,13 +10,16 @@ from msgspec import UNSET, UnsetType
 
 from engine.messages import TurnReceipt
 
-Receipt = dict[str, str | int | float | None]
-"""A TurnReceipt with all its fields, those at their default too."""
+Receipt = dict[str, str | int | float | list[str] | None]
+"""A TurnReceipt with all its fields, those at their default too, and what the model was not shown."""
 
 
-def receipt_fields(receipt: TurnReceipt | None) -> Receipt | UnsetType:
+def receipt_fields(receipt: TurnReceipt | None, left_out: list[str]) -> Receipt | UnsetType:
     """The receipt as a part of ``usage``; left out where there is none."""
-    return UNSET if receipt is None else msgspec.structs.asdict(receipt)
+    fields: Receipt = {} if receipt is None else msgspec.structs.asdict(receipt)
+    if left_out:
+        fields["left_out"] = left_out
+    return fields or UNSET
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -70,6 +73,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same under its older name: clients know one or the other."""
     tool_calls: list[ToolCallItem] | UnsetType = UNSET
 
 
@@ -108,6 +113,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallItemDelta] | UnsetType = UNSET
 
 

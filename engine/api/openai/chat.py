@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from time import time
-from typing import Any
 
 from fastapi import APIRouter
 from msgspec import UNSET
@@ -16,8 +15,6 @@ from engine.api.conversation import (
     AnswerOutput,
     Conversation,
     ConversationTurn,
-    NamedTool,
-    ToolChoice,
     TurnOutput,
 )
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
@@ -26,6 +23,8 @@ from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.identity import identify
+from engine.api.left_out import LeftOut
+from engine.api.openai.allowed_tools import read_tool_choice
 from engine.api.openai.bodies import (
     ChatChoice,
     ChatChunk,
@@ -39,6 +38,7 @@ from engine.api.openai.bodies import (
     ToolCallItemDelta,
     Usage,
 )
+from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.api.served_model import ServedModel
@@ -74,6 +74,7 @@ class ChatAnswer:
         self._body = body
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
+        self._left_out = LeftOut()
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._chunk([], None))
 
@@ -82,10 +83,10 @@ class ChatAnswer:
         body = self._body
         return Conversation(
             request_id=self._id,
-            messages=body.messages,
+            messages=texts_only(body.messages, self._left_out),
             params=body.sampling_params(self._model.sampling_defaults(), body.num_logprobs()),
-            tools=body.tools,
-            tool_choice=_tool_choice(body.tool_choice),
+            tools=body.offered_tools(),
+            tool_choice=read_tool_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             job=job,
             priority=body.priority,
@@ -95,6 +96,7 @@ class ChatAnswer:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             include_reasoning=body.include_reasoning,
+            left_out=self._left_out.notes,
         )
 
     def whole(self, turn: TurnOutput) -> ChatCompletion:
@@ -120,6 +122,7 @@ class ChatAnswer:
             message=ChatMessage(
                 content=reply.content if reply.content or not calls else None,
                 reasoning=reasoning or UNSET,
+                reasoning_content=reasoning or UNSET,
                 tool_calls=calls or UNSET,
             ),
             logprobs=chat_logprobs(raw.logprobs, self._body.return_tokens_as_token_ids),
@@ -193,16 +196,6 @@ class ChatAnswer:
         return usage_of(turn.usage, turn.receipt)
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
-    """The checked field of the body."""
-    if isinstance(choice, dict):
-        return NamedTool(choice["function"]["name"])
-    match choice:
-        case "none" | "required":
-            return choice
-    return "auto"
-
-
 def chat_delta(deltas: list[ReplyDelta]) -> ChatDelta | None:
     """Several deltas of one output as one; None if there is nothing to say."""
     if len(deltas) == 1 and isinstance(deltas[0], ContentDelta):  # nearly always
@@ -219,7 +212,12 @@ def chat_delta(deltas: list[ReplyDelta]) -> ChatDelta | None:
             calls.append(_call_delta(delta))
     if not content and not reasoning and not calls:
         return None
-    return ChatDelta(content=content or UNSET, reasoning=reasoning or UNSET, tool_calls=calls or UNSET)
+    return ChatDelta(
+        content=content or UNSET,
+        reasoning=reasoning or UNSET,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 def _call_delta(delta: ToolCallDelta) -> ToolCallItemDelta:

@@ -12,8 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
+from engine.api.openai.allowed_tools import allowed_names, check_tool_choice
 from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
+from engine.api.thinking_effort import effort_arguments, thinking_arguments
+from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.sampling_params import MAX_N, SamplingParams
 
@@ -124,6 +127,7 @@ class GenerationRequest(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value and name in _UNSUPPORTED and not _changes_nothing(name, value):
                 raise RequestError(_UNSUPPORTED[name], name)
+        refuse_unsupported(self.model_extra or {})
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream, which is off.", "stream_options")
         return self
@@ -178,6 +182,20 @@ def _changes_nothing(name: str, value: object) -> bool:
     return name == "best_of" and value == 1
 
 
+class Reasoning(BaseModel):
+    """How hard to think, as routers of many models have it."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingSwitch(BaseModel):
+    """Whether to think, as some models' own servers have it."""
+
+    type: str
+
+
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -191,7 +209,12 @@ class ChatCompletionRequest(GenerationRequest):
     ] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: ThinkingSwitch | bool | None = None
+    enable_thinking: bool | None = None
     include_reasoning: bool = True
+    documents: ListOf[dict[str, Any]] | None = None
+    """For templates that put them into the prompt."""
 
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -210,30 +233,45 @@ class ChatCompletionRequest(GenerationRequest):
                 )
             self.add_generation_prompt = False
         check_tools(self.tools or [])
-        self._check_tool_choice()
+        check_tool_choice(self.tool_choice, self.tools or [])
+        self._check_thinking()
         return self
-
-    def _check_tool_choice(self) -> None:
-        choice = self.tool_choice
-        if choice is None or choice == "none":
-            return
-        if isinstance(choice, dict):
-            function = choice.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise RequestError("tool_choice must name a function.", "tool_choice.function.name")
-        elif choice not in ("auto", "required"):
-            raise RequestError("tool_choice must be 'none', 'auto', 'required' or a function.", "tool_choice")
-        if not self.tools:
-            asked = "a function" if isinstance(choice, dict) else repr(choice)
-            raise RequestError(f"tool_choice {asked} needs tools.", "tool_choice")
 
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    def _check_thinking(self) -> None:
+        if self.reasoning is not None and self.reasoning.exclude:
+            self.include_reasoning = False
+        self.template_kwargs()
+        if self.add_special_tokens:
+            raise RequestError(
+                "add_special_tokens must be off: a chat's tokens are its template's.", "add_special_tokens"
+            )
+
     def template_kwargs(self) -> dict[str, Any] | None:
-        if self.reasoning_effort is None:
-            return self.chat_template_kwargs
-        return {"reasoning_effort": self.reasoning_effort, **(self.chat_template_kwargs or {})}
+        """What the template is told beside the messages; the arguments meant for it alone count most."""
+        asked = self.reasoning or Reasoning()
+        kwargs = effort_arguments(asked.effort, "reasoning.effort")
+        kwargs |= effort_arguments(self.reasoning_effort, "reasoning_effort")
+        for thinks in (asked.enabled, self._thinks(), self.enable_thinking):
+            if thinks is not None:
+                kwargs |= thinking_arguments(thinks=thinks)
+        if self.documents:
+            kwargs["documents"] = self.documents
+        return {**kwargs, **(self.chat_template_kwargs or {})} or None
+
+    def _thinks(self) -> bool | None:
+        if isinstance(self.thinking, ThinkingSwitch):
+            return self.thinking.type != "disabled"
+        return self.thinking
+
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools of which the model may call."""
+        names = allowed_names(self.tool_choice)
+        if names is None:
+            return self.tools
+        return [tool for tool in self.tools or [] if tool["function"]["name"] in names]
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

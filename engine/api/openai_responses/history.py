@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.api.left_out import LeftOut
 from engine.api.openai_responses.input_items import Item, MessageList, easy_items, kind_of
 from engine.api.openai_responses.items import item_id, response_of_item
 from engine.api.openai_responses.request import ResponsesRequest
@@ -39,13 +40,13 @@ class History:
     def previous(self) -> PastTurn | None:
         return self.before[-1] if self.before else None
 
-    def messages(self, instructions: str | None) -> MessageList:
+    def messages(self, instructions: str | None, left_out: LeftOut) -> MessageList:
         """The chat that the model is shown. Instructions of earlier turns are not carried over."""
-        messages = MessageList(instructions)
+        messages = MessageList(instructions, left_out)
         for stored in self.before:
             messages.extend(stored.input, f"{stored.response.id}.input")
             messages.extend(output_items(stored), f"{stored.response.id}.output")
-        messages.extend(self.own, "input")
+        messages.extend(self.own, "input", ends_with_new=True)
         return messages
 
 

@@ -7,11 +7,13 @@ with the tokens of this one.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.api.chat_messages import Message
+from engine.api.left_out import LeftOut, refuse_part
 from engine.api.openai_responses.custom_input import as_arguments
 from engine.api.openai_responses.tools import Tool, ToolName
 from engine.errors import RequestError
@@ -46,6 +48,10 @@ LEFT_OUT = frozenset(
 in the messages that follow."""
 
 
+_OF_A_CALL = re.compile(r"\w+_(call|call_output)")
+"""Items that newer servers make: calls of their own tools, and what came of them."""
+
+
 def seal_reasoning(text: str) -> str:
     """The opaque form in which a client that keeps no reasoning carries it to the next turn. It hides nothing
     from a client, which is shown the text as well."""
@@ -72,7 +78,9 @@ def kind_of(item: Mapping[str, Any]) -> object:
 class MessageList:
     """Messages as they grow item by item. ``where`` names the item in errors."""
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, left_out: LeftOut | None = None) -> None:
+        """``left_out``: where is noted what the model is not shown of the items."""
+        self._left_out = LeftOut() if left_out is None else left_out
         self._messages: list[Message] = []
         self._reply: Message | None = None
         """The model's reply that items are still added to; anything said to the model ends it."""
@@ -89,21 +97,27 @@ class MessageList:
     def messages(self) -> list[Message]:
         return self._messages
 
-    def extend(self, items: Iterable[Mapping[str, Any]], where: str) -> None:
-        """Items of one request, or of one reply; those of another one never join a reply of these."""
+    def extend(self, items: Sequence[Mapping[str, Any]], where: str, *, ends_with_new: bool = False) -> None:
+        """Items of one request, or of one reply; those of another one never join a reply of these.
+
+        ``ends_with_new``: what the user says with the last of them is new: parts of it that are no text are
+        refused, unless it follows what tools have returned. In all others a line of text stands for them.
+        """
         self._end_reply()
+        last = len(items) - 1 if ends_with_new else None
         for index, item in enumerate(items):
-            self.add(item, f"{where}[{index}]")
+            follows_results = bool(self._messages) and self._messages[-1]["role"] == "tool"
+            self.add(item, f"{where}[{index}]", is_new=index == last and not follows_results)
         self._end_reply()
 
-    def add(self, item: Mapping[str, Any], where: str) -> None:
+    def add(self, item: Mapping[str, Any], where: str, *, is_new: bool = False) -> None:
         """One item; RequestError if it is malformed, or cannot be shown to the model."""
         kind = kind_of(item)
         match kind:
             case "message":
-                self._add_message(item, where)
+                self._add_message(item, where, is_new=is_new)
             case "agent_message":
-                self._tell("user", _text(item.get("content"), f"{where}.content"))
+                self._tell("user", self._text(item.get("content"), f"{where}.content"))
             case "reasoning":
                 self._add_reasoning(item, where)
             case "additional_tools":
@@ -111,15 +125,36 @@ class MessageList:
             case str() if kind in _CALLS:
                 self._add_call(item, *_CALLS[kind](item, where), where)
             case str() if kind in _OUTPUTS:
-                self._add_output(item, _OUTPUTS[kind](item, where), where)
+                self._add_output(item, _OUTPUTS[kind](item, where, self._text), where)
             case _:
-                self._refuse_unless_harmless(kind, where)
+                self._leave_out(kind, where)
 
-    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
+    def _text(self, content: object, where: str, *, is_new: bool = False) -> str:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            raise RequestError(f"{where} must be a string or a list of text parts.", where)
+        parts = enumerate(content)
+        return "\n".join(self._text_of_part(part, f"{where}[{i}]", is_new=is_new) for i, part in parts)
+
+    def _text_of_part(self, part: object, where: str, *, is_new: bool) -> str:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str):
+            raise RequestError(f"{where} must be an object with a type.", f"{where}.type")
+        if kind in _TEXT_PARTS:
+            return _string(part, _TEXT_PARTS[kind], where)
+        if is_new:
+            error = refuse_part(kind, where)
+            error.field = f"{where}.type"
+            raise error
+        return self._left_out.part(part, where)
+
+    def _add_message(self, item: Mapping[str, Any], where: str, *, is_new: bool) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
-        text = _text(item.get("content"), f"{where}.content")
+        is_new = is_new and role == "user"
+        text = self._text(item.get("content"), f"{where}.content", is_new=is_new)
         if role != "assistant":
             self._tell(role, text)
             return
@@ -177,8 +212,9 @@ class MessageList:
             raise RequestError(f"{where}.tools must be a list of tools.", f"{where}.tools")
         self.tools.append((tools, f"{where}.tools"))
 
-    def _refuse_unless_harmless(self, kind: object, where: str) -> None:
-        if isinstance(kind, str) and kind in LEFT_OUT:
+    def _leave_out(self, kind: object, where: str) -> None:
+        if isinstance(kind, str) and (kind in LEFT_OUT or _OF_A_CALL.fullmatch(kind)):
+            self._left_out.add(where, kind)
             return
         if kind in ("compaction", "compaction_summary", "compaction_trigger", "context_compaction"):
             raise RequestError(
@@ -233,23 +269,6 @@ def _string(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _text(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{where} must be a string or a list of text parts.", where)
-    return "\n".join(_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
-
-
-def _text_of_part(part: object, where: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise RequestError(f"{where} must be an object with a type.", f"{where}.type")
-    if kind not in _TEXT_PARTS:
-        raise RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", f"{where}.type")
-    return _string(part, _TEXT_PARTS[kind], where)
-
-
 def _json_of(item: Mapping[str, Any], name: str, kind: type, where: str) -> str:
     """A part of an item as the model would write it."""
     value = item.get(name)
@@ -267,17 +286,19 @@ _CALLS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     ),
     "local_shell_call": lambda item, where: ("local_shell", _json_of(item, "action", dict, where)),
     "shell_call": lambda item, where: ("shell", _json_of(item, "action", dict, where)),
+    "computer_call": lambda item, where: ("computer", _json_of(item, "action", dict, where)),
     "apply_patch_call": lambda item, where: ("apply_patch", _json_of(item, "operation", dict, where)),
 }
 """Name and arguments of what the model called."""
 
-_OUTPUTS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
-    "function_call_output": lambda item, where: _text(item.get("output"), f"{where}.output"),
-    "custom_tool_call_output": lambda item, where: _text(item.get("output"), f"{where}.output"),
-    "local_shell_call_output": lambda item, where: _string(item, "output", where),
-    "shell_call_output": lambda item, where: _json_of(item, "output", list, where),
-    "apply_patch_call_output": lambda item, where: _text(
+_OUTPUTS: dict[str, Callable[[Mapping[str, Any], str, Callable[[object, str], str]], str]] = {
+    "function_call_output": lambda item, where, text: text(item.get("output"), f"{where}.output"),
+    "custom_tool_call_output": lambda item, where, text: text(item.get("output"), f"{where}.output"),
+    "local_shell_call_output": lambda item, where, _: _string(item, "output", where),
+    "shell_call_output": lambda item, where, _: _json_of(item, "output", list, where),
+    "apply_patch_call_output": lambda item, where, text: text(
         item.get("output") or item.get("status"), f"{where}.output"
     ),
+    "computer_call_output": lambda item, where, text: text([item.get("output")], f"{where}.output"),
 }
 """What the model is told of the outcome."""

@@ -13,6 +13,7 @@ from engine.api.openai.protocol import GenerationRequest, Int64, ListOf
 from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ReasoningConfig, TextConfig
 from engine.api.openai_responses.tools import Tool
+from engine.api.thinking_effort import effort_arguments
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
@@ -160,10 +161,8 @@ class ResponsesRequest(GenerationRequest):
 
     def template_kwargs(self) -> dict[str, Any] | None:
         effort = self.reasoning.effort if self.reasoning else None
-        if effort is None:
-            return self.chat_template_kwargs
-        thinking = {"enable_thinking": False} if effort == "none" else {}
-        return {"reasoning_effort": effort, **thinking, **(self.chat_template_kwargs or {})}
+        kwargs = effort_arguments(effort, "reasoning.effort")
+        return {**kwargs, **(self.chat_template_kwargs or {})} or None
 
     def echoed_text(self) -> TextConfig:
         text = self.text or TextParam()

@@ -12,9 +12,10 @@ from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from engine.api.conversation import AnswerOutput, Conversation, ConversationTurn, TurnOutput
-from engine.api.errors import explain
+from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
 from engine.api.identity import identify
+from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import ChatTokenLogprob, receipt_fields
 from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai_responses.conversation_lock import ConversationLock
@@ -120,7 +121,8 @@ class ResponseTurn:
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
         """The request in no dialect."""
         body, previous = self._body, self._history.previous
-        messages = self._history.messages(body.instructions)
+        left_out = LeftOut()
+        messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
             raise RequestError(
                 "input has nothing that the model can be shown: thoughts without text and records of what "
@@ -144,6 +146,7 @@ class ResponseTurn:
             priority=body.priority,
             cache_salt=body.cache_salt,
             chat_template_kwargs=body.template_kwargs(),
+            left_out=left_out.notes,
         )
 
     def _blank(self, response_id: str) -> Response:
@@ -346,12 +349,12 @@ def _usage(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        receipt=receipt_fields(receipt),
+        receipt=receipt_fields(receipt, usage.left_out),
     )
 
 
 def _error_code(error: Exception, status: int) -> str:
     """OpenAI's word for it, on which clients decide whether to try again."""
     if isinstance(error, ContextLengthError):
-        return "context_length_exceeded"
+        return CONTEXT_LENGTH_EXCEEDED
     return "invalid_prompt" if status < 500 else "server_error"

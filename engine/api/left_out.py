@@ -1,0 +1,136 @@
+"""What a text model cannot be shown of a conversation: pictures, sound, documents, files.
+
+A client cannot take back what its history holds: a tool returned the picture by itself, or another model had
+seen it. So in the history a line of text stands in its place, and the receipt says so. What the user sends
+just now is refused, since somebody who reads the answer can still send something else.
+
+Knows the parts of all dialects, and MCP's, by the fields in which they say what they are.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.api.picture_size import HEAD_BYTES, media_type_of, picture_size
+from engine.errors import RequestError
+
+Part = Mapping[str, Any]
+
+MAX_NOTES = 20
+"""Told in a receipt one by one."""
+MAX_NAME_CHARS = 200
+
+_MEDIA_TYPE_FIELDS = ("media_type", "mimeType", "mime_type")
+_DATA_FIELDS = ("data", "file_data", "blob", "image_data")
+_URL_FIELDS = ("url", "image_url", "file_url", "video_url", "audio_url", "uri")
+_NAME_FIELDS = ("filename", "name", "title", "file_id")
+_NESTED_FIELDS = ("source", "resource", "file", "image_url", "input_audio", "video_url", "audio_url")
+
+
+class LeftOut:
+    """Notes of what the model was not shown, in the order of the request."""
+
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+        self._num_notes = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the receipt; beyond some, how many more there are."""
+        more = self._num_notes - len(self._notes)
+        return [*self._notes, f"and {more} more"] if more else self._notes
+
+    def add(self, where: str, what: str) -> None:
+        """Something of the request had no effect."""
+        self._num_notes += 1
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(f"{where}: {what}")
+
+    def part(self, part: Part, where: str) -> str:
+        """The text that stands in a part's place."""
+        text, what = text_of_resource(part), describe_part(part)
+        if text is not None:
+            return text
+        self.add(where, what)
+        return f"[{what}, left out: this model reads text only]"
+
+
+def refuse_part(kind: str, where: str) -> RequestError:
+    """The error of a part that the user sends just now."""
+    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", where)
+
+
+def text_of_resource(part: Part) -> str | None:
+    """MCP's resource with a text in it; None of other parts."""
+    resource = part.get("resource")
+    text = resource.get("text") if isinstance(resource, Mapping) else None
+    return text if isinstance(text, str) else None
+
+
+def describe_part(part: Part) -> str:
+    """What a part is, in a few words: ``image/png, 8x8``."""
+    kind = part.get("type")
+    named = kind.removeprefix("input_").removesuffix("_url") if isinstance(kind, str) else "part"
+    media_type, head, num_bytes = _file_of(part)
+    what = [_line(media_type or named)]
+    if size := picture_size(head):
+        what.append(f"{size[0]}x{size[1]}")
+    elif num_bytes:
+        what.append(_size(num_bytes))
+    name = next(_texts(part, _NAME_FIELDS), None) or _address(part)
+    if name:
+        what.append(_line(name))
+    return ", ".join(what)
+
+
+def _file_of(part: Part) -> tuple[str | None, bytes, int]:
+    """Media type, first bytes and number of bytes of the file in a part, as far as they are known."""
+    said = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
+    data = next(_texts(part, _DATA_FIELDS), None) or next(
+        (url for url in _texts(part, _URL_FIELDS) if url.startswith("data:")), ""
+    )
+    if data.startswith("data:"):
+        begins, _, data = data.partition(",")
+        said = said or begins.removeprefix("data:").partition(";")[0]
+    head = _decoded(data[: HEAD_BYTES // 3 * 4])
+    return media_type_of(head) or said or _type_of_format(part), head, len(data) * 3 // 4
+
+
+def _type_of_format(part: Part) -> str | None:
+    """OpenAI's sound says its format only."""
+    sound = part.get("input_audio")
+    form = sound.get("format") if isinstance(sound, Mapping) else None
+    return f"audio/{form}" if isinstance(form, str) else None
+
+
+def _address(part: Part) -> str | None:
+    return next((url for url in _texts(part, _URL_FIELDS) if not url.startswith("data:")), None)
+
+
+def _texts(part: Part, fields: Sequence[str]) -> Iterator[str]:
+    """What these fields say, in the part itself and in the objects in which parts keep them."""
+    for record in (part, *(part.get(name) for name in _NESTED_FIELDS)):
+        if isinstance(record, Mapping):
+            for name in fields:
+                value = record.get(name)
+                if isinstance(value, str) and value:
+                    yield value
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text[: len(text) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes} bytes" if num_bytes < 1000 else f"{num_bytes / 1000:.0f} kB"
+
+
+def _line(text: str) -> str:
+    """On one line, and not too long."""
+    short = " ".join(text[: MAX_NAME_CHARS + 1].split())
+    return short if len(short) <= MAX_NAME_CHARS else f"{short[:MAX_NAME_CHARS]}..."

@@ -1,0 +1,44 @@
+"""The parts of a chat's messages that are no text, replaced or refused before anything is rendered."""
+
+from __future__ import annotations
+
+from engine.api.chat_messages import TEXT_PARTS, Message
+from engine.api.left_out import LeftOut, refuse_part
+
+
+def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
+    """The same messages with a line of text for each part of another kind.
+
+    RequestError for such a part of the last message, if it is the user's: unless it follows results of tools,
+    as agents put what a tool has shown them into a message of its own.
+    """
+    new = len(messages) - 1 if _ends_with_own(messages) else None
+    return [
+        _with_texts(message, f"messages[{index}].content", left_out, is_new=index == new)
+        if isinstance(message.get("content"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _ends_with_own(messages: list[Message]) -> bool:
+    """Whether the last message is what a user says by himself."""
+    before = messages[-2].get("role") if len(messages) > 1 else None
+    return messages[-1].get("role") == "user" and before not in ("tool", "function")
+
+
+def _with_texts(message: Message, where: str, left_out: LeftOut, *, is_new: bool) -> Message:
+    content = [
+        _text(part, f"{where}[{index}]", left_out, is_new=is_new)
+        for index, part in enumerate(message["content"])
+    ]
+    return {**message, "content": content}
+
+
+def _text(part: object, where: str, left_out: LeftOut, *, is_new: bool) -> object:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind in TEXT_PARTS:
+        return part  # what is malformed is told of when all is read
+    if is_new:
+        raise refuse_part(kind, where)
+    return {"type": "text", "text": left_out.part(part, where)}

@@ -1,0 +1,66 @@
+"""Fields that change the result elsewhere and that nothing here heeds: they are refused, not ignored.
+
+A field at a value that changes nothing may stay: clients send all of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.errors import RequestError
+
+_NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
+
+_OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_words": "stop",
+    "function_call": "tool_choice",
+    "lora_path": "model",
+    "lora_request": "model",
+}
+"""What other servers call a field of ours."""
+
+_UNKNOWN: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        (
+            *("penalty_alpha", "no_repeat_ngram_size", "mirostat", "mirostat_mode", "dynatemp_range"),
+            *("smoothing_factor", "dry_multiplier", "xtc_probability", "top_a", "epsilon_cutoff"),
+            *("eta_cutoff", "early_stopping", "negative_prompt", "stop_regex", "logits_processors"),
+            *("custom_logit_processor", "prompt_embeds", "input_embeds", "image_data", "audio_data"),
+            *("video_data", "images", "plugins", "thinking_budget", "reasoning_budget"),
+        ),
+        (),
+    ),
+    **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z", "length_penalty", "guidance_scale"), (1, 1.0)),
+    "top_n_sigma": (-1, -1.0),
+}
+"""Fields that have no counterpart here, with the values at which they change nothing beside those that are
+empty."""
+
+_ALWAYS = frozenset(("web_search_options", "audio"))
+"""Fields that ask for something by being there, even empty."""
+
+
+def refuse_unsupported(fields: Mapping[str, object]) -> None:
+    """RequestError that names the first of these fields that would change the result.
+
+    ``fields``: what the body holds beside the fields that are known.
+    """
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in _ALWAYS:
+            raise RequestError(f"{name} is not supported: this server reads and writes text only.", name)
+        if name == "modalities" and value != ["text"] and value not in _NOTHING:
+            raise RequestError("modalities must be ['text']: this server writes nothing else.", name)
+        if value in _NOTHING:
+            continue
+        if name in _OTHER_NAMES and not (name == "function_call" and value in ("none", "auto")):
+            raise RequestError(f"{name} is no field of this server; use {_OTHER_NAMES[name]}.", name)
+        if name in _UNKNOWN and value not in _UNKNOWN[name]:
+            raise RequestError(f"{name} is not supported.", name)
