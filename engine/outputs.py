@@ -131,7 +131,8 @@ class SchedulerOutput:
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
-    """Request id to number of tokens, in scheduling order (running, then resumed and new)."""
+    """Request id to number of tokens, in scheduling order (running, then resumed and new): those admitted by
+    this plan may read blocks that those before them fill in this very step, none that those behind fill."""
     total_num_scheduled_tokens: int
     finished_req_ids: set[str]
     """Requests that ended since the last step: the worker drops its state of them."""

@@ -114,8 +114,8 @@ class KVCacheManager:
         """Room for ``num_new_tokens`` more after what is computed and hit; None, and no change, if it is not
         there.
 
-        Full blocks become findable at once: whoever reads them in this very step runs in the same batch,
-        behind the write.
+        Full blocks become findable at once: who reads them in this very step is planned behind the one that
+        fills them, and the worker keeps to that.
         """
         request_id = request.request_id
         num_computed = request.num_computed_tokens + len(hit) * self.block_size

@@ -13,16 +13,17 @@ import numpy as np
 from engine.outputs import CachedRequestData, NewRequestData, SchedulerOutput
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
-from engine.worker.sampling_batch import SamplingBatch, SamplingTable
+from engine.worker.sampling_batch import BoolArray, SamplingBatch, SamplingTable
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """One step as arrays: first the uniform sequences, shortest first, then the others."""
+    """One step as arrays: first the uniform sequences, shortest first, then the others, each behind those
+    whose KV it reads."""
 
     req_ids: list[str]
     num_uniform: int
-    """Sequences with the number of query tokens that was asked for."""
+    """Sequences with the number of query tokens that was asked for; see ``RequestRows.step_rows``."""
     rows: IntArray
     """[num_seqs]"""
     query_lens: IntArray
@@ -98,14 +99,24 @@ class RequestRows:
         self._update_cached(plan.scheduled_cached_reqs, changes)
         return changes
 
-    def step_rows(self, plan: SchedulerOutput, uniform_len: int = 1) -> StepRows:
+    def step_rows(
+        self, plan: SchedulerOutput, uniform_len: int = 1, *, writes_first: bool = False
+    ) -> StepRows:
         """The arrays of a plan whose deltas are applied and that has tokens to compute; first come the
-        sequences of ``uniform_len`` query tokens."""
+        sequences of ``uniform_len`` query tokens that read nothing of the others.
+
+        ``writes_first``: in each layer all K and V are in the pool before any are read, so that those of
+        ``uniform_len`` tokens may read whatever they like.
+        """
         req_ids = list(plan.num_scheduled_tokens)
         rows = np.array([self._row_of(req_id) for req_id in req_ids], dtype=np.int64)
         query_lens = np.fromiter(plan.num_scheduled_tokens.values(), dtype=np.int64, count=len(req_ids))
         seq_lens = self._num_computed[rows] + query_lens
-        order = np.lexsort((seq_lens, query_lens != uniform_len))
+        is_uniform = query_lens == uniform_len
+        if not writes_first:
+            self._take_out_readers(is_uniform, plan, rows, seq_lens)
+        # The others stay as they were planned: who reads what this step computes was planned behind it.
+        order = np.lexsort((np.where(is_uniform, seq_lens, 0), ~is_uniform))
         rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
 
         ends = np.cumsum(query_lens)
@@ -116,7 +127,7 @@ class RequestRows:
         sample_seqs = np.flatnonzero(seq_lens >= self._num_tokens[rows])
         return StepRows(
             req_ids=[req_ids[i] for i in order],
-            num_uniform=int(np.count_nonzero(query_lens == uniform_len)),
+            num_uniform=int(np.count_nonzero(is_uniform)),
             rows=rows,
             query_lens=query_lens,
             seq_lens=seq_lens,
@@ -126,6 +137,29 @@ class RequestRows:
             sample_tokens=ends[sample_seqs] - 1,
             sample_seqs=sample_seqs,
         )
+
+    def _take_out_readers(
+        self, is_uniform: BoolArray, plan: SchedulerOutput, rows: IntArray, seq_lens: IntArray
+    ) -> None:
+        """Sequences that read blocks which others than uniform ones fill in this step are not uniform. All in
+        the order of the plan, which has those that it admits last: only they can have found such blocks."""
+        num_admitted = len(plan.scheduled_new_reqs) + len(plan.scheduled_cached_reqs.resumed_req_ids)
+        if not num_admitted or is_uniform.all():
+            return
+        num_full_before = self._num_computed[rows] // self._block_size
+        may_read = is_uniform & (num_full_before > 0)
+        may_read[:-num_admitted] = False
+        if not may_read.any():
+            return
+        num_full = seq_lens // self._block_size
+        filled: set[int] = set()
+        for index in np.flatnonzero(~is_uniform | may_read).tolist():
+            table, start = self.block_tables[rows[index]], num_full_before[index]
+            if may_read[index]:
+                if filled.isdisjoint(table[:start].tolist()):
+                    continue
+                is_uniform[index] = False
+            filled.update(table[start : num_full[index]].tolist())
 
     def sampling_batch(self, rows: IntArray) -> SamplingBatch:
         return self._sampling.batch(rows, self._num_tokens)

@@ -23,6 +23,8 @@ class Shadow(SchedulerShadow):
     def __init__(self) -> None:
         super().__init__(LIMITS)
         self.batch = InputBatch(LIMITS.max_num_seqs, MAX_MODEL_LEN, BLOCK_SIZE, VOCAB_SIZE)
+        self.num_read_at_once = 0
+        """Blocks that were read in the step that filled them."""
 
     def step(self) -> None:
         plan = self.scheduler.schedule(0.0)
@@ -44,6 +46,7 @@ class Shadow(SchedulerShadow):
         attention = inputs.attention
         assert sorted(inputs.req_ids) == sorted(plan.num_scheduled_tokens)
         assert attention.query_lens[: attention.num_decodes].tolist() == [1] * attention.num_decodes
+        self.check_order(inputs)
         start, ready = 0, []
         for seq, req_id in enumerate(inputs.req_ids):
             request, count = self.scheduler.requests[req_id], plan.num_scheduled_tokens[req_id]
@@ -63,6 +66,23 @@ class Shadow(SchedulerShadow):
                 ready.append((seq, start - 1))
         assert list(zip(inputs.sample_seqs.tolist(), inputs.sample_tokens.tolist(), strict=True)) == ready
 
+    def check_order(self, inputs: StepInputs) -> None:
+        """Whoever reads a block that this step fills comes behind the one that fills it, and is a decode only
+        if that one is."""
+        attention = inputs.attention
+        ends = attention.seq_lens // BLOCK_SIZE
+        starts = (attention.seq_lens - attention.query_lens) // BLOCK_SIZE
+        tables = attention.block_tables
+        fills: dict[int, int] = {}
+        for seq, table in enumerate(tables):
+            fills |= dict.fromkeys(table[starts[seq] : ends[seq]].tolist(), seq)
+        for seq, table in enumerate(tables):
+            for block in table[: starts[seq]].tolist():
+                filled_by = fills.get(block)
+                if filled_by is not None:
+                    self.num_read_at_once += 1
+                    assert filled_by < max(seq, attention.num_decodes)
+
 
 @given(ACTIONS)
 def test_rows_follow_the_scheduler(actions: list[Action]) -> None:
@@ -76,3 +96,14 @@ def test_preemption_is_part_of_it() -> None:
     """The pool is small enough that requests lose their rows and get them back."""
     shadow = Shadow()
     shadow.crowd()
+
+
+def test_twins_read_what_the_first_of_them_computes() -> None:
+    """A prompt that ends one token behind a block, three times in a step: the second and the third compute
+    one token each, and are no decodes."""
+    shadow = Shadow()
+    for _ in range(3):
+        shadow.add(9)
+    shadow.step()
+    assert shadow.num_read_at_once == 4
+    shadow.play([])

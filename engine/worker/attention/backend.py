@@ -15,7 +15,8 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The sequences of one step, tokens flattened in this order: first the ``num_decodes`` sequences with a
-    single query token, shortest sequence first, then the others."""
+    single query token that read no KV which the others bring in this step, shortest sequence first; then the
+    others, each behind those whose KV it reads."""
 
     num_decodes: int
     query_lens: IntArray

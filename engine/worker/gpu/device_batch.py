@@ -99,7 +99,8 @@ class DeviceBatch:
                 appended.append((row, start, block_ids))
         if not plan.total_num_scheduled_tokens:
             return None
-        return self._send_step(self._rows.step_rows(plan, self._graph_sizes.uniform_len), appended)
+        step = self._rows.step_rows(plan, self._graph_sizes.uniform_len, writes_first=True)
+        return self._send_step(step, appended)
 
     def send_idle(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> TokenArrays:
         """The arrays of a step that reads the null block alone, and writes none; uniform sequences first."""

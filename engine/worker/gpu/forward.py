@@ -15,7 +15,8 @@ from engine.worker.models.base import CausalModel
 
 
 class DeviceAttention(AttentionBackend, Protocol):
-    """An AttentionBackend of steps that lie on the device."""
+    """An AttentionBackend of steps that lie on the device. In each layer it has all K and V of a step in the
+    pool before it reads any: a sequence may read what another one of its step brings, in any order."""
 
     def begin_device_step(self, batch: StepBatch) -> None:
         """Take a step as it is. Neither this nor ``attend`` makes the host wait, and for uniform steps both

@@ -1,0 +1,100 @@
+"""The whole engine under random loads, set up at random: every answer is that of its prompt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import pytest
+
+from engine.llm import LLM
+from engine.worker.tiny_models import make_model_folder
+from tests.worker.random_loads import POLICIES, LoadDrawer, Oracle, wrong_answers
+
+NUM_TURNS = 40
+
+
+class Oracles(Protocol):
+    """The answers of a model of a type and a rounding, made once per module."""
+
+    def __call__(self, **options: Any) -> Oracle: ...
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of sizes that all kernels take."""
+    return make_model_folder(
+        tmp_path_factory.mktemp("model"), "qwen3", dtype="bfloat16", hidden_size=128, num_heads=4
+    )
+
+
+@pytest.fixture(scope="module")
+def oracles(folder: Path) -> Iterator[Oracles]:
+    made: dict[tuple[tuple[str, Any], ...], Oracle] = {}
+    with ExitStack() as stack:
+
+        def oracle_of(**options: Any) -> Oracle:
+            key = tuple(sorted(options.items()))
+            if key not in made:
+                made[key] = Oracle(folder, **options)
+                stack.callback(made[key].close)
+            return made[key]
+
+        yield oracle_of
+
+
+NUMBERS: tuple[dict[str, Any], ...] = (
+    {"dtype": "float32"},
+    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "quantization": "int8"},
+    {"dtype": "bfloat16", "quantization": "int4"},
+)
+
+
+def draw_options(random: Random, block_size: int, longest: int, disk: Path) -> dict[str, Any]:
+    """How the engine is set up, but for its model: with room for the longest request at least."""
+    choose = random.choice
+    num_blocks = -(-longest // block_size) + 2
+    options: dict[str, Any] = {
+        "block_size": block_size,
+        "num_gpu_blocks_override": int(num_blocks * choose((1, 1.5, 6))),
+        "max_model_len": longest + 1,
+        "max_num_batched_tokens": choose((2 * block_size + 1, 64, 256, 2048)),
+        "max_num_seqs": choose((3, 8, 32, 32)),
+        "long_prefill_token_threshold": choose((0, 0, block_size + 1)),
+        "async_scheduling": choose((False, True)),
+        "attention_backend": choose(("auto",) * 5 + ("torch",)),
+    }
+    tier = choose(("none", "host", "disk"))
+    if tier != "none":
+        options["num_host_blocks_override"] = int(num_blocks * choose((0.5, 4)))
+    if tier == "disk":
+        options |= {
+            "num_disk_blocks_override": 20 * num_blocks,
+            "kv_offloading_disk_path": str(disk),
+            "kv_offloading_disk_min_tokens": 1,
+        }
+    return options
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_answer_is_that_of_its_prompt_alone(
+    seed: int, folder: Path, oracles: Oracles, tmp_path: Path
+) -> None:
+    """Twins in one step, prompts that begin as others do up to the border of a block or a token beside it,
+    turns that follow, and clients that go away: under any policy, in one tier or three, planned ahead or not,
+    with prompts in one step, cut to a token or, in compiled steps, cut over several passes."""
+    random = Random(seed)
+    numbers = NUMBERS[seed % len(NUMBERS)]
+    oracle = oracles(**numbers)
+    block_size = random.choice((4, 8, 16))
+    lengths = (600, 1300) if seed % 8 == 5 else (60, 190)
+    load = LoadDrawer(random, oracle, block_size, lengths).draw(NUM_TURNS)
+    options = draw_options(random, block_size, load.longest, tmp_path)
+    policy = POLICIES[random.choice(sorted(POLICIES))]()
+    with LLM(str(folder), policy_factory=policy, multiprocess=False, **numbers, **options) as llm:
+        assert wrong_answers(llm, load, oracle) == [], options
+        llm.engine.check_invariants()
