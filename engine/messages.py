@@ -366,7 +366,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
-    """Free blocks that still hold a reusable prefix."""
+    """Blocks, free or not, that hold a findable prefix."""
     num_pinned_blocks: int = 0
     num_pins: int = 0
     step_tokens: int = 0

@@ -98,7 +98,7 @@ class BlockPoolStatistics:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    """Blocks with a findable hash, in use or free."""
+    """Blocks, free or not, that hold a findable prefix."""
 
 
 class BlockPool:
@@ -137,6 +137,7 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
+        """Blocks, free or not, that hold a findable prefix."""
         return len(self._by_hash) + self._num_twins
 
     def get_cached_block(self, block_hash: BlockHash) -> KVCacheBlock | None:

@@ -25,6 +25,7 @@ class KVCacheStatistics:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+    """Blocks, free or not, that hold a findable prefix."""
     num_pinned_blocks: int
     """Blocks in pins; a block in two pins counts twice."""
     num_pins: int
@@ -281,6 +282,11 @@ class KVCacheManager:
         assert self._fences.keys() <= set(step_ids), "blocks are kept for a step that is back"
 
     # ---- all ----
+
+    @property
+    def only_pins_hold(self) -> bool:
+        """Whether no request and no load holds a block."""
+        return not self._requests and not self._loads
 
     def reset_prefix_cache(self) -> bool:
         """Forget all prefixes; False, and no change, while a request, a pin or a load holds blocks. Fenced

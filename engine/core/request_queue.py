@@ -31,13 +31,27 @@ class RequestQueue:
     def __init__(self) -> None:
         self._heap: list[QueueEntry] = []
         self._entries: dict[str, QueueEntry] = {}
+        self._kept: dict[str, int] = {}
+        """Places of requests that are not here yet."""
         self._next_back = 0
         self._next_front = -1
 
-    def add(self, request: Request, key: WaitingKey) -> None:
-        """Behind all with the same key."""
-        self._push(QueueEntry(key, self._next_back, request))
+    def keep_place(self, request: Request) -> None:
+        """It has arrived, and will be added later: before those of the same key that arrive after it."""
+        self._kept[request.request_id] = self._next_back
         self._next_back += 1
+
+    def give_up_place(self, request: Request) -> None:
+        """It will not be added."""
+        del self._kept[request.request_id]
+
+    def add(self, request: Request, key: WaitingKey) -> None:
+        """Behind all with the same key, or where its place was kept."""
+        place = self._kept.pop(request.request_id, None)
+        if place is None:
+            place = self._next_back
+            self._next_back += 1
+        self._push(QueueEntry(key, place, request))
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
         """Before all with the same key."""

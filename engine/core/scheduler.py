@@ -108,7 +108,7 @@ class Scheduler:
 
     def add_request(self, request: Request, now: float) -> None:
         """Queue a request. Its id must be new and its length within ``max_model_len``. One that follows a
-        grammar has arrived, but stands in the queue only from ``grammar_compiled`` on."""
+        grammar has arrived and keeps its place, but is not in the queue before ``grammar_compiled``."""
         assert request.request_id not in self.requests, "request ids are unique"
         reads = self._inputs.watch(request) if self._tracer.on else None
         self.policy.on_arrival(request, now)
@@ -119,6 +119,7 @@ class Scheduler:
             self.waiting.add(request, self.policy.waiting_key(request, now))
         else:
             self.compiling[request.request_id] = request
+            self.waiting.keep_place(request)
 
     def grammar_compiled(self, request: Request, grammar: TokenGrammar, now: float) -> None:
         """A request that awaited its grammar may run, unless it has ended meanwhile."""
@@ -150,7 +151,9 @@ class Scheduler:
                 continue
             if request.status is RequestStatus.RUNNING:
                 self.running.remove(request)
-            elif self.compiling.pop(request_id, None) is None and not self.loads.remove(request):
+            elif self.compiling.pop(request_id, None) is not None:
+                self.waiting.give_up_place(request)
+            elif not self.loads.remove(request):
                 self.waiting.remove(request)
             request.status = status
             outputs.append(self._finish(request, [], now))
@@ -359,7 +362,7 @@ class Scheduler:
     def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
         """An admitted request joins the batch."""
         if self._tracer.on:
-            self._trace.prefix_cache(request, step.now)
+            self._trace.prefix_cache(request, self.policy.job_of(request), step.now)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = step.now
             self._counts.prefix_cache_queries += request.num_tokens
@@ -592,9 +595,13 @@ class Scheduler:
     # ---- the rest ----
 
     def reset_prefix_cache(self, now: float) -> bool:
-        """End all pins, then forget all cached prefixes, on every tier; False while requests hold blocks."""
-        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
-        done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
+        """End all pins, then forget all cached prefixes, on every tier; False, and no change, while requests
+        or loads hold blocks."""
+        done = self.kv.only_pins_hold and not self.loads.num_in_flight
+        if done:
+            self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
+            done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
+            assert done, "nobody held anything"
         if self._tracer.on:
             self._inputs.prefix_cache_reset(done, now)
         return done

@@ -36,6 +36,7 @@ class SchedulerStatistics:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+    """Blocks, free or not, that hold a findable prefix."""
     num_pinned_blocks: int
     num_pins: int
     num_host_blocks: int

@@ -61,13 +61,13 @@ class StepTrace:
             )
         )
 
-    def prefix_cache(self, request: Request, now: float) -> None:
+    def prefix_cache(self, request: Request, job_id: str | None, now: float) -> None:
         self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
                 now=now,
                 req_id=request.request_id,
-                job_id=request.job.job_id if request.job else None,
+                job_id=job_id,
                 hit_tokens=request.num_computed_tokens,
                 loaded_tokens=request.num_external_computed_tokens,
                 disk_tokens=request.num_disk_tokens,

@@ -15,7 +15,9 @@ def request(number: int) -> Request:
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "prepend", "rekey", "remove", "pop", "aside"]), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(["add", "late", "prepend", "rekey", "remove", "pop", "aside"]), st.integers(0, 2)
+    ),
     max_size=40,
 )
 
@@ -25,8 +27,15 @@ def test_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
     """Any operations: the queue pops as a list sorted by (key, place) would."""
     queue = RequestQueue()
     model: list[tuple[int, int, Request]] = []
-    for number, (operation, key) in enumerate(operations):
-        if operation in ("add", "prepend"):
+    late = request(-1), 0
+    queue.keep_place(late[0])
+    for number, (operation, key) in enumerate(operations, start=1):
+        if operation == "late":
+            model.append((key, late[1], late[0]))
+            queue.add(late[0], (key,))
+            late = request(1000 + number), number
+            queue.keep_place(late[0])
+        elif operation in ("add", "prepend"):
             new = request(number)
             getattr(queue, operation)(new, (key,))
             model.append((key, number if operation == "add" else -number - 1, new))

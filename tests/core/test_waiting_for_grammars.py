@@ -24,6 +24,25 @@ def test_a_request_that_awaits_its_grammar_holds_nothing_and_nobody() -> None:
     assert room.finished["first"].finish_reason is FinishReason.STOP
 
 
+def test_a_request_that_awaited_its_grammar_keeps_its_place() -> None:
+    """Under fcfs it is served before all that came after it, and behind who came before; one that ended
+    meanwhile leaves nothing behind."""
+    room = EngineRoom(max_num_seqs=1)
+    room.add("before", [1] * 10, max_tokens=8)
+    room.step()
+    room.add("earlier", [2] * 10)
+    structured = room.add("structured", [3] * 10, awaits_grammar=True)
+    room.add("gone", [4] * 10, awaits_grammar=True)
+    room.add("later", [5] * 10)
+    room.scheduler.finish_requests(["gone"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.step()
+    room.add("last", [6] * 10)
+    room.scheduler.grammar_compiled(structured, CountingGrammar(2), room.clock.now())
+    room.check_invariants()
+    room.run()
+    assert list(room.finished) == ["before", "earlier", "structured", "later", "last"]
+
+
 def test_a_request_that_ended_while_its_grammar_was_compiled_stays_ended() -> None:
     """Its grammar comes too late, also where another request has its id by then."""
     room = EngineRoom()
