@@ -3,6 +3,7 @@
 When more have begun than can be held, each turn drops what another comes back for. What can be held is the
 host tier, where there is one; else the pool, and there only who is soon back counts. Who is here needs its
 context, but for what it shares with who came before; who is in a tool call, as surely as it is expected back.
+Jobs of a worse priority count for nothing: what they hold gives way.
 Each event costs O(log n): what time alone changes is looked at again when half as much of it again has
 passed.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
+from typing import NamedTuple
 
 from continuum.jobs import Frontier, Job, Turn
 from continuum.tool_memory import ToolMemory
@@ -20,6 +22,13 @@ from engine.request import Request, RequestStatus
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5
 """How likely a return is, is asked again when the call has run for so many times as long."""
+
+
+class Need(NamedTuple):
+    """Of one that has begun."""
+
+    priority: int
+    num_blocks: int
 
 
 class WorkingSet:
@@ -38,13 +47,13 @@ class WorkingSet:
             self._horizon_s = tuning.pool_horizon_s
         self._little = int(num_blocks * tuning.little_share)
         self._block_size = block_size
-        self._here: dict[str, int] = {}
+        self._here: dict[str, Need] = {}
         """By request: admitted, or back for what its job has."""
-        self._awaited: dict[str, int] = {}
+        self._awaited: dict[str, Need] = {}
         """By the request that ended last in a job, or in a branch of one."""
         self._parked: set[str] = set()
-        self.num_needed_blocks = 0
-        """By those that have begun, as likely as they come."""
+        self._needed: dict[int, int] = {}
+        """Blocks, by priority of those that have begun and need any, as likely as they come."""
         self._looks: list[tuple[float, int, Frontier]] = []
         self._numbers = count()
 
@@ -55,7 +64,13 @@ class WorkingSet:
         if not self._here or not self._is_gated(turn):
             return True
         self._look_again(now)
-        return self.num_needed_blocks + self._own_blocks(turn.request, turn.job) <= self.num_room_blocks
+        own_blocks = self._own_blocks(turn.request, turn.job)
+        return self.needed_before(turn.request) + own_blocks <= self.num_room_blocks
+
+    def needed_before(self, request: Request) -> int:
+        """Blocks that those who have begun are expected to need, but for those of a worse priority."""
+        needed = (num for priority, num in self._needed.items() if priority <= request.priority)
+        return sum(needed)
 
     def park(self, turn: Turn) -> bool:
         """It waits behind all that may start; False if it did already."""
@@ -82,11 +97,12 @@ class WorkingSet:
     def came(self, request: Request, job: Job | None) -> None:
         """It is admitted, and here until it has gone, running or not."""
         self._parked.discard(request.request_id)
-        self._put(self._here, request.request_id, self._own_blocks(request, job))
+        need = Need(request.priority, self._own_blocks(request, job))
+        self._put(self._here, request.request_id, need)
 
     def went(self, request: Request) -> None:
         self._parked.discard(request.request_id)
-        self.num_needed_blocks -= self._here.pop(request.request_id, 0)
+        self._take(self._here, request.request_id)
 
     def continued(self, frontier: Frontier, request: Request) -> None:
         """Its next turn is back, and waits."""
@@ -102,7 +118,7 @@ class WorkingSet:
 
     def forget(self, frontier: Frontier) -> None:
         """Nobody is expected back there any more."""
-        self.num_needed_blocks -= self._awaited.pop(frontier.request_id, 0)
+        self._take(self._awaited, frontier.request_id)
 
     def _look_again(self, now: float) -> None:
         while self._looks and self._looks[0][0] <= now:
@@ -120,11 +136,21 @@ class WorkingSet:
             probability *= 1 - self._tools.last_turn_probability(frontier.tools)
         growth_tokens = self._tools.prompt_growth(frontier.tools) or 0.0
         num_blocks = len(frontier.chain) - frontier.job.num_shared_blocks + growth_tokens / self._block_size
-        self._put(self._awaited, frontier.request_id, max(0, round(probability * num_blocks)))
+        need = Need(frontier.place[0], max(0, round(probability * num_blocks)))
+        self._put(self._awaited, frontier.request_id, need)
 
-    def _put(self, part: dict[str, int], name: str, num_blocks: int) -> None:
-        self.num_needed_blocks += num_blocks - part.get(name, 0)
-        part[name] = num_blocks
+    def _put(self, part: dict[str, Need], name: str, need: Need) -> None:
+        self._take(part, name)
+        part[name] = need
+        self._needed[need.priority] = self._needed.get(need.priority, 0) + need.num_blocks
+
+    def _take(self, part: dict[str, Need], name: str) -> None:
+        need = part.pop(name, None)
+        if need is None:
+            return
+        num_left = self._needed.pop(need.priority, 0) - need.num_blocks
+        if num_left:
+            self._needed[need.priority] = num_left
 
     def _own_blocks(self, request: Request, job: Job | None) -> int:
         num_shared_blocks = 0 if job is None else job.num_shared_blocks

@@ -1,12 +1,13 @@
 """Who may break whose pin (``docs/decisions/0003``). It decides; the scheduler breaks.
 
 What a tenant holds within its part of the budget is out of another tenant's reach, unless nothing else can
-run or somebody has waited for too long.
+run or somebody has waited for too long. Within reach is all that is held for jobs of a worse priority.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from continuum.jobs import Turn
 from continuum.kv_cost import KvCost
@@ -60,7 +61,7 @@ class BreakRule:
             # It grows by a block; the alternative is to compute all of a turn again.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
             for pin in self._younger_pins(requester, turn):
-                if self._expected_loss_s(pin, 1, now) < spared_s:
+                if self._is_worse(pin, requester) or self._expected_loss_s(pin, 1, now) < spared_s:
                     yield pin
         elif has_host_tier:
             # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
@@ -69,6 +70,9 @@ class BreakRule:
             yield from self._cheap_pins(unclaimed, requester, now)
         elif turn is not None and turn.number > 1:
             yield from self._cheap_pins(self._younger_pins(requester, turn), requester, now)
+        else:
+            pins = self._younger_pins(requester, turn)  # those of the worst priority first
+            yield from takewhile(lambda pin: self._is_worse(pin, requester), pins)
 
     def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
         """Unclaimed ones first, youngest job's first, but those of other tenants within their part after the
@@ -92,14 +96,19 @@ class BreakRule:
 
     def _younger_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
         rank = turn.job.rank if turn is not None else requester.arrival_time
-        return self._within_reach(self._pins.youngest_first(rank), requester, turn)
+        pins = self._pins.youngest_first((requester.priority, rank))
+        return self._within_reach(pins, requester, turn)
+
+    def _is_worse(self, pin: Pin, requester: Request) -> bool:
+        """Whether it is held for a job of worse priority."""
+        return self._pins.frontier_of(pin).place[0] > requester.priority
 
     def _within_reach(self, pins: Iterator[Pin], requester: Request, turn: Turn | None) -> Iterator[Pin]:
         tenant = _tenant_of(requester, turn)
         return (pin for pin in pins if not self._pins.is_safe_from(pin, tenant))
 
     def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
-        """Those that are expected to lose less than the requester has waited.
+        """Those of worse priority, and those that are expected to lose less than the requester has waited.
 
         Whoever takes all of them has not found enough, and looks again only when some time has passed: among
         thousands of pins a search takes longer than a step.
@@ -110,7 +119,7 @@ class BreakRule:
         num_seen = 0
         for pin in pins:
             num_seen += 1
-            if self._expected_loss_s(pin, pin.num_blocks, now) < waited_s:
+            if self._is_worse(pin, requester) or self._expected_loss_s(pin, pin.num_blocks, now) < waited_s:
                 yield pin
         pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
         self._look_again_s[requester.request_id] = now + pause_s

@@ -22,6 +22,8 @@ _NOT_NEGATIVE = (
 _FINITE = ("cold_horizon_s", "fixed_ttl_s", "answer_ttl_s")
 """How long something is held: a pin has an end."""
 TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
+PUBLISHED_RULES = ("fork", "paper")
+"""Of these: as they were published, by the gaps after a tool's plain name and deaf to clients' signals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from continuum.jobs import Frontier, Turn
 from continuum.told_memory import ToldMemory
+from continuum.tool_gaps import PublishedGaps
 from continuum.tool_memory import ToolMemory
 from estimator.survival import SurvivalCurve
 
@@ -11,8 +12,10 @@ from estimator.survival import SurvivalCurve
 class GapLessons:
     """Learns from each gap once, however it ends, and tells what is left of one."""
 
-    def __init__(self, tools: ToolMemory, block_size: int) -> None:
+    def __init__(self, tools: ToolMemory, published: PublishedGaps | None, block_size: int) -> None:
+        """``published`` learns as the published rules do; None: nobody asks for that."""
         self._tools = tools
+        self._published = published
         self._told = ToldMemory()
         self._block_size = block_size
 
@@ -27,6 +30,8 @@ class GapLessons:
             return
         frontier.learned = True
         job_id = frontier.job.job_id
+        if self._published is not None:
+            self._published.returned(frontier, gap_s)
         with_result = _brings_result(turn, frontier)
         if with_result and frontier.told is not None:
             self._told.observe(frontier, gap_s, self._tools.curve(frontier.tools, job_id))

@@ -13,6 +13,7 @@ from continuum.kv_cost import KvCost
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
 from continuum.program_stats import QueueDelay
+from continuum.tool_gaps import PublishedGaps
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs
 from engine.core.block_hash import BlockHash
@@ -40,9 +41,11 @@ class Holding:
         kv_cost: KvCost,
         queue_delay: QueueDelay,
         forecast: WorkForecast,
+        published: PublishedGaps | None,
         trace: PolicyTrace,
     ) -> None:
-        """``choose_ttl`` answers; what it is told is read from those who learn."""
+        """``choose_ttl`` answers; what it is told is read from those who learn. ``published``: for a rule
+        that goes by gaps as they were published, and that what clients say does not move."""
         self._block_size = context.block_size
         self._num_blocks = context.num_blocks
         self._config = config
@@ -52,6 +55,7 @@ class Holding:
         self._kv_cost = kv_cost
         self._queue_delay = queue_delay
         self._forecast = forecast
+        self._published = published
         self._trace = trace
         self._pin_ids = itertools.count(1)
 
@@ -87,6 +91,8 @@ class Holding:
     ) -> TurnReceipt | None:
         """More is known of what it waits for. ``remaining``: time until the return as it looks now, which
         then is where the rule counts from; None: as it looked when the turn ended."""
+        if self._published is not None:
+            remaining = None
         decision = self._decide(frontier, now, remaining)
         if frontier.pin is not None:
             self._pins.set_deadline(frontier.pin, frontier.ended_s + decision.ttl_s)
@@ -125,9 +131,10 @@ class Holding:
 
     def _inputs(self, frontier: Frontier, curve: SurvivalCurve) -> TtlInputs:
         num_tokens = len(frontier.chain) * self._block_size
+        published = self._published
         return TtlInputs(
-            curve=curve,
-            global_curve=self._tools.curve(None),
+            curve=curve if published is None else published.curve(frontier),
+            global_curve=(self._tools.curve(None) if published is None else published.curve_of_all(frontier)),
             num_blocks=len(frontier.chain),
             pool_share=len(frontier.chain) / self._num_blocks,
             prefill_s=self._kv_cost.prefill_s(num_tokens),
@@ -136,4 +143,6 @@ class Holding:
             memoryfulness=self._forecast.lengths.value,
             called_tools=frontier.tools is None or bool(frontier.tools),
             last_probability=self._tools.last_turn_probability(frontier.tools),
+            has_plain_tool=frontier.tools is None or frontier.plain_tool is not None,
+            plain_mean_s=None if published is None else published.mean_s(frontier),
         )

@@ -25,6 +25,8 @@ MAX_FRONTIERS = 32
 HEAD_BYTES = 8
 """Of each hash, in a chain that is only compared."""
 
+Place = tuple[int, float]
+"""Priority, smaller first, then rank: where a job stands among the others."""
 Beginning = tuple[str | None, BlockHash, tuple[int, ...]]
 """By which a turn is recognised when nobody says whose it is: tenant, hash of the blocks of its prompt that
 must be shared, and the prompt's tokens after them."""
@@ -68,10 +70,12 @@ class Frontier:
     """Of the full blocks whose KV was computed."""
     num_prompt_tokens: int
     ended_s: float
-    rank: float
-    """The job's, when the turn ended: a pin keeps its place."""
+    place: Place
+    """The job's, when the turn ended: a pin keeps it."""
     tools: list[ToolKey] | None = None
     """What runs now; empty if the turn called nothing, None until the front end has said."""
+    plain_tool: str | None = None
+    """What runs as the published rules name it, once the front end has said; None: nothing, or several."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
     receipt: TurnReceipt | None = None
@@ -158,6 +162,8 @@ class Job:
     rank: float
     """Place among jobs, smaller first: its first arrival, later by what is left to do; see ``order``."""
     last_active_s: float
+    priority: int = 0
+    """Of its latest turn."""
     course: JobCourse | None = None
     """What it tells about jobs of its kind, and they about it."""
     kind: BlockHash | None = None
@@ -182,6 +188,10 @@ class Job:
     """Open turns by request id."""
     frontiers: list[Frontier] = field(default_factory=list)
     """Not yet continued, oldest first."""
+
+    @property
+    def place(self) -> Place:
+        return (self.priority, self.rank)
 
     @property
     def num_pins(self) -> int:

@@ -1,9 +1,9 @@
-"""The order of the waiting queue: preempted turns, then warm ones, then by the rank of the job.
+"""The order of the waiting queue: by priority, then preempted turns, then warm ones, then by the job's rank.
 
 A job's rank is a time: the arrival of its turn, earlier by a share of the job's age, later by a multiple of
 what jobs of its kind are more work than usual ones, or earlier by what they are less. Turns of jobs that
 began earlier could pass a request for as long as they come back: so who has waited for too long goes before
-all others, in the order in which they came.
+all others, whatever their priority, in the order in which they came.
 
 The age counts in full where KV that is lost must be computed again: the fewer jobs are begun, the less is
 lost. Where it is loaded back from host memory, age counts as far as it tells who is sooner done: among jobs
@@ -22,7 +22,8 @@ from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
 
-OVERDUE, PREEMPTED, WARM, COLD, PARKED = range(5)
+OVERDUE, IN_TIME = range(2)
+PREEMPTED, WARM, COLD, PARKED = range(4)
 BY_CHANCE = 0.2
 """Of what is called thrashing: so much counts nothing, as a turn may come back after an hour."""
 RANKED_PER_STEP = 64
@@ -51,10 +52,12 @@ def waiting_key(
         return (OVERDUE, request.arrival_time)
     rank = turn.job.rank if turn is not None else request.arrival_time
     if request.status is RequestStatus.PREEMPTED:
-        return (PREEMPTED, rank)
-    if turn is not None and turn.warm:
-        return (WARM, rank)
-    return (PARKED if is_parked else COLD, rank)
+        standing = PREEMPTED
+    elif turn is not None and turn.warm:
+        standing = WARM
+    else:
+        standing = PARKED if is_parked else COLD
+    return (IN_TIME, request.priority, standing, rank)
 
 
 class RankingAnew:

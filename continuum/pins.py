@@ -10,12 +10,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 
-from continuum.jobs import Frontier, Job
+from continuum.jobs import Frontier, Job, Place
 from continuum.tenant_shares import Givers, TenantShares
 from engine.policy import Pin, PinEnd
 
-AgeKey = tuple[float, int]
-"""Rank of the pin's job and pin id: larger is younger."""
+AgeKey = tuple[Place, int]
+"""Place of the pin's job and pin id: larger is younger, or of worse priority."""
 
 
 class PinTable:
@@ -69,7 +69,7 @@ class PinTable:
         ``held``. None: there are too few."""
         displaced = []
         tenant = _tenant_of(job)
-        own = self._unclaimed(self._of_tenant.get(tenant, []), job.rank)
+        own = self._unclaimed(self._of_tenant.get(tenant, []), job.place)
         others = Givers(self._shares.richer_than(held + num_blocks), self._unclaimed_of)
         while missing > 0 or held + num_blocks > self._tenant_budget:
             within_cap = held + num_blocks <= self._tenant_budget
@@ -91,7 +91,7 @@ class PinTable:
     def add(self, pin: Pin, frontier: Frontier) -> None:
         frontier.pin = pin
         self._frontiers[pin.pin_id] = frontier
-        age = (frontier.rank, pin.pin_id)
+        age = (frontier.place, pin.pin_id)
         insort(self._by_age, age)
         insort(self._of_tenant.setdefault(_tenant_of(frontier.job), []), age)
         heapq.heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
@@ -119,7 +119,7 @@ class PinTable:
     def ended(self, pin: Pin, cause: PinEnd) -> Frontier:
         """The scheduler has ended the pin; returns the frontier that lost it."""
         frontier = self._frontiers.pop(pin.pin_id)
-        age = (frontier.rank, pin.pin_id)
+        age = (frontier.place, pin.pin_id)
         del self._by_age[bisect_left(self._by_age, age)]
         of_tenant = self._of_tenant[_tenant_of(frontier.job)]
         del of_tenant[bisect_left(of_tenant, age)]
@@ -155,21 +155,21 @@ class PinTable:
             heapq.heappop(self._deadlines)
         return None
 
-    def youngest_first(self, after_rank: float | None = None) -> Iterator[Pin]:
-        """Pins by rank of their job, the largest first; only those beyond a rank, if one is given."""
-        return self._youngest_first(self._by_age, after_rank)
+    def youngest_first(self, after: Place | None = None) -> Iterator[Pin]:
+        """Pins by their jobs' places, the largest first; only those beyond a place, if one is given."""
+        return self._youngest_first(self._by_age, after)
 
-    def _youngest_first(self, ages: list[AgeKey], after_rank: float | None) -> Iterator[Pin]:
+    def _youngest_first(self, ages: list[AgeKey], after: Place | None) -> Iterator[Pin]:
         stop = -1
-        if after_rank is not None:
-            stop = bisect_right(ages, after_rank, key=lambda age: age[0]) - 1
+        if after is not None:
+            stop = bisect_right(ages, after, key=lambda age: age[0]) - 1
         for place in range(len(ages) - 1, stop, -1):
             pin = self._frontiers[ages[place][1]].pin
             assert pin is not None
             yield pin
 
-    def _unclaimed(self, ages: list[AgeKey], after_rank: float | None = None) -> Iterator[Pin]:
-        return (pin for pin in self._youngest_first(ages, after_rank) if not self.is_claimed(pin))
+    def _unclaimed(self, ages: list[AgeKey], after: Place | None = None) -> Iterator[Pin]:
+        return (pin for pin in self._youngest_first(ages, after) if not self.is_claimed(pin))
 
     def _unclaimed_of(self, tenant: str) -> Iterator[Pin]:
         return self._unclaimed(self._of_tenant[tenant])

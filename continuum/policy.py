@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from continuum.admission import WorkingSet
 from continuum.break_rule import BreakRule
-from continuum.config import ContinuumConfig
+from continuum.config import PUBLISHED_RULES, ContinuumConfig
 from continuum.continuation import (
     Continuation,
     continuation_of,
@@ -34,6 +34,7 @@ from continuum.policy_trace import PolicyTrace
 from continuum.program_stats import QueueDelay, RecomputedShare
 from continuum.receipts import make_receipt
 from continuum.told import Told
+from continuum.tool_gaps import PublishedGaps, tool_name
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.turn_log import TurnLog
@@ -97,7 +98,8 @@ class ContinuumPolicy:
         """Of turns that ended in this very call, until the scheduler takes them."""
         self._rule = make_rule(config)
         self.tools = self.tool_memory(config, config.estimator_state)
-        self._gaps = GapLessons(self.tools, context.block_size)
+        published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
+        self._gaps = GapLessons(self.tools, published, context.block_size)
         self._has_host_tier = context.has_host_tier
         self._forecast = WorkForecast()
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
@@ -126,6 +128,7 @@ class ContinuumPolicy:
             kv_cost=self._kv_cost,
             queue_delay=self._queue_delay,
             forecast=self._forecast,
+            published=published,
             trace=self._trace,
         )
         self._log = TurnLog()
@@ -167,6 +170,7 @@ class ContinuumPolicy:
     def _open_turn(self, job: Job, request: Request, continuation: Continuation) -> Turn:
         """A retry is the turn that it repeats, not one more."""
         job.is_finished = False  # whatever was said
+        job.priority = request.priority
         frontier = continuation.frontier
         if continuation.is_retry and frontier is not None:
             number = frontier.turn_number
@@ -371,7 +375,7 @@ class ContinuumPolicy:
             BlockChain(block_hashes),
             request.num_prompt_tokens,
             ended_s=now,
-            rank=job.rank,
+            place=job.place,
             receipt=receipt,
             external_id=request.external_id,
             prompt_tail=prompt_tail(request, self._block_size),
@@ -425,7 +429,7 @@ class ContinuumPolicy:
 
     def _learn_tools(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
         """It is known what runs: whoever calls a tool has a job; whoever answers may have done it."""
-        frontier.tools = self.tools.keys(calls)
+        frontier.tools, frontier.plain_tool = self.tools.keys(calls), tool_name(calls)
         job = frontier.job
         if frontier.tools:
             self._jobs.establish(job)
@@ -505,14 +509,14 @@ class ContinuumPolicy:
         return self._break_rule.breakable(requester, turn, now, last_resort)
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        """The youngest program's turn, those of jobs with nothing else held first; least computed on a
-        tie."""
+        """Of those of the worst priority the youngest program's turn, those of jobs with nothing else held
+        first; least computed on a tie."""
 
-        def worth(request: Request) -> tuple[bool, float, int]:
-            turn = self._turns.get(request.request_id)
+        def worth(request: Request) -> tuple[int, bool, float, int]:
+            turn, num_computed = self._turns.get(request.request_id), request.num_computed_tokens
             if turn is None:
-                return (False, -request.arrival_time, request.num_computed_tokens)
-            return (turn.job.num_pins > 0, -turn.job.rank, request.num_computed_tokens)
+                return (-request.priority, False, -request.arrival_time, num_computed)
+            return (-request.priority, turn.job.num_pins > 0, -turn.job.rank, num_computed)
 
         return min(reversed(running), key=worth)
 

@@ -34,7 +34,7 @@ class PolicyTrace:
                 "turn_parked",
                 turn,
                 now,
-                needed_blocks=working_set.num_needed_blocks,
+                needed_blocks=working_set.needed_before(turn.request),
                 room_blocks=working_set.num_room_blocks,
             )
 

@@ -1,4 +1,7 @@
-"""How long programs stayed away after each tool, as the published rules count it. Knows nothing of pins."""
+"""How long programs stayed away after each tool, as the published rules count it. Knows nothing of pins.
+
+What a tenant's tools took is its own: other tenants' count for nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
+from continuum.jobs import Frontier
 from engine.messages import ToolCall
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve
 from estimator.tool_key import SHELL_TOOLS
@@ -79,7 +82,39 @@ class ObservedGaps:
         """Exact at the gaps that were seen."""
         if self._curve is None:
             # A curve begins at 0, so a gap of 0 counts as the shortest there is.
-            gaps_s, counts = np.unique(np.maximum(np.array(self._gaps_s), 1e-9), return_counts=True)
-            reached = np.cumsum(counts) / len(self._gaps_s)
-            self._curve = SurvivalCurve((0.0, *gaps_s.tolist()), (0.0, *reached.tolist()), len(self._gaps_s))
+            num_gaps = len(self._gaps_s)
+            last = {max(gap_s, 1e-9): place for place, gap_s in enumerate(self._gaps_s, start=1)}
+            reached = [place / num_gaps for place in last.values()]
+            self._curve = SurvivalCurve((0.0, *last), (0.0, *reached), num_gaps)
         return self._curve
+
+
+class PublishedGaps:
+    """All of it for the turns of one engine, by tenant."""
+
+    def __init__(self) -> None:
+        self._means: defaultdict[str | None, MeanGaps] = defaultdict(MeanGaps)
+        self._gaps: defaultdict[tuple[str | None, str | None], ObservedGaps] = defaultdict(ObservedGaps)
+        """By tenant and tool; None: no tool, or several."""
+        self._all_gaps: defaultdict[str | None, ObservedGaps] = defaultdict(ObservedGaps)
+
+    def returned(self, frontier: Frontier, gap_s: float) -> None:
+        """The turn that continues it came after so long."""
+        tenant, tool = frontier.job.tenant, frontier.plain_tool
+        if tool is not None:
+            self._means[tenant].observe(tool, gap_s)
+        self._gaps[tenant, tool].observe(gap_s)
+        self._all_gaps[tenant].observe(gap_s)
+
+    def mean_s(self, frontier: Frontier) -> float | None:
+        """Of gaps after its tool; None before any, and without one."""
+        tool = frontier.plain_tool
+        return None if tool is None else self._means[frontier.job.tenant].mean_s(tool)
+
+    def curve(self, frontier: Frontier) -> SurvivalCurve:
+        """Of gaps after its tool."""
+        return self._gaps[frontier.job.tenant, frontier.plain_tool].curve()
+
+    def curve_of_all(self, frontier: Frontier) -> SurvivalCurve:
+        """Of its tenant's gaps."""
+        return self._all_gaps[frontier.job.tenant].curve()

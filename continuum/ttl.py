@@ -40,6 +40,10 @@ class TtlInputs:
     """Seconds to load the frontier back from host memory; None where no copies are kept."""
     last_probability: float = 0.0
     """That no turn will follow."""
+    has_plain_tool: bool = True
+    """fork: the turn called just one tool, or what it called is not known yet."""
+    plain_mean_s: float | None = None
+    """fork: mean time until turns came back that called the same; None before any did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +162,26 @@ class FixedRule:
 
 @dataclass(frozen=True, slots=True)
 class ForkRule:
-    """The preview fork's rule: 2 s if the tool's mean duration is at most 2 s or unknown, else nothing.
+    """The preview fork's rule: 2 s if the tool's mean gap is at most 2 s or unknown, else nothing.
 
-    A turn without a tool call is not held: the fork saw no tool in it.
+    A turn with no tool call, or with several, is not held: the fork saw no tool in it.
     """
 
     threshold_s: float = 2.0
+    """FIXED_THRESHOLD_CONTINUUM: the longest mean gap that is worth a pin, and the length of every pin."""
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        if not inputs.called_tools:
-            return TtlDecision(0.0, "no tool call")
-        if not inputs.curve.support:
+        return self.decide(inputs.plain_mean_s, has_tool=inputs.has_plain_tool)
+
+    def decide(self, mean_s: float | None, *, has_tool: bool) -> TtlDecision:
+        """``mean_s``: of the gaps after this tool, as ``MeanGaps`` has it."""
+        if not has_tool:
+            return TtlDecision(0.0, "no tool call, or several")
+        if mean_s is None:
             return TtlDecision(self.threshold_s, "tool not seen yet")
-        mean_s = inputs.curve.expected_min(inputs.curve.support[-1])
         if mean_s <= self.threshold_s:
-            return TtlDecision(self.threshold_s, "mean duration within the threshold")
-        return TtlDecision(0.0, "mean duration beyond the threshold")
+            return TtlDecision(self.threshold_s, "mean gap within the threshold")
+        return TtlDecision(0.0, "mean gap beyond the threshold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +190,19 @@ class PaperRule:
 
     Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K observations
     in all, durations are taken as Exp(1 s) with η = 1, whose optimum is ln B for B > 1 s; up to K of this
-    tool, the curve of all tools; else the tool's own.
+    tool, the curve of all tools; else the tool's own. PrefillReload is loading where there are copies.
     """
 
     min_observations: int = 100
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        again_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
         if inputs.global_curve.num_observations <= self.min_observations:
-            benefit_s = inputs.queue_delay_s + inputs.prefill_s
+            benefit_s = inputs.queue_delay_s + again_s
             return TtlDecision(log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
         own = inputs.curve.num_observations > self.min_observations
         curve = inputs.curve if own else inputs.global_curve
-        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + inputs.prefill_s
+        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + again_s
         worth, best_s = -math.inf, 0.0
         for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
             if returned * benefit_s - until_s > worth:  # the first of the best

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from continuum.jobs import Frontier
+from continuum.ttl import ForkRule
 from engine.policy import Pin, WaitingKey
 from engine.request import Request
 from eval.baselines.holding import GRACE_S
 from eval.baselines.tool_means import ToolMeanPolicy
 
-THRESHOLD_S = 2.0
-"""FIXED_THRESHOLD_CONTINUUM: the longest mean gap that is worth a pin, and the length of every pin."""
+RULE = ForkRule()
 
 
 class ForkPolicy(ToolMeanPolicy):
@@ -30,10 +30,7 @@ class ForkPolicy(ToolMeanPolicy):
     def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
         if frontier.tools is None:
             return GRACE_S  # the fork parses the reply in the scheduler; here the front end is about to tell
-        if not frontier.tools:
-            return 0.0
-        mean_s = self.mean_gap_s(frontier)
-        return THRESHOLD_S if mean_s is None or mean_s <= THRESHOLD_S else 0.0
+        return RULE.decide(self.mean_gap_s(frontier), has_tool=bool(frontier.tools)).ttl_s
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request.request_id)

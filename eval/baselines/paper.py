@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from continuum.jobs import Frontier, Job, Turn
 from continuum.order import waiting_key
 from continuum.program_stats import Memoryfulness, QueueDelay
+from continuum.tool_gaps import ObservedGaps, tool_name
 from continuum.ttl import PaperRule, TtlInputs
 from engine.messages import ToolCall
 from engine.policy import Pin, PolicyContext, WaitingKey
@@ -19,7 +20,6 @@ from engine.request import Request
 from estimator.tool_key import ToolKey
 from eval.baselines.holding import GRACE_S, HoldingPolicy
 from eval.baselines.knowledge import Knowledge
-from eval.baselines.tool_gaps import ObservedGaps, tool_name
 
 NO_TOOL = ToolKey(("no tool",))
 

@@ -98,7 +98,7 @@ class ProgramPolicy(FcfsPolicy):
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         chain = BlockChain(block_hashes)
         frontier = Frontier(
-            turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now, turn.job.rank
+            turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now, turn.job.place
         )
         turn.job.frontiers.append(frontier)
         self._frontiers[request.request_id] = frontier

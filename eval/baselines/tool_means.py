@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from continuum.jobs import Frontier, Turn
+from continuum.tool_gaps import MeanGaps, tool_name
 from engine.messages import ToolCall
 from engine.policy import PolicyContext
 from estimator.tool_key import ToolKey
 from eval.baselines.holding import HoldingPolicy
-from eval.baselines.tool_gaps import MeanGaps, tool_name
 
 
 class ToolMeanPolicy(HoldingPolicy):

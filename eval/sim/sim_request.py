@@ -31,10 +31,11 @@ class SimRequest(Request):
         block_size: int,
         arrival_time: float,
         job: JobRef | None,
+        priority: int = 0,
     ) -> None:
         """``chain``: hashes of all full blocks of prompt and output."""
         params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
-        super().__init__(request_id, [], params, arrival_time, job=job)
+        super().__init__(request_id, [], params, arrival_time, priority=priority, job=job)
         # As long as the request will get: whoever slices the prompt off finds it, nobody needs the rest.
         self.all_token_ids = cast(list[int], range(num_prompt_tokens + num_output_tokens))
         self.num_prompt_tokens = num_prompt_tokens

@@ -188,6 +188,7 @@ class Simulator:
             block_size=self._config.block_size,
             arrival_time=queued_s,
             job=JobRef(agent.job.job_id, is_last, agent.job.tenant) if agent.job.is_known else None,
+            priority=agent.job.priority,
         )
         replica = self._router.choose(agent.job.job_id, self._replicas)
         record = TurnRecord(

@@ -101,6 +101,8 @@ class Job:
     """False: a request of no job; the engine is told of none."""
     finished_s: float | None = None
     """So long after its last turn its client said that it is done; None: it did not."""
+    priority: int = 0
+    """Of its requests; smaller goes first, where the policy looks at it."""
     parent_job: str | None = None
     """This is a sub-agent, started by a turn of that job (``Turn.spawns``)."""
     block_size: int = 0

@@ -91,6 +91,7 @@ class RecordedJob(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     system_text: str = ""
     tokens_measured: bool | None = None
     tenant: str | None = None
+    priority: int = 0
     parent_job: str | None = None
     start_in_parent_s: Seconds | None = None
     duration_s: Seconds | None = None
@@ -190,6 +191,7 @@ def _job(recorded: RecordedJob) -> Job:
         tokens_measured=counted if recorded.tokens_measured is None else recorded.tokens_measured,
         group=recorded.group,
         tenant=recorded.tenant,
+        priority=recorded.priority,
         parent_job=recorded.parent_job,
         block_size=recorded.block_size,
         block_scope=scope.get(recorded.hash_scope or "", recorded.block_scope),
@@ -271,6 +273,7 @@ def _recorded_job(job: Job) -> RecordedJob:
         system_text=job.system_text,
         tokens_measured=None if job.tokens_measured else False,
         tenant=job.tenant,
+        priority=job.priority,
         parent_job=job.parent_job,
         block_size=job.block_size,
         block_scope=job.block_scope,

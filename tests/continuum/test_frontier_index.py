@@ -34,7 +34,7 @@ def frontier(turn: Request, reply: Sequence[int] = (), tenant: str | None = None
     chain, replies = BlockChain(turn.block_hashes), turn.job.num_replies if turn.job is not None else None
     tail = prompt_tail(turn, BLOCK)
     return Frontier(
-        job, "r", 1, chain, turn.num_prompt_tokens, 0.0, 0.0, prompt_tail=tail, num_replies=replies
+        job, "r", 1, chain, turn.num_prompt_tokens, 0.0, (0, 0.0), prompt_tail=tail, num_replies=replies
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from engine.messages import JobFinished
 from engine.request import RequestStatus
 from tests.continuum.job_room import JobRoom
-from tracing.events import JobEvent, TraceEvent, TraceHeader
+from tracing.events import JobEvent, PrefixCacheEvent, TraceEvent, TraceHeader
 from tracing.invariants import all_checks
 from tracing.reader import read_trace
 from tracing.tracer import Tracer
@@ -28,14 +28,14 @@ class Recorded:
     """A trace in memory."""
 
     def __init__(self) -> None:
-        self._events: list[TraceEvent] = []
+        self.events: list[TraceEvent] = []
 
     def emit(self, event: TraceEvent) -> None:
-        self._events.append(event)
+        self.events.append(event)
 
     def faults(self) -> list[str]:
         """What breaks a rule of traces."""
-        return [fault for check in all_checks() for event in self._events for fault in check.faults(event)]
+        return [fault for check in all_checks() for event in self.events for fault in check.faults(event)]
 
 
 def test_a_prompt_that_goes_on_from_a_turn_belongs_to_its_job() -> None:
@@ -50,6 +50,17 @@ def test_a_prompt_that_goes_on_from_a_turn_belongs_to_its_job() -> None:
     assert second.cached_tokens == 128
     assert second.gap_s == pytest.approx(3)
     assert room.num_pins == 1
+
+
+def test_the_look_into_the_prefix_cache_names_the_job_that_nobody_named() -> None:
+    """In the trace: what was found of its prompt, and that of the turn after it, is the job's."""
+    sink = Recorded()
+    room = JobRoom(tracer=Tracer(sink))
+    job_id = room.turn("r1", question(1), num_replies=0).job_id
+    room.read("r1", "ls")
+    room.turn("r2", [*room.said("r1"), 7], num_replies=1)
+    found = [(event.req_id, event.job_id) for event in sink.events if isinstance(event, PrefixCacheEvent)]
+    assert found == [("r1", job_id), ("r2", job_id)]
 
 
 def test_a_question_that_shares_only_the_system_prompt_is_another_job() -> None:

@@ -498,3 +498,29 @@ def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done
     room.add("older", prompt_of(room, "old1", 6, 7), job_id="older")
     room.run()
     assert next(name for name in room.finished if name in ("older", "newcomer")) == first
+
+
+def test_a_reset_that_fails_changes_nothing() -> None:
+    """While a request runs the prefix cache is not forgotten, and what is held is held on; then both go."""
+    room = make_room()
+    turn(room, "r1", "a", list(range(20)))
+    room.add("busy", list(range(500, 508)), max_tokens=8)
+    room.step()
+    assert not room.scheduler.reset_prefix_cache(room.clock.now())
+    assert (pins(room), ended(room)) == (1, {})
+    room.run()
+    assert turn(room, "r2", "a", prompt_of(room, "r1", 7)).previous_pin == "handed_over"
+    assert room.scheduler.reset_prefix_cache(room.clock.now())
+    statistics = room.scheduler.statistics()
+    assert (pins(room), statistics.num_cached_blocks) == (0, 0)
+    assert ended(room)["released"] == 1
+
+
+def test_cached_blocks_are_counted_in_use_or_not() -> None:
+    """The gauge is of all blocks with a findable prefix, those of running requests included."""
+    room = make_room()
+    room.add("r1", list(range(18)), max_tokens=8)
+    room.step()
+    stats = room.scheduler.make_stats()
+    assert stats.num_total_blocks - stats.num_free_blocks == 5
+    assert stats.num_cached_blocks == room.scheduler.statistics().num_cached_blocks == 4

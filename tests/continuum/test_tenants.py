@@ -144,7 +144,7 @@ class Table:
         for pin, cause in self.pins.due(0.0):
             assert has_room, "nothing is let go in vain"
             self.pins.ended(pin, cause)
-        return Frontier(job, name, 1, BlockChain([]), 0, 0.0, rank) if has_room else None
+        return Frontier(job, name, 1, BlockChain([]), 0, 0.0, job.place) if has_room else None
 
     def hold(self, frontier: Frontier, num_blocks: int) -> None:
         number = int(frontier.request_id)

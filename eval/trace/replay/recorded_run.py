@@ -206,6 +206,7 @@ class _RunReader:
             source=source,
             turns=tuple(made),
             arrival_s=turns[0].arrived_s - began_s,
+            priority=self._told(turns[0]).priority,
             block_size=header.block_size,
             block_scope=SCOPE,
             tenant=self._told(turns[0]).tenant,

@@ -116,9 +116,14 @@ def test_fixed_ttl_orders_preempted_then_warm_then_program_age() -> None:
 # ---- fork ----
 
 
-def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds() -> None:
+by_either_name = pytest.mark.parametrize("fork", ["fork", "continuum:ttl_rule=fork"])
+"""A rule has one meaning: as a policy of its own and as a rule of ours it decides alike."""
+
+
+@by_either_name
+def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds(fork: str) -> None:
     """A new tool: 2 s. Gaps of 1 and 2.9 s: mean 1.95, 2 s. A third of 4.1 s: mean 2.67, nothing."""
-    room = PolicyRoom("fork")
+    room = PolicyRoom(fork)
     held = []
     for seconds in (1.0, 2.9, 4.1, 1.0):
         room.play("a", 4, "pytest -q")
@@ -129,9 +134,22 @@ def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds() -> None:
     assert held[3] is None
 
 
-def test_fork_takes_the_first_word_for_the_tool() -> None:
+@by_either_name
+def test_fork_lends_a_tool_nothing_of_others(fork: str) -> None:
+    """After ten slow calls of another tool a quick one is held by its own mean."""
+    room = PolicyRoom(fork)
+    for number in range(10):
+        for job, seconds, command in (("quick", 0.1, "ls"), ("slow", 90.0, "make all")):
+            gap(room, f"{job}{number}", seconds, command)
+            room.play(f"{job}{number}", 4, is_last_step=True)
+    room.play("a", 4, "ls")
+    assert room.held_until_s == pytest.approx(2.0)
+
+
+@by_either_name
+def test_fork_takes_the_first_word_for_the_tool(fork: str) -> None:
     """After slow gaps of ``cd x && make`` a quick ``cd y && ls`` is not held either."""
-    room = PolicyRoom("fork")
+    room = PolicyRoom(fork)
     gap(room, "a", 60.0, "cd x && make")
     room.play("a", 4, "cd y && ls")
     assert room.num_pins == 0
@@ -140,10 +158,11 @@ def test_fork_takes_the_first_word_for_the_tool() -> None:
     assert room.num_pins == 1
 
 
+@by_either_name
 @pytest.mark.parametrize("commands", [(), ("ls", "pwd")])
-def test_fork_pins_nothing_without_exactly_one_call(commands: tuple[str, ...]) -> None:
+def test_fork_pins_nothing_without_exactly_one_call(commands: tuple[str, ...], fork: str) -> None:
     """Its pattern finds one block or none."""
-    room = PolicyRoom("fork")
+    room = PolicyRoom(fork)
     room.play("a", 4, *commands)
     assert room.num_pins == 0
 
@@ -317,7 +336,7 @@ def test_infercept_preserves_nothing_of_a_turn_that_computed_nothing(
     request = room.scheduler.requests[room.send("a", 40)]
     policy = room.scheduler.policy
     assert isinstance(policy, InferceptPolicy)
-    frontier = Frontier(Job("a", None, 0.0, 0.0, 0.0), "a1", 1, BlockChain([]), 40, 0.0, 0.0)
+    frontier = Frontier(Job("a", None, 0.0, 0.0, 0.0), "a1", 1, BlockChain([]), 40, 0.0, (0, 0.0))
     assert policy.ttl_s(frontier, request, room.clock.now()) == 0.0
     room.scheduler.finish_requests(["a1"], RequestStatus.FINISHED_STOPPED, room.clock.now())
     assert room.num_pins == 0

@@ -97,6 +97,16 @@ def test_jobs_share_the_steps() -> None:
     assert alone.jobs[0].completion_s < both.jobs[1].completion_s < 2 * alone.jobs[0].completion_s
 
 
+def test_a_job_with_a_better_priority_is_served_first() -> None:
+    """Of three that wait for the one seat, under the agent policy; ``fcfs`` does not look at it."""
+    config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, max_num_seqs=1))
+    ranks = {"first": 0, "worse": 1, "better": -1}
+    jobs = [replace(_job(name, _turn(20, 0, 4)), priority=rank) for name, rank in ranks.items()]
+    for policy, served in ((CONTINUUM, ["first", "better", "worse"]), (FCFS, ["first", "worse", "better"])):
+        run = _run(jobs, [0.0, 0.5, 0.6], config=config, policy=policy)
+        assert [job.job_id for job in sorted(run.jobs, key=lambda job: job.end_s)] == served
+
+
 def test_a_closed_loop_starts_a_job_when_one_ends() -> None:
     """At concurrency 1 jobs follow each other, and a job's time counts from when it was let in."""
     jobs = [_job(f"job {i}", _turn(32, 0, 4)) for i in range(3)]
