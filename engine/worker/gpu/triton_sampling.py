@@ -171,7 +171,7 @@ def floors_kernel(
         best = tl.maximum(best, tl.max(x, axis=0))
     highest = _sort_keys(best)
     min_p = tl.load(min_ps + row)
-    lowest = _sort_keys(tl.where(min_p > 0.0, best + tl.log(tl.maximum(min_p, 1e-38)), float("-inf")))
+    lowest = _sort_keys(tl.where(min_p > 0.0, best + tl.log(tl.maximum(min_p, 2.0**-126)), float("-inf")))
     top_k = tl.load(top_ks + row)
     if top_k < vocab_size:
         limit = top_k.to(tl.float32)
