@@ -39,7 +39,7 @@ QUICK_POLICIES = "fcfs,fixed-ttl:10,continuum,oracle"
 NUM_JOBS, QUICK_JOBS = 40, 20
 NUM_SEEDS = 5
 CONSTANT_SEEDS = 3
-FOLDER = Path("../shared/workloads")
+FOLDER = Path("workloads")
 
 
 class Loads(Enum):
