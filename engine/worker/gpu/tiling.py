@@ -21,13 +21,21 @@ class Tiling:
     num_warps: int
     num_stages: int
     """Tiles of KV under way, from the look-up of their pages to their products."""
+    max_registers: int | None = None
+    """Per thread; None: as many as the compiler likes. More of them mean fewer programs at a time."""
 
 
 def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     """For sequences of few queries: what counts is that much KV, of type ``dtype``, is being loaded by many
-    programs. The rows are those of the queries, if they are fewer."""
-    tile_size = max(16, min(64, 4096 // padded(head_dim)))
-    return Tiling(num_rows=64, tile_size=tile_size, num_warps=4, num_stages=7 if dtype.itemsize == 1 else 5)
+    programs: four on each processor, by 128 of its 65,536 registers a thread. The rows are those of the
+    queries, if they are fewer."""
+    return Tiling(
+        num_rows=64,
+        tile_size=max(16, min(64, 4096 // padded(head_dim))),
+        num_warps=4,
+        num_stages=7 if dtype.itemsize == 1 else 5,
+        max_registers=128,
+    )
 
 
 def prompt_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:

@@ -177,7 +177,7 @@ def write_kv(
 
 def _constants(
     query: torch.Tensor, pages: Pages, scoring: Scoring, tiling: Tiling, splits: Splits
-) -> dict[str, int | float]:
+) -> dict[str, int | float | None]:
     """What attending kernels are compiled for, by the names of their arguments."""
     page, num_kv_heads, head_dim = pages.keys.shape[1:]
     assert query.stride(2) == 1
@@ -193,6 +193,7 @@ def _constants(
         "TILE": tiling.tile_size,
         "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages,
+        "maxnreg": tiling.max_registers,
         "enable_fp_fusion": True,
     }
 

@@ -47,6 +47,7 @@ class KernelBuild:
     constexprs: Mapping[str, Constant] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class LaunchRecorder:
         *args: torch.Tensor | int | float,
         num_warps: int = 4,
         num_stages: int = 3,
+        maxnreg: int | None = None,
         enable_fp_fusion: bool = True,
         **constexprs: Constant,
     ) -> None:
@@ -84,7 +86,8 @@ class LaunchRecorder:
             name: _type_of(name, value)
             for name, value in zip(self._kernel.arg_names[: len(args)], args, strict=True)
         }
-        self.builds.append(KernelBuild(self._kernel, signature, constexprs, num_warps, num_stages))
+        build = KernelBuild(self._kernel, signature, constexprs, num_warps, num_stages, maxnreg)
+        self.builds.append(build)
 
 
 def _type_of(name: str, value: torch.Tensor | int | float) -> str:
@@ -145,6 +148,7 @@ def _as_json(build: KernelBuild) -> dict[str, object]:
         "constexprs": dict(build.constexprs),
         "num_warps": build.num_warps,
         "num_stages": build.num_stages,
+        "maxnreg": build.maxnreg,
     }
 
 
@@ -170,7 +174,12 @@ def _compile(build: KernelBuild) -> KernelResources:
             if type_.endswith(":16")
         },
     )
-    options = {"num_warps": build.num_warps, "num_stages": build.num_stages, "enable_fp_fusion": True}
+    options = {
+        "num_warps": build.num_warps,
+        "num_stages": build.num_stages,
+        "maxnreg": build.maxnreg,
+        "enable_fp_fusion": True,
+    }
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return _resources(compiled.asm["cubin"], compiled.metadata.shared)
 
