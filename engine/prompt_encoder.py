@@ -3,6 +3,8 @@
 A tokenizer of the tokenizers library first takes a text apart at its special tokens; what is between two of
 them it tokenises by itself. So pieces, each from one special token to the next, are remembered with their
 tokens: a conversation that goes on, or that goes back and on another way, finds those that it has in common.
+A long piece is cut once more, where it may be (``engine.text_cuts``), and few are tokenised at a time: that
+takes hundreds of bytes of memory for each character.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ import re
 import string
 import struct
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from functools import cached_property
+from itertools import groupby
 from operator import itemgetter
 from sys import getsizeof
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from engine.text_cuts import PART_CHARS, TextCuts
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -29,6 +35,12 @@ if TYPE_CHECKING:
 MAX_REMEMBERED_BYTES = 64 * 2**20
 """About forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a reference and what
 the core is written."""
+MAX_REMEMBERED_CHARS = 2**20
+"""Of one text. A longer one is remembered by nobody: it would take the place of many conversations."""
+GROUP_CHARS = 4 * PART_CHARS
+"""Tokenised at a time, for 40 MB of memory."""
+MAX_GROUPS = 2
+"""Groups longer than a part that are tokenised at the same moment; shorter texts never wait for them."""
 MAX_CUTS = 256
 """Special tokens that texts are cut at; some tokenizers keep thousands in reserve."""
 
@@ -88,12 +100,14 @@ class PromptEncoder:
         """``cuts``: special tokens that stand for themselves wherever they are."""
         self._backend = backend
         self._cut = re.compile(_any_of(cuts))
+        self._longest_cut = max(map(len, cuts))
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._num_tokenised_characters = 0
         self._pieces: OrderedDict[tuple[str | None, str], _Piece] = OrderedDict()
         """By owner and text: how long a text takes tells nobody that somebody else has sent it."""
         self._lock = Lock()
+        self._groups = BoundedSemaphore(MAX_GROUPS)
         self._integers: dict[int, int] = {}
         """One object for each token that was met: all pieces and prompts refer to that."""
 
@@ -109,23 +123,51 @@ class PromptEncoder:
     def encode(self, text: str, owner: str | None = None) -> EncodedTokens:
         """The text's tokens, exactly those of tokenising it at once; what is remembered is its owner's."""
         self._take_texts_as_they_are()
-        texts = self._split(text)
+        texts = list(self._split(text))
         if len(texts) == 1:
             return _joined([self._tokenise(texts)[text]])
+        return _joined(self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS))
+
+    def steps(self, text: str, owner: str | None = None) -> Iterator[list[int]]:
+        """The same tokens, group by group, in memory that does not grow with the text."""
+        self._take_texts_as_they_are()
+        for texts in _in_groups(self._split(text)):
+            pieces = self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS)
+            yield [token for piece in pieces for token in piece.token_ids]
+
+    def _pieces_of(self, texts: Sequence[str], owner: str | None, *, remembers: bool) -> list[_Piece]:
         known = self._recall(texts, owner)
         new = self._tokenise([text for text, piece in zip(texts, known, strict=True) if piece is None])
-        self._remember(new, owner)
-        return _joined([piece or new[text] for text, piece in zip(texts, known, strict=True)])
+        if remembers:
+            self._remember(new, owner)
+        return [piece or new[text] for text, piece in zip(texts, known, strict=True)]
 
     def statistics(self) -> EncoderStatistics:
         """Counted since the beginning."""
         return EncoderStatistics(self._num_bytes, self._num_tokenised_characters)
 
-    def _split(self, text: str) -> list[str]:
-        starts = [found.start() for found in self._cut.finditer(text)]
-        if not starts or starts[0]:
-            starts.insert(0, 0)
-        return [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    @cached_property
+    def _cuts(self) -> TextCuts:
+        return TextCuts.of(self._backend)
+
+    def _split(self, text: str) -> Iterator[str]:
+        start = 0
+        for end in (*self._starts(text), len(text)):
+            if end > start or not text:
+                piece = text[start:end]
+                yield from (piece,) if len(piece) <= PART_CHARS else self._cuts.parts(piece)
+            start = end
+
+    def _starts(self, text: str) -> Iterator[int]:
+        """Where special tokens begin. Looked for window by window: no other thread goes on meanwhile."""
+        at = 0
+        while at < len(text):
+            found = self._cut.search(text, at, at + MAX_REMEMBERED_CHARS)
+            if found is not None:
+                yield found.start()
+                at = found.end()
+            else:
+                at += MAX_REMEMBERED_CHARS - self._longest_cut
 
     def _recall(self, texts: Sequence[str], owner: str | None) -> list[_Piece | None]:
         names = [(owner, text) for text in texts]
@@ -138,12 +180,15 @@ class PromptEncoder:
 
     def _tokenise(self, texts: Iterable[str]) -> dict[str, _Piece]:
         """Without the interpreter's lock: the other threads go on."""
-        texts = list(dict.fromkeys(texts))
-        if not texts:
-            return {}
-        self._num_tokenised_characters += sum(map(len, texts))
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return {text: self._piece(text, each.ids) for text, each in zip(texts, encodings, strict=True)}
+        new: dict[str, _Piece] = {}
+        for group in _in_groups(dict.fromkeys(texts)):
+            num_characters = sum(map(len, group))
+            self._num_tokenised_characters += num_characters
+            with self._groups if num_characters > PART_CHARS else nullcontext():
+                encodings = self._backend.encode_batch_fast(group, add_special_tokens=False)
+            new |= {text: self._piece(text, each.ids) for text, each in zip(group, encodings, strict=True)}
+            del encodings
+        return new
 
     def _piece(self, text: str, token_ids: list[int]) -> _Piece:
         token_ids = list(map(self._integers.setdefault, token_ids, token_ids))
@@ -176,6 +221,20 @@ class PromptEncoder:
         """Whether the library in use does with this text what is said of it here."""
         whole = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return whole == self.encode(text)
+
+
+def _in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """All of them, so many at a time as are not too long together."""
+    group: list[str] = []
+    num_characters = 0
+    for text in texts:
+        if group and num_characters + len(text) > GROUP_CHARS:
+            yield group
+            group, num_characters = [], 0
+        group.append(text)
+        num_characters += len(text)
+    if group:
+        yield group
 
 
 def _joined(pieces: Sequence[_Piece]) -> EncodedTokens:

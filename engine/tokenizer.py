@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
 from engine.prompt_encoder import PromptEncoder
+from engine.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenise
 from engine.token_reach import TokenReach
 
 if TYPE_CHECKING:
@@ -83,8 +84,42 @@ class Tokenizer:
         where the tokenizer allows it: an EncodedTokens then."""
         if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
             return self._encoder.encode(text, owner)
+        if len(text) > PART_CHARS:
+            return [token for step in self.steps(text, add_special_tokens, owner) for token in step]
+        return self._encode_whole(text, add_special_tokens)
+
+    def steps(self, text: str, add_special_tokens: bool, owner: str | None = None) -> Iterator[list[int]]:
+        """The text's tokens, some at a time: a text of any length takes little memory. RequestError for one
+        that is too long and cannot be taken apart."""
+        around = self._around if add_special_tokens else ([], [])
+        if self._encoder is not None and around is not None:
+            yield around[0]
+            yield from self._encoder.steps(text, owner)
+            yield around[1]
+        elif len(text) <= MAX_PART_CHARS:
+            yield self._encode_whole(text, add_special_tokens)
+        else:
+            raise too_long_to_tokenise()
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        """The tokens that a prompt gets before and after those of its text; None if those depend on it."""
+        if not self._adds_special_tokens:
+            return [], []
+        found = set()
+        for text in ("a", "B c\n", "12"):
+            inner = self._encode_whole(text, add_special_tokens=False)
+            outer = self._encode_whole(text, add_special_tokens=True)
+            starts = [at for at in range(len(outer)) if outer[at : at + len(inner)] == inner]
+            if not inner or len(starts) != 1:
+                return None
+            found.add((tuple(outer[: starts[0]]), tuple(outer[starts[0] + len(inner) :])))
+        before, after = found.pop()
+        return None if found else (list(before), list(after))
 
     def fewest_tokens_beyond(self, text: str, num_tokens: int) -> int | None:
         """Least tokens that the text can have, if its length shows that they are more than so many."""

@@ -169,19 +169,25 @@ class ConversationTurn:
                     yield turn
 
     async def render(self, *, is_prompt: bool = False) -> list[int]:
-        """The prompt's tokens; ``is_prompt``: they are to be served, not counted."""
+        """The prompt's tokens; ``is_prompt``: they are to be served."""
+        return await self._model.render_chat(**self._chat(), is_prompt=is_prompt)
+
+    async def count(self) -> int:
+        """How many tokens the prompt has, in little memory."""
+        return await self._model.count_chat(**self._chat())
+
+    def _chat(self) -> dict[str, Any]:
         conversation = self._conversation
         # Tools stay in the prompt where none may be called: leaving them out would change all of its tokens.
-        return await self._model.render_chat(
-            conversation.messages,
-            conversation.tools,
-            conversation.chat_template,
-            conversation.chat_template_kwargs,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            owner=self._owner,
-            is_prompt=is_prompt,
-        )
+        return {
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "chat_template": conversation.chat_template,
+            "chat_template_kwargs": conversation.chat_template_kwargs,
+            "add_generation_prompt": conversation.add_generation_prompt,
+            "continue_final_message": conversation.continue_final_message,
+            "owner": self._owner,
+        }
 
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
         """What the reply must follow: calls that are wanted, or the form that was asked for."""

@@ -6,7 +6,7 @@ It must not know HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from time import time
 from typing import cast
@@ -35,6 +35,8 @@ INLINE_CHARS = 4096
 """Longer texts are tokenised on another thread, so that the other streams go on."""
 INLINE_MESSAGES = 32
 """Longer chats are also rendered there."""
+MAX_LISTED_TOKENS = 4 * 2**20
+"""Of one text; a body of the default limit may hold eight times as many."""
 
 
 class ServedModel:
@@ -131,6 +133,59 @@ class ServedModel:
 
         return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
 
+    async def count(self, text: str, *, add_special_tokens: bool, owner: str | None) -> int:
+        """How many tokens the text has, whatever its length."""
+        num_tokens = 0
+        async for tokens in self._steps(text, add_special_tokens, owner):
+            num_tokens += len(tokens)
+        return num_tokens
+
+    async def listed(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
+        """All of the text's tokens, to be shown; RequestError if they are too many for that."""
+        listed: list[int] = []
+        async for tokens in self._steps(text, add_special_tokens, owner):
+            listed += tokens
+            if len(listed) > MAX_LISTED_TOKENS:
+                raise RequestError(
+                    f"The text has more than {MAX_LISTED_TOKENS} tokens, the most that are listed; the "
+                    "endpoints that count tokens take more.",
+                    "prompt",
+                )
+        return listed
+
+    async def _steps(
+        self, text: str, add_special_tokens: bool, owner: str | None
+    ) -> AsyncGenerator[list[int], None]:
+        """Tokens as they are made: on another thread if the text is long, which others have between steps."""
+        if len(text) <= INLINE_CHARS:
+            yield self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
+            return
+        steps = self.engine.tokenizer.steps(text, add_special_tokens, owner)
+        while (tokens := await asyncio.to_thread(next, steps, None)) is not None:
+            yield tokens
+
+    async def count_chat(
+        self,
+        messages: list[Message],
+        tools: list[Message] | None,
+        chat_template: str | None,
+        chat_template_kwargs: Message | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        owner: str | None,
+    ) -> int:
+        """How many tokens ``render_chat`` would give."""
+        text = await self.chat_text(
+            messages,
+            tools,
+            chat_template,
+            chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return await self.count(text, add_special_tokens=False, owner=owner)
+
     async def render_chat(
         self,
         messages: list[Message],
@@ -143,10 +198,28 @@ class ServedModel:
         owner: str | None,
         is_prompt: bool = False,
     ) -> list[int]:
-        """The conversation's tokens, by the request's template, else the server's, else the tokenizer's.
+        """The conversation's tokens; ``is_prompt``: they are to be served, as in ``encode``."""
+        text = await self.chat_text(
+            messages,
+            tools,
+            chat_template,
+            chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
 
-        ``is_prompt``: they are to be served, not counted, as in ``encode``.
-        """
+    async def chat_text(
+        self,
+        messages: list[Message],
+        tools: list[Message] | None,
+        chat_template: str | None,
+        chat_template_kwargs: Message | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> str:
+        """The conversation as text, by the request's template, else the server's, else the tokenizer's."""
         if chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is taken from requests only by a server with --trust-request-chat-template.",
@@ -164,11 +237,9 @@ class ServedModel:
                 chat_template_kwargs,
             )
 
-        if len(messages) > INLINE_MESSAGES or chat_template is not None:  # which may run for ever
-            text = await asyncio.to_thread(in_some_shape, normal, render)
-        else:
-            text = in_some_shape(normal, render)
-        return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
+        if chat_template is not None or _is_long(messages):  # a template of others may run for ever
+            return await asyncio.to_thread(in_some_shape, normal, render)
+        return in_some_shape(normal, render)
 
     def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
@@ -280,3 +351,17 @@ class ServedModel:
         tokenizer = self.engine.tokenizer
         template = config.chat_template or tokenizer.hf.chat_template
         return config.reply_format(None if template is None else str(template), tokenizer.special_tokens)
+
+
+def _is_long(messages: Sequence[Message]) -> bool:
+    """Whether to render the chat takes so long that others should go on meanwhile."""
+    if len(messages) > INLINE_MESSAGES:
+        return True
+    num_characters = 0
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else (content,)
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            num_characters += len(text) if isinstance(text, str) else 0
+    return num_characters > 16 * INLINE_CHARS

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.http.connection import while_connected
 from engine.api.identity import owner_of
 from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import DetokenizeResponse, TokenizeResponse
 from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
+from engine.api.served_model import INLINE_CHARS, ServedModel
 from engine.errors import RequestError
 
 router = APIRouter()
@@ -22,28 +26,32 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or of a conversation."""
     body = await read_body(request, TokenizeRequest)
     model = model_of(request, body.model)
+    return await while_connected(request, _tokenized(model, body, owner_of(request.headers)))
+
+
+async def _tokenized(model: ServedModel, body: TokenizeRequest, owner: str | None) -> Response:
+    text, adds = body.prompt or "", body.add_special_tokens
     if body.messages is not None:
-        tokens = await model.render_chat(
+        adds = False
+        text = await model.chat_text(
             texts_only(body.messages, LeftOut()),
             body.tools,
             body.chat_template,
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
-            owner=owner_of(request.headers),
         )
-    else:
-        tokens = await model.encode(
-            body.prompt or "",
-            add_special_tokens=body.add_special_tokens,
-            owner=owner_of(request.headers),
+    tokens = await model.listed(text, add_special_tokens=adds, owner=owner)
+
+    def written() -> Response:
+        token_text = model.engine.tokenizer.token_text
+        texts = list(map(token_text, tokens)) if body.return_token_strs else None
+        count, longest = len(tokens), model.max_model_len
+        return json_response(
+            TokenizeResponse(count=count, max_model_len=longest, tokens=tokens, token_strs=texts)
         )
-    texts = [model.engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-    return json_response(
-        TokenizeResponse(
-            count=len(tokens), max_model_len=model.max_model_len, tokens=tokens, token_strs=texts
-        )
-    )
+
+    return written() if len(tokens) <= INLINE_CHARS else await asyncio.to_thread(written)
 
 
 @endpoint(router, "POST", "/detokenize", body=DetokenizeRequest)
@@ -54,4 +62,7 @@ async def detokenize(request: Request) -> Response:
     vocab_size = model.engine.ready.vocab_size
     if any(token >= vocab_size for token in body.tokens):
         raise RequestError(f"tokens holds an id outside the vocabulary [0, {vocab_size}).", "tokens")
-    return json_response(DetokenizeResponse(model.engine.tokenizer.decode(body.tokens)))
+    decode = model.engine.tokenizer.decode
+    short = len(body.tokens) <= INLINE_CHARS
+    prompt = decode(body.tokens) if short else await asyncio.to_thread(decode, body.tokens)
+    return json_response(DetokenizeResponse(prompt))

@@ -59,7 +59,11 @@ async def count_message_tokens(request: Request) -> Response:
     body = await read_body(request, PromptRequest)
     model = model_of(request, body.model)
     conversation = _conversation(model, body, request.state.request_id, SamplingParams(), None)
-    return json_response(TokenCount(len(await ConversationTurn(model, conversation).render())))
+
+    async def count() -> Response:
+        return json_response(TokenCount(await ConversationTurn(model, conversation).count()))
+
+    return await while_connected(request, count())
 
 
 def _conversation(

@@ -107,7 +107,11 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     body = await read_body(request, ResponsesRequest)
     model = model_of(request, body.model)
     turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers)
-    return json_response(InputTokens(input_tokens=await turn.count_input_tokens()))
+
+    async def count() -> HttpResponse:
+        return json_response(InputTokens(input_tokens=await turn.count_input_tokens()))
+
+    return await while_connected(request, count())
 
 
 @endpoint(router, "GET", "/v1/responses/{response_id}")

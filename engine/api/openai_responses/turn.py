@@ -184,7 +184,7 @@ class ResponseTurn:
 
     async def count_input_tokens(self) -> int:
         """Length of the prompt."""
-        return len(await ConversationTurn(self._model, self._conversation).render())
+        return await ConversationTurn(self._model, self._conversation).count()
 
     async def whole(self) -> Response:
         """The complete response. What goes wrong is raised."""

@@ -1,0 +1,78 @@
+"""Promises about requests that only count: their memory is bounded, their counts are exact, nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from engine.text_cuts import MAX_PART_CHARS
+from tests.api.server import Server
+
+TEXT = "The files said: 12, and the user's 7. " * 25_000
+"""Nearly a megabyte, for which a tokenizer takes 300 MB at once."""
+MAX_GROWTH_KIB = 128 * 1024
+MAX_WAIT_S = 2.0
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+ENDPOINTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/tokenize": lambda text: {"prompt": text},
+    "/v1/messages/count_tokens": chat,
+    "/v1/responses/input_tokens": lambda text: {"input": text},
+}
+
+
+def counted(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, answer.text[:300]
+    body = answer.json()
+    return int(body.get("count") or body["input_tokens"])
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_long_texts_are_counted_exactly_in_bounded_memory(server: Server, model: Path, path: str) -> None:
+    """Two at once, and whoever asks for something else meanwhile is answered meanwhile."""
+    growth_kib, counts, waits = asyncio.run(_count_twice(server, path, ENDPOINTS[path](TEXT)))
+    around = counted(httpx.post(server.url + path, json=ENDPOINTS[path](". "))) - len(_tokens(model, ". "))
+    assert counts == [around + len(_tokens(model, TEXT))] * 2
+    assert growth_kib < MAX_GROWTH_KIB
+    assert max(waits) < MAX_WAIT_S
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_word_of_megabytes_is_refused_with_the_limit(http: httpx.Client, path: str) -> None:
+    """It cannot be counted piece by piece, so there is a limit, which the answer names."""
+    answer = http.post(path, json=ENDPOINTS[path]("x" * (MAX_PART_CHARS + 1)))
+    assert answer.status_code == 400
+    assert str(MAX_PART_CHARS) in answer.text
+
+
+async def _count_twice(server: Server, path: str, body: dict[str, Any]) -> tuple[int, list[int], list[float]]:
+    """How much more memory it took than before at most, both counts, and what a probe waited meanwhile."""
+    process = Path(f"/proc/{server.process.pid}")
+    (process / "clear_refs").write_text("5")  # from now on the highest is noted anew
+    before = _highest_kib(process)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        counting = asyncio.gather(*(http.post(path, json=body) for _ in range(2)))
+        waits: list[float] = []
+        while not counting.done():
+            waits.append((await http.get("/health")).elapsed.total_seconds())
+            await asyncio.sleep(0.02)
+        return _highest_kib(process) - before, [counted(answer) for answer in await counting], waits
+
+
+def _highest_kib(process: Path) -> int:
+    return int((process / "status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def _tokens(model: Path, text: str) -> list[int]:
+    tokens: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    return tokens
