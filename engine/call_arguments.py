@@ -13,16 +13,21 @@ import msgspec
 
 from engine.unicode_text import is_unicode
 
+INVALID_JSON = "INVALID_JSON"
+"""The member of a call's arguments that holds all that a model wrote where that was no JSON object."""
 MAX_DEPTH = 64
 """Of lists and objects in each other; templates and their filters go down by recursion."""
 
 
 def read_arguments(text: str) -> object:
-    """What the text says as JSON; the text itself where that could not be printed."""
+    """What the text says as JSON; the text itself where that could not be printed, or the model's own where
+    that was no JSON: it is rendered to the tokens that were generated."""
     try:
         value = _parsed(text)
     except (ValueError, RecursionError):
         return text
+    if isinstance(value, dict) and isinstance(value.get(INVALID_JSON), str):
+        return value[INVALID_JSON]
     is_flat = text.count("{") + text.count("[") <= MAX_DEPTH or _is_flat(value)
     return value if is_flat else text
 

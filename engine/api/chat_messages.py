@@ -98,4 +98,7 @@ def _arguments_of(arguments: object, where: str) -> Message | str:
     if not isinstance(arguments, str):
         raise RequestError(f"{where}.function.arguments must be a JSON string.", where)
     value = read_arguments(arguments)
-    return value if isinstance(value, dict) else arguments
+    if isinstance(value, dict):
+        return value
+    # The text that ``INVALID_JSON`` told, not one that was written as JSON.
+    return value if isinstance(value, str) and arguments.lstrip().startswith("{") else arguments

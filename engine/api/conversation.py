@@ -29,6 +29,7 @@ from engine.tool_parsers import (
     ToolCallDelta,
     read_fenced_command,
 )
+from engine.tool_parsers.sound_calls import SoundCalls
 
 TAIL_TOKENS = 16
 """Of the prompt's end, that a reply parser is shown: it may already have opened a section of the reply."""
@@ -91,7 +92,7 @@ class AnswerOutput:
     finish_reason: str | None = None
     """``stop`` | ``length`` | ``tool_calls``; None while the answer goes on."""
     is_cut_in_call: bool = False
-    """Whether a stop string ended it in the middle of its last call."""
+    """Whether it ended in the middle of its last call: that one is not to be run."""
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -279,16 +280,15 @@ class _AnswerReader:
     """The one tool to call was given by name: its call is then an ordinary stop, as in V1."""
     reply: ParsedReply = field(default_factory=ParsedReply)
     num_tokens: int = 0
-    _ends_in_call: bool = False
-    """Whether what was read last is of a call."""
     _is_cut_in_call: bool = False
+    """Nobody is to run half of its arguments."""
 
     def read(self, answer: CompletionOutput) -> AnswerOutput:
         self.num_tokens += len(answer.token_ids)
         deltas = self._take(self._parser.feed(answer.text))
         if answer.finished:
-            deltas += self._take(self._parser.finish())
-            self._is_cut_in_call = self._stopped_in_call(answer)
+            deltas += self._take(self._end_parser(answer))
+            self._is_cut_in_call = bool(self.reply.calls) and not _is_json(self.reply.calls[-1].arguments)
         if not self._include_reasoning:
             deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
         finish_reason = self._finish_reason(answer)
@@ -300,15 +300,13 @@ class _AnswerReader:
         """What the client wants of it, which is the reply's from now on."""
         deltas = [delta for delta in read if not self._beyond_limit(delta)]
         self.reply.add(deltas)
-        if deltas:
-            self._ends_in_call = isinstance(deltas[-1], ToolCallDelta)
         return deltas
 
-    def _stopped_in_call(self, answer: CompletionOutput) -> bool:
-        """Whether a stop string came in the middle of a call: nobody is to run half of its arguments."""
-        if answer.finish_reason != "stop" or not isinstance(answer.stop_reason, str):
-            return False
-        return self._ends_in_call and not _is_json(self.reply.calls[-1].arguments)
+    def _end_parser(self, answer: CompletionOutput) -> list[ReplyDelta]:
+        if isinstance(self._parser, SoundCalls):
+            by_itself = answer.finish_reason == "stop" and not isinstance(answer.stop_reason, str)
+            return self._parser.finish(is_whole=by_itself)
+        return self._parser.finish()
 
     def _beyond_limit(self, delta: ReplyDelta) -> bool:
         """Whether this is of a call that the client did not want beside the first."""
@@ -319,9 +317,15 @@ class _AnswerReader:
         )
 
     def _finish_reason(self, answer: CompletionOutput) -> str | None:
-        """A reply cut off by its length, or in a call, says so, even if there was a call before the cut."""
-        is_whole = answer.finish_reason == "stop" and not self._is_cut_in_call
-        return "tool_calls" if is_whole and self.reply.calls and not self.named else answer.finish_reason
+        """A reply cut off by its length, or in a call, says so, even if there was a call before the cut.
+
+        A model that ends its turn in the middle of a call has been cut off too: there is more to be said.
+        """
+        if answer.finish_reason != "stop":
+            return answer.finish_reason
+        if self._is_cut_in_call:
+            return "stop" if isinstance(answer.stop_reason, str) else "length"
+        return "tool_calls" if self.reply.calls and not self.named else "stop"
 
     def announced_calls(self) -> list[ToolCall]:
         """What runs next: the tool calls, or the command of a text agent."""

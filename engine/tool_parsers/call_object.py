@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from engine.tool_parsers.parameters import ToolSchemas
 from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
 from engine.unicode_text import is_unicode
 
@@ -21,6 +22,9 @@ _OBJECT_END = Tag("}")
 _LIST = Tag("[")
 _LIST_END = Tag("]")
 _BETWEEN_CALLS = Tag(",", ";")
+FENCES = ("```json\n", "```\n", "```tool_call\n", "```python\n", "```tool_code\n")
+FENCE = Tag(*FENCES)
+"""Begins what some models put around calls, as if they were code."""
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]<]')
@@ -69,6 +73,22 @@ class JsonScanner:
 class CallObjectReader(ReplyReader):
     """A format whose calls carry their arguments as a JSON object: passed on as it is written."""
 
+    raw_end: Tag | None = None
+    """Ends what stands in the place of arguments and is none."""
+    _tools = ToolSchemas(())
+    """What a call that no tag announced may call."""
+
+    def _pass_raw(self) -> Steps[None]:
+        """Give what stands in the place of arguments as it is: it was said, and is none."""
+        self._take()
+        if self.raw_end is not None and (yield from self._pass_until(self.raw_end, self._give_arguments)):
+            self._at = self._begin
+            return
+        self._give_arguments(self._text[self._at :])
+        self._at = len(self._text)
+        self._take()
+        self.is_cut = True
+
     def _pass_object(self) -> Steps[bool]:
         """Give the JSON object that stands here as arguments; False if it is cut off."""
         scanner = JsonScanner()
@@ -77,8 +97,11 @@ class CallObjectReader(ReplyReader):
             start, self._at = self._at, len(self._text) if end is None else end
             self._give_arguments(self._text[start : self._at])
             self._take()
-            if end is not None or not (yield from self._more()):
+            if end is not None:
                 return scanner.whole
+            if not (yield from self._more()):
+                self.is_cut = True
+                return False
 
     def _read_value(self) -> Steps[str | None]:
         """The text of the JSON value that stands here; None if it is cut off."""
@@ -132,7 +155,9 @@ class CallObjectReader(ReplyReader):
         return call.begun
 
     def _read_call_objects(self, *, bare: bool = False) -> Steps[bool]:
-        """Read the calls that stand here: a list of them, or one or more by themselves."""
+        """Read the calls that stand here: a list of them, or one or more by themselves; maybe in a fence."""
+        if (yield from self._accept(FENCE)):
+            yield from self._skip_space()
         listed = yield from self._accept(_LIST)
         yield from self._skip_space()
         if not (yield from self._read_call_object(bare=bare)):
@@ -171,16 +196,31 @@ class CallObjectReader(ReplyReader):
             return (yield from self._read_value()) is not None
         if key == "name":
             call.name = yield from self._read_string()
-            return call.name is not None
-        if key in ARGUMENT_KEYS and call.name is not None and (yield from self._peek()) == "{":
-            call.begun = True
-            self._begin_call(call.name)
-            return (yield from self._pass_object())
+            return call.name is not None and (not call.bare or call.name in self._tools)
+        if key in ARGUMENT_KEYS and call.name is not None:
+            return (yield from self._read_arguments(call, call.name))
         value = yield from self._read_value()
         if key in ARGUMENT_KEYS and value is not None:
             call.arguments = _arguments_of(value)
             return call.arguments is not None
         return value is not None
+
+    def _read_arguments(self, call: _CallSoFar, name: str) -> Steps[bool]:
+        """The arguments of a call whose name is known; what is none is given on if a tag announced it."""
+        if (yield from self._peek()) == "{":
+            call.begun = True
+            self._begin_call(name)
+            return (yield from self._pass_object())
+        offset = self._length
+        value = yield from self._read_value()
+        call.arguments = None if value is None else _arguments_of(value)
+        if call.arguments is not None or call.bare:
+            return call.arguments is not None
+        call.begun = True
+        self._at = self._begin + offset
+        self._begin_call(name)
+        yield from self._pass_raw()
+        return False
 
     def _begin_whole(self, call: _CallSoFar) -> bool:
         """A call whose arguments did not come last, or not as an object."""

@@ -1,24 +1,29 @@
 """Tool calls in sections of special tokens: DeepSeek V3, R1 and V3.1, and Kimi K2.
 
 V3.1 writes ``name<sep>{...}``; V3 writes ``function<sep>name``, a line break and the arguments fenced as
-JSON: what stands behind the separator tells them apart. Kimi writes ``functions.name:0<sep>{...}``.
+JSON: what stands behind the separator tells them apart. Kimi writes ``functions.name:0<sep>{...}``. A call's
+own tokens suffice: the section around it may be missing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.tool_parsers.call_object import CallObjectReader
+from engine.tool_parsers.call_object import FENCE, CallObjectReader
+from engine.tool_parsers.parameters import Tool, ToolSchemas
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
 KIMI_SECTION = "<|tool_calls_section_begin|>"
 
-_FENCE = Tag("```json")
+_ANY_KIND = "function"
+"""What V3 writes before the separator: the call's type."""
 _FENCE_END = Tag("```")
 _NAME = re.compile(r"[^\s<>{}\[\]\"'`]*+")
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_NUMBERED = re.compile(r"(.+?)[.:_\-#]+\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +42,80 @@ class SectionToolParser(TaggedReader, CallObjectReader):
 
     tags: SectionTags
 
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
+        self._tools = ToolSchemas(tools)
+
     def _read_calls(self) -> Steps[bool]:
         num_before = self._num_calls
-        while (yield from self._read_section_call()):
-            pass
-        if self._num_calls == num_before:
-            return False
-        yield from self._skip_layout(self.tags.end)
-        return True
+        in_section = not self._unsettled.endswith(self.tags.call.texts)
+        if not in_section:
+            yield from self._read_call()
+        while in_section or self._num_calls > num_before:
+            length = self._length
+            found = yield from self._find_next(in_section)
+            if found not in self.tags.call.texts:
+                self._at = self._at if found else self._begin + length
+                break
+            yield from self._read_call()
+        return self._num_calls > num_before
 
-    def _read_section_call(self) -> Steps[bool]:
-        """One call of the section; False if none stands here."""
-        offset = self._length
+    def _find_next(self, in_section: bool) -> Steps[str]:
+        """Go past the next call's token, or that of the section's end; which it was, empty if none comes.
+
+        Whatever else stands in a section is said to nobody.
+        """
+        if in_section:
+            return (yield from self._find(Tag(*self.tags.call.texts, *self.tags.end.texts)))
         yield from self._skip_space()
-        if (yield from self._accept(self.tags.call)):
-            name = yield from self._read_name()
-            if name:
-                self._begin_call(name)
-                yield from self._pass_object()
-                yield from self._skip_layout(_FENCE_END, self.tags.call_end)
-                return True
-        self._at = self._begin + offset
-        return False
+        return (yield from self._accept(self.tags.call)) or (yield from self._accept(self.tags.end))
+
+    def _read_call(self) -> Steps[None]:
+        """Behind a call's token: the call; where nothing has a name, nothing is read."""
+        yield from self._skip_space()
+        if (yield from self._peek()) in ("{", "`"):
+            if (yield from self._read_call_objects()):
+                yield from self._skip_closing()
+            return
+        name = yield from self._read_name()
+        if not name:
+            return
+        self._begin_call(name)
+        if (yield from self._peek()) == "{":
+            yield from self._pass_object()
+        elif self._ended and self.tags.call_end.may_begin(self._text, self._at):
+            self.is_cut = True
+            self._at = len(self._text)
+        elif not (yield from self._ends_here()):
+            yield from self._pass_raw()
+        yield from self._skip_closing()
+
+    def _ends_here(self) -> Steps[bool]:
+        """Whether the call ends here, without arguments."""
+        length = self._length
+        yield from self._accept(_FENCE_END)
+        yield from self._skip_space()
+        assert self.raw_end is not None
+        ends = bool((yield from self._accept(self.raw_end)))
+        self._at = self._begin + length
+        return ends
 
     def _read_name(self) -> Steps[str]:
-        """The function's name, once its arguments begin; empty if they do not."""
-        yield from self._skip_space()
+        """The function's name and all that stands before its arguments; empty if it has no name."""
         name = yield from self._read_word(_NAME)
         yield from self._skip_space()
-        if not (yield from self._accept(self.tags.separator)):
-            return ""
+        separated = yield from self._accept(self.tags.separator)
         yield from self._skip_space()
-        if (yield from self._peek()) != "{":
-            name = yield from self._read_word(_NAME)
+        if separated and name in ("", _ANY_KIND) and (yield from self._peek()) != "{":
+            name = (yield from self._read_word(_NAME)) or name
+            if self._at == len(self._text):  # the name may be longer than what there is of it
+                return ""
             yield from self._skip_space()
-            yield from self._accept(_FENCE)
-            yield from self._skip_space()
-        return name if (yield from self._peek()) == "{" else ""
+        yield from self._accept(FENCE)
+        yield from self._skip_space()
+        if separated or (yield from self._peek()) == "{":
+            return name
+        return name if (yield from self._ends_here()) else ""
 
 
 class DeepSeekToolParser(SectionToolParser):
@@ -86,7 +128,9 @@ class DeepSeekToolParser(SectionToolParser):
         call_end=Tag("<｜tool▁call▁end｜>"),
         end=Tag("<｜tool▁calls▁end｜>"),
     )
-    opening = tags.begin
+    opening = Tag(*tags.begin.texts, *tags.call.texts)
+    closing = tags.call_end
+    raw_end = Tag(*tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
 
 class KimiToolParser(SectionToolParser):
@@ -99,12 +143,20 @@ class KimiToolParser(SectionToolParser):
         call_end=Tag("<|tool_call_end|>"),
         end=Tag("<|tool_calls_section_end|>"),
     )
-    opening = tags.begin
+    opening = Tag(*tags.begin.texts, *tags.call.texts)
+    closing = tags.call_end
+    raw_end = Tag(*tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
     def _begin_call(self, name: str, arguments: str = "") -> None:
         self._written_id = name
-        found = _KIMI_NAME.fullmatch(name)
-        super()._begin_call(found.group(1) if found else name, arguments)
+        super()._begin_call(self._named(name), arguments)
+
+    def _named(self, written: str) -> str:
+        """The function that an id means. Some are numbered otherwise than the format has it."""
+        found = _KIMI_NAME.fullmatch(written)
+        name = found.group(1) if found else written
+        numbered = None if name in self._tools else _NUMBERED.fullmatch(name)
+        return numbered.group(1) if numbered and numbered.group(1) in self._tools else name
 
     def _new_id(self, name: str) -> str:
         return self._written_id

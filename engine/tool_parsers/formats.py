@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.reasoning.think import ThinkSection, ThinkTags
+from engine.reasoning.think import CallTags, ThinkSection, ThinkTags
 from engine.tool_parsers.base import PlainParser, ReplyParser
 from engine.tool_parsers.deepseek import (
     DEEPSEEK_SECTION,
@@ -19,7 +19,7 @@ from engine.tool_parsers.deepseek import (
     DeepSeekToolParser,
     KimiToolParser,
 )
-from engine.tool_parsers.dsml import MARK, SECTIONS, DsmlToolParser
+from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
 from engine.tool_parsers.forced import JSON_CALLS, CallSyntax, Thoughts, call_grammar
 from engine.tool_parsers.glm import GlmToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
@@ -29,6 +29,7 @@ from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.pythonic import PythonicToolParser
 from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser
+from engine.tool_parsers.sound_calls import SoundCalls
 
 ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]
 """Makes the parser of one reply that may call these tools."""
@@ -47,6 +48,8 @@ class ToolFormat:
     """Tags that only calls have: they end a section of thoughts that was not closed."""
     syntax: CallSyntax | None = None
     """How a call can be forced; None where calls are no JSON."""
+    begins_call: tuple[str, ...] = ()
+    """Texts that a call may begin with, and that thoughts may hold, too."""
 
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
@@ -57,6 +60,7 @@ _DEEPSEEK_TAGS = (
     "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
 )
+_DEEPSEEK_BEGINS = (DEEPSEEK_SECTION, *DeepSeekToolParser.tags.call.texts)
 _KIMI_TAGS = (
     KIMI_SECTION,
     "<|tool_calls_section_end|>",
@@ -69,12 +73,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "openai": ToolFormat(
         HarmonyParser, signs=(CHANNEL, MESSAGE), tags=(START, CHANNEL, MESSAGE, "<|constrain|>", "<|end|>")
     ),
-    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), SECTIONS),
+    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE)),
     "deepseek_v3": ToolFormat(
-        lambda tools: DeepSeekToolParser(),
+        DeepSeekToolParser,
         (DEEPSEEK_SECTION, "```json"),
         _DEEPSEEK_TAGS,
-        (DEEPSEEK_SECTION,),
+        _DEEPSEEK_BEGINS,
         CallSyntax(
             before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
             after="\n```<｜tool▁call▁end｜>",
@@ -84,10 +88,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ),
     ),
     "deepseek_v31": ToolFormat(
-        lambda tools: DeepSeekToolParser(),
+        DeepSeekToolParser,
         (DEEPSEEK_SECTION,),
         _DEEPSEEK_TAGS,
-        (DEEPSEEK_SECTION,),
+        _DEEPSEEK_BEGINS,
         CallSyntax(
             before="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
             after="<｜tool▁call▁end｜>",
@@ -95,42 +99,56 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
             end="<｜tool▁calls▁end｜>",
         ),
     ),
-    "kimi_k2": ToolFormat(lambda tools: KimiToolParser(), (KIMI_SECTION,), _KIMI_TAGS, (KIMI_SECTION,)),
+    "kimi_k2": ToolFormat(
+        KimiToolParser, (KIMI_SECTION,), _KIMI_TAGS, (KIMI_SECTION, *KimiToolParser.tags.call.texts)
+    ),
     "mistral_args": ToolFormat(
-        lambda tools: MistralToolParser(),
+        MistralToolParser,
         (OPEN, ARGS),
         (OPEN, ARGS),
         (OPEN,),
         CallSyntax(before=OPEN + "{name}" + ARGS, after=""),
     ),
     "mistral": ToolFormat(
-        lambda tools: MistralToolParser(),
+        MistralToolParser,
         (OPEN,),
         (OPEN, ARGS),
         (OPEN,),
         CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
     ),
-    "glm45": ToolFormat(GlmToolParser, ("<arg_key>",), (*_XML_CALL, "<arg_key>", "<arg_value>")),
+    "glm45": ToolFormat(
+        GlmToolParser,
+        ("<arg_key>",),
+        (*_XML_CALL, "<arg_key>", "<arg_value>"),
+        begins_call=GlmToolParser.opening.texts,
+    ),
     "qwen3_coder": ToolFormat(
         Qwen3CoderToolParser,
         ("<tool_call>", "<function=", "<parameter="),
         _XML_CALL,
-        ends_thinking=("<tool_call>\n<function=",),
+        begins_call=Qwen3CoderToolParser.opening.texts,
     ),
     "hermes": ToolFormat(
         lambda tools: HermesToolParser(),
         ("<tool_call>",),
         _XML_CALL,
+        begins_call=HermesToolParser.opening.texts,
         syntax=CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n"),
     ),
-    "pythonic": ToolFormat(PythonicToolParser, ("[func_name1(",), ("<|python_start|>", "<|python_end|>")),
+    "pythonic": ToolFormat(
+        PythonicToolParser,
+        ("[func_name1(",),
+        ("<|python_start|>", "<|python_end|>"),
+        begins_call=PythonicToolParser.opening.texts,
+    ),
     "llama3_json": ToolFormat(
-        lambda tools: Llama3JsonToolParser(),
+        Llama3JsonToolParser,
         ('"parameters": ', "ipython"),
         (PYTHON_TAG,),
+        begins_call=Llama3JsonToolParser.opening.texts,
         syntax=CallSyntax('{"name": "{name}", "parameters": ', "}", between="; "),
     ),
-    "json": ToolFormat(lambda tools: JsonToolParser(), syntax=JSON_CALLS),
+    "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
 }
 """By name, in the order in which ``auto`` asks them."""
 
@@ -216,24 +234,29 @@ class ReplyFormat:
         included: it may have begun a section of the reply. ``calls_as_json``: the reply was forced to be a
         JSON list of calls, whatever the model's own format.
         """
-        if self.is_harmony and not calls_as_json:
-            return HarmonyParser(tools or () if self.tool_format else (), prompt_tail)
-        answer, call_tags = self._answer_parser(tools or (), calls_as_json)
-        if self.think_tags is None:
-            return answer
-        return ThinkSection(self.think_tags, answer, prompt_tail, call_tags)
+        parser = self._format_parser(tools or (), prompt_tail, calls_as_json)
+        return SoundCalls(parser) if tools else parser
 
-    def _answer_parser(
-        self, tools: Sequence[Tool], calls_as_json: bool
-    ) -> tuple[ReplyParser, tuple[str, ...]]:
-        """The parser of what follows the thoughts, and the tags that end those."""
+    def _format_parser(self, tools: Sequence[Tool], prompt_tail: str, calls_as_json: bool) -> ReplyParser:
+        if self.is_harmony and not calls_as_json:
+            return HarmonyParser(tools if self.tool_format else (), prompt_tail)
+
+        def make_answer() -> ReplyParser:
+            return self._answer_parser(tools, calls_as_json)
+
+        if self.think_tags is None:
+            return make_answer()
+        own = None if calls_as_json or not tools else self.tool_format
+        call_tags = CallTags() if own is None else CallTags(own.ends_thinking, own.begins_call)
+        return ThinkSection(self.think_tags, make_answer, prompt_tail, call_tags)
+
+    def _answer_parser(self, tools: Sequence[Tool], calls_as_json: bool) -> ReplyParser:
+        """The parser of what follows the thoughts."""
         if not tools:
-            return PlainParser(), ()
+            return PlainParser()
         if calls_as_json:
-            return JsonToolParser(), ()
-        if self.tool_format is None:
-            return PlainParser(), ()
-        return self.tool_format.make(tools), self.tool_format.ends_thinking
+            return JsonToolParser(tools, listed=True)
+        return PlainParser() if self.tool_format is None else self.tool_format.make(tools)
 
     def forced_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> str | None:
         """A grammar of replies that call one of these tools (or several) in the model's own syntax.

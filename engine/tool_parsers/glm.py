@@ -6,53 +6,110 @@ begins.
 
 from __future__ import annotations
 
+import re
+
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.xml_call import XmlCallReader
 
+OPEN = "<tool_call>"
 KEY = "<arg_key>"
+VALUE = "<arg_value>"
+VALUE_END = "</arg_value>"
 CLOSE = "</tool_call>"
 
 _KEY = Tag(KEY)
 _CLOSE = Tag(CLOSE)
 _NAME_END = Tag(KEY, CLOSE)
 _KEY_END = Tag("</arg_key>")
-_VALUE = Tag("<arg_value>")
-_VALUE_END = Tag("</arg_value>")
+_VALUE = Tag(VALUE)
+_AFTER_MISSING_END = Tag(VALUE_END, KEY, OPEN)
+_FUNCTION_NAME = re.compile(r"[^\s<>{}\[\]\"'=]*+")
+_KEY_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class GlmToolParser(XmlCallReader):
     """Reads one reply; see the module's text for what is a call."""
 
-    opening = Tag("<tool_call>", line_breaks=1)
+    opening = Tag(OPEN, line_breaks=1)
+    closing = _CLOSE
+    raw_end = Tag(OPEN, CLOSE)
+    value_end = Tag(VALUE_END)
+    inside = Tag(KEY, CLOSE, OPEN)
 
     def _read_calls(self) -> Steps[bool]:
-        name = yield from self._read_function_name(_NAME_END)
-        if name is None:
+        yield from self._skip_space()
+        if (yield from self._peek()) in ("{", "[", "`"):
+            if not (yield from self._read_call_objects()):
+                return False
+            yield from self._skip_closing()
+            return True
+        if not (yield from self._read_head()):
             return False
-        more = not self._unsettled.endswith(CLOSE)
-        self._begin_function(name)
-        if not more:
-            self._end_function()
-        while more:
-            more = (yield from self._read_parameter()) and (yield from self._read_key_or_end())
+        while (yield from self._read_parameter()):
+            pass
         return True
 
-    def _read_key_or_end(self) -> Steps[bool]:
-        """Whether another parameter follows; else the call has ended."""
+    def _read_head(self) -> Steps[bool]:
+        """The function's name, and what shows that it is one, which is left unread."""
+        name = yield from self._read_word(_FUNCTION_NAME)
         yield from self._skip_space()
-        if (yield from self._accept(_KEY)):
-            return True
-        if (yield from self._accept(_CLOSE)):
-            self._end_function()
+        length = self._length
+        shows = yield from self._accept(_NAME_END)
+        self._at = self._begin + length
+        if not name or not (shows or (name in self._tools and (yield from self._is_body()))):
             return False
-        return self._break_off(_KEY, _CLOSE)
+        self._at = self._begin + length
+        self._begin_function(name)
+        return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """Behind a key's tag: the parameter; False if it is broken."""
-        name = yield from self._read_parameter_name(_KEY_END)
-        if name is None:
-            return self._break_off(_KEY_END)
+        """One parameter, or what stands in its place; False behind the last one, where the call has ended."""
         yield from self._skip_space()
-        if not (yield from self._accept(_VALUE)):
-            return self._break_off(_VALUE)
-        return (yield from self._pass_value(name, _VALUE_END))
+        if (yield from self._accept(_KEY)):
+            name = yield from self._read_key()
+            if name is None:
+                return (yield from self._pass_noise())
+            return (yield from self._pass_value(name))
+        if (yield from self._ends_here()):
+            self._end_function()
+            yield from self._skip_closing()
+            return False
+        if (yield from self._is_body()):
+            yield from self._pass_body()
+            return not self.is_cut
+        return (yield from self._pass_noise())
+
+    def _ends_here(self) -> Steps[bool]:
+        length = self._length
+        ends = (yield from self._accept(_CLOSE)) or (yield from self._accept(self.opening))
+        self._at = self._begin + length
+        return bool(ends)
+
+    def _read_key(self) -> Steps[str | None]:
+        """A parameter's name, and the tag that begins its value; either tag of the two may be missing."""
+        name = (yield from self._read_word(_KEY_NAME)).strip()
+        ended = yield from self._accept(_KEY_END)
+        yield from self._skip_space()
+        if not (yield from self._accept(_VALUE)) and (not ended or (yield from self._has_no_value())):
+            return None
+        return name or None
+
+    def _has_no_value(self) -> Steps[bool]:
+        length = self._length
+        follows = yield from self._accept(self.inside)
+        self._at = self._begin + length
+        return bool(follows)
+
+    def _shows_missing_end(self, tag: str) -> Steps[bool]:
+        if tag == KEY:
+            name = yield from self._read_key()
+            return (
+                name is not None
+                and name not in self._arguments.names
+                and (
+                    not self._tools.knows_parameters(self._function)
+                    or self._tools.types(self._function, name) is not None
+                )
+            )
+        # Text may hold such a tag, too: then the value's own end comes yet.
+        return tag == CLOSE and (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END

@@ -56,7 +56,7 @@ class HarmonyParser(TaggedReader):
         function = self._called(head)
         if function is not None:
             yield from self._pass_call(function)
-        elif _found(_CHANNEL, head) == "analysis":
+        elif _found(_CHANNEL, head) == "analysis" or self._goes_to_nobody(head):
             yield from self._pass_message(self._give_reasoning)
         else:
             yield from self._pass_message(self._give_content)
@@ -70,19 +70,24 @@ class HarmonyParser(TaggedReader):
         function = recipient.removeprefix(_FUNCTIONS)
         return function if recipient != function or function in self._tools else None
 
+    def _goes_to_nobody(self, head: str) -> bool:
+        """Whether a message is a call of what the client does not know: then it is nothing for the reader."""
+        return self._reads_calls and _found(_RECIPIENT, head) is not None
+
     def _pass_call(self, function: str) -> Steps[None]:
         self._begin_call(function)
         self._has_arguments = False
-        yield from self._pass_message(self._give_arguments)
-        if not self._has_arguments:
-            self._give_arguments("{}")
+        ended = yield from self._pass_message(self._give_arguments)
+        # The token that ends a call ends the reply, and is then no part of its text.
+        self.is_cut = self._has_arguments and not ended
 
-    def _pass_message(self, give: Callable[[str], None]) -> Steps[None]:
-        """Give the text of a message; a head that follows without an end is left unread."""
+    def _pass_message(self, give: Callable[[str], None]) -> Steps[bool]:
+        """Give the text of a message; True if it has an end. A head that follows without is left unread."""
         end = yield from self._pass_until(_MESSAGE_END, give)
         if end in _NEXT_HEADS:
             self._at = self._begin
         self._take()
+        return bool(end)
 
     def _give_arguments(self, text: str) -> None:
         self._has_arguments = self._has_arguments or bool(text.strip())

@@ -2,7 +2,7 @@
 
 A call becomes certain when its head (``{"name": "f", "arguments": {``) has been read; from then on the
 argument text is passed on as it comes. What turns out before that point not to be a call is content, to the
-last character.
+last character. In one pair of tags there may be several, as a list or one behind the other.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
-_CLOSE = Tag(CLOSE)
-
 
 class HermesToolParser(TaggedReader, CallObjectReader):
     """Reads one reply; see the module's text for what is a call."""
 
     opening = Tag(OPEN, line_breaks=1)
+    closing = Tag(CLOSE)
+    raw_end = Tag(OPEN, CLOSE)
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
-        if not (yield from self._read_call_object()):
+        if not (yield from self._read_call_objects()):
             return False
-        yield from self._skip_layout(_CLOSE)
+        yield from self._skip_closing()
         return True

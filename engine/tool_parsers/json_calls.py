@@ -1,38 +1,99 @@
-"""Tool calls as nothing but JSON: as Llama 3 writes them, and as a reply that is forced to call does."""
+"""Tool calls as nothing but JSON: as Llama 3 writes them, and as a reply that is forced to call does.
+
+No tag announces most of them, so they must name one of the tools: an answer in JSON may look the same.
+"""
 
 from __future__ import annotations
 
-from engine.tool_parsers.call_object import CallObjectReader
+from collections.abc import Sequence
+
+from engine.tool_parsers.call_object import FENCE, FENCES, CallObjectReader, JsonScanner
+from engine.tool_parsers.parameters import Tool, ToolSchemas
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 PYTHON_TAG = "<|python_tag|>"
 
+_FENCE_END = Tag("```")
+_OBJECT = Tag("{")
+_COLON = Tag(":")
+
 
 class Llama3JsonToolParser(TaggedReader, CallObjectReader):
-    """``{"name": ..., "parameters": {...}}``, several with ``;`` between them.
+    """``{"name": ..., "parameters": {...}}``, several with ``;`` between them, or a list of them.
 
-    They stand at the reply's or a line's begin, or behind ``<|python_tag|>``.
+    They stand behind ``<|python_tag|>``, or anywhere outside of other JSON.
     """
 
-    opening = Tag(PYTHON_TAG, "\n{", line_breaks=1)
+    opening = Tag(PYTHON_TAG, "{", "[", *(fence + "{" for fence in FENCES), line_breaks=2)
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
+        self._tools = ToolSchemas(tools)
 
     def _opens_at_once(self) -> Steps[bool]:
         yield from self._skip_space()
-        return (yield from self._peek()) == "{"
+        return (yield from self._peek()) in ("{", "[")
+
+    def _read_opened(self) -> Steps[bool]:
+        length = self._length
+        if (yield from self._read_calls()):
+            self._take()
+            return True
+        self._at = self._begin + length - self._text.startswith("{", self._begin + length - 1)
+        if not (yield from self._pass_other_object()):
+            self._go_back(length)
+        return False
 
     def _read_calls(self) -> Steps[bool]:
-        if self._unsettled.endswith("{"):
+        opened = self._unsettled.lstrip()
+        if opened.endswith(("{", "[")):
             self._at -= 1
         yield from self._skip_space()
-        return (yield from self._read_call_objects(bare=True))
+        if not (yield from self._read_call_objects(bare=opened != PYTHON_TAG)):
+            return False
+        yield from self._skip_layout(_FENCE_END)
+        yield from self._skip_closing()
+        return True
+
+    def _pass_other_object(self) -> Steps[bool]:
+        """An object that is no call holds none either: all of it is content. False if none stands here."""
+        begin = self._length
+        if not (yield from self._accept(_OBJECT)):
+            return False
+        yield from self._skip_space()
+        key = yield from self._read_string()
+        yield from self._skip_space()
+        if key is None or not (yield from self._accept(_COLON)):
+            return False
+        scanner = JsonScanner()
+        self._at = self._begin + begin
+        while True:
+            end = scanner.scan(self._text, self._at)
+            self._at = len(self._text) if end is None else end
+            self._give_content(self._unsettled)
+            self._take()
+            if end is not None or not (yield from self._more()):
+                return True
 
 
 class JsonToolParser(CallObjectReader):
     """A reply that is one call object, or a list of them; anything else is content."""
 
+    def __init__(self, tools: Sequence[Tool] = (), *, listed: bool = False) -> None:
+        """``listed``: only a list is calls, as where the reply was forced to be one or an answer in JSON."""
+        super().__init__()
+        self._tools = ToolSchemas(tools)
+        self._listed = listed
+
     def _read(self) -> Steps[None]:
         yield from self._skip_space()
+        if (yield from self._accept(FENCE)):
+            yield from self._skip_space()
+        if self._listed and (yield from self._peek()) != "[":
+            return
         if (yield from self._read_call_objects(bare=True)):
+            yield from self._skip_space()
+            yield from self._accept(_FENCE_END)
             yield from self._skip_space()
             if self._at == len(self._text):
                 self._take()

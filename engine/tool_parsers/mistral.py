@@ -6,8 +6,10 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Sequence
 
-from engine.tool_parsers.call_object import CallObjectReader
+from engine.tool_parsers.call_object import FENCE, CallObjectReader
+from engine.tool_parsers.parameters import Tool, ToolSchemas
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 OPEN = "[TOOL_CALLS]"
@@ -24,26 +26,50 @@ class MistralToolParser(TaggedReader, CallObjectReader):
     """Reads one reply; see the module's text for what is a call."""
 
     opening = Tag(OPEN)
+    raw_end = Tag(OPEN)
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
+        self._tools = ToolSchemas(tools)
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
-        if (yield from self._peek()) in ("[", "{"):
-            return (yield from self._read_call_objects())
-        name = yield from self._read_name()
+        if (yield from self._peek()) in ("[", "{", "`"):
+            if not (yield from self._read_call_objects()):
+                return False
+            yield from self._skip_closing()
+            return True
+        return (yield from self._read_named_call())
+
+    def _read_named_call(self) -> Steps[bool]:
+        name = yield from self._read_word(_NAME)
         if not name:
             return False
-        self._begin_call(name)
-        yield from self._pass_object()
-        return True
-
-    def _read_name(self) -> Steps[str]:
-        """The function's name, once its arguments begin; empty if they do not."""
-        name = yield from self._read_word(_NAME)
+        yield from self._skip_space()
         if (yield from self._accept(_CALL_ID)):
             yield from self._read_word(_NAME)
-        yield from self._accept(_ARGS)
+        announced = yield from self._accept(_ARGS)
         yield from self._skip_space()
-        return name if (yield from self._peek()) == "{" else ""
+        if (yield from self._accept(FENCE)):
+            yield from self._skip_space()
+        if (yield from self._peek()) == "{":
+            self._begin_call(name)
+            yield from self._pass_object()
+            yield from self._skip_closing()
+            return True
+        return (yield from self._read_other_arguments(name, announced=bool(announced)))
+
+    def _read_other_arguments(self, name: str, *, announced: bool) -> Steps[bool]:
+        """No object stands where arguments should: there are none, or something else was said."""
+        length = self._length
+        has_ended = self._at == len(self._text) or bool((yield from self._accept(self.opening)))
+        self._at = self._begin + length
+        if not announced and not (has_ended and name in self._tools):
+            return False
+        self._begin_call(name)
+        if not has_ended:
+            yield from self._pass_raw()
+        return True
 
     def _new_id(self, name: str) -> str:
         """Nine letters or digits: Mistral's chat templates take no other ids."""

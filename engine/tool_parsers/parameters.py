@@ -35,6 +35,11 @@ class ToolSchemas:
     def __contains__(self, name: str) -> bool:
         return name in self._functions
 
+    def knows_parameters(self, function: str) -> bool:
+        """Whether the tool says which parameters it has."""
+        schema = self._functions.get(function, {}).get("parameters")
+        return isinstance(schema, Mapping) and bool(schema.get("properties"))
+
     def types(self, function: str, parameter: str) -> Types | None:
         """What the parameter may be; None if the tool has no such parameter."""
         schema = self._functions.get(function, {}).get("parameters")
@@ -82,15 +87,37 @@ class ArgumentText:
     """The JSON text of an arguments object that grows by one parameter at a time."""
 
     def __init__(self) -> None:
-        self._num_parameters = 0
+        self.names: set[str] = set()
+        """Of the parameters so far."""
+        self.has_body = False
+        """Whether all arguments were given as one object."""
+        self.said_instead = ""
+        """What stands in the place of arguments and is none."""
+        self._has_members = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self.has_body or self._has_members
 
     def key(self, name: str) -> str:
         """What stands before the next parameter's value."""
-        self._num_parameters += 1
-        return ("{" if self._num_parameters == 1 else ", ") + json.dumps(name, ensure_ascii=False) + ": "
+        before, self._has_members = ", " if self._has_members else "{", True
+        self.names.add(name)
+        return before + json.dumps(name, ensure_ascii=False) + ": "
+
+    def members(self, text: str) -> str:
+        """All members of an object, which is written as JSON."""
+        inner = text[1:-1].strip()
+        before = ", " if self._has_members else "{"
+        self._has_members = self._has_members or bool(inner)
+        return before + inner if inner else ""
 
     def end(self) -> str:
-        return "}" if self._num_parameters else "{}"
+        if self.has_body:
+            return ""
+        if self._has_members:
+            return "}"
+        return self.said_instead.strip() or "{}"
 
 
 class ValueText:

@@ -1,7 +1,7 @@
 """Tool calls written as Python: ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4 do.
 
-They stand at the reply's or a line's begin, or behind ``<|python_start|>``. A call is certain at its first
-``name=`` or its ``)``; each parameter is given when its value is complete. Some templates write strings
+They stand behind ``<|python_start|>``; or anywhere, and then name one of the tools. A call is certain at its
+first ``name=`` or its ``)``; each parameter is given when its value is complete. Some templates write strings
 without quotes: what is no literal is text.
 """
 
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from engine.tool_parsers.call_object import FENCE, FENCES
 from engine.tool_parsers.parameters import STRING, ArgumentText, Tool, ToolSchemas, Types, value_text
 from engine.tool_parsers.python_literal import LiteralScanner, literal_json
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
@@ -24,7 +25,9 @@ _OPEN = Tag("(")
 _CLOSE = Tag(")")
 _EQUALS = Tag("=")
 _COMMA = Tag(",")
-_END = Tag(END)
+_FENCE_END = Tag("```")
+_NOTHING = "nothing"
+"""What is no JSON."""
 
 _FUNCTION = re.compile(r"[\w.\-]*+")
 _PARAMETER = re.compile(r"\w*+")
@@ -33,28 +36,34 @@ _PARAMETER = re.compile(r"\w*+")
 class PythonicToolParser(TaggedReader):
     """Reads one reply; see the module's text for what is a call."""
 
-    opening = Tag(START, "\n[", line_breaks=1)
+    opening = Tag(START, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
+    closing = Tag(END)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._tools = ToolSchemas(tools)
         self._function = ""
         self._arguments = ArgumentText()
+        self._announced = False
 
     def _opens_at_once(self) -> Steps[bool]:
         yield from self._skip_space()
         return (yield from self._peek()) == "["
 
     def _read_calls(self) -> Steps[bool]:
+        self._announced = self._unsettled.endswith(START)
         if self._unsettled.endswith("["):
             self._at -= 1
         yield from self._skip_space()
+        if self._announced and (yield from self._accept(FENCE)):
+            yield from self._skip_space()
         if not (yield from self._accept(_LIST)) or not (yield from self._read_call()):
             return False
         more = True
         while more:
             more = yield from self._read_next_call()
-        yield from self._skip_layout(_LIST_END, _END)
+        yield from self._skip_layout(_LIST_END, _FENCE_END)
+        yield from self._skip_closing()
         return True
 
     def _read_next_call(self) -> Steps[bool]:
@@ -70,6 +79,8 @@ class PythonicToolParser(TaggedReader):
         yield from self._skip_space()
         function = yield from self._read_word(_FUNCTION)
         if not function[:1].isidentifier() or not (yield from self._accept(_OPEN)):
+            return False
+        if not self._announced and function not in self._tools:
             return False
         yield from self._skip_space()
         if (yield from self._accept(_CLOSE)):
@@ -96,6 +107,11 @@ class PythonicToolParser(TaggedReader):
         text = yield from self._read_literal()
         if text is None:
             self._take()
+            self.is_cut = True
+            return ""
+        if not text.strip():  # nothing was said: no text is as good as another
+            self._give_arguments(self._arguments.key(name) + _NOTHING)
+            yield from self._end_call()
             return ""
         value = _value_json(text, self._tools.types(self._function, name))
         self._give_arguments(self._arguments.key(name) + value)
@@ -112,6 +128,7 @@ class PythonicToolParser(TaggedReader):
         yield from self._skip_space()
         if self._at == len(self._text):
             self._take()
+            self.is_cut = True
             return
         if not (yield from self._accept(_CLOSE)):
             self._at = self._begin

@@ -1,34 +1,46 @@
 """Tool calls of Qwen3-Coder: ``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``.
 
 A call is certain once its function's name is closed. Some replies leave ``<tool_call>`` away: there the
-function must be one of the tools. A value ends at the first ``</parameter>``.
+function must be one of the tools. A value ends at the first ``</parameter>``, or where that is missing.
 """
 
 from __future__ import annotations
+
+import re
 
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.xml_call import XmlCallReader
 
 OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 FUNCTION = "<function="
+PARAMETER = "<parameter="
+VALUE_END = "</parameter>"
 
 _FUNCTION = Tag(FUNCTION)
-_PARAMETER = Tag("<parameter=")
+_PARAMETER = Tag(PARAMETER)
 _NAME_END = Tag(">")
-_VALUE_END = Tag("</parameter>", line_breaks=1)
 _FUNCTION_END = Tag("</function>")
-_CLOSE = Tag("</tool_call>")
+_CLOSE = Tag(CLOSE)
+_AFTER_MISSING_END = Tag(VALUE_END, PARAMETER, FUNCTION, OPEN)
+_PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class Qwen3CoderToolParser(XmlCallReader):
     """Reads one reply; see the module's text for what is a call."""
 
     opening = Tag(OPEN, FUNCTION, line_breaks=2)
+    closing = _CLOSE
+    raw_end = Tag(OPEN, CLOSE)
+    value_end = Tag(VALUE_END, line_breaks=1)
+    inside = Tag(PARAMETER, "</function>", CLOSE, FUNCTION, OPEN)
 
     def _read_calls(self) -> Steps[bool]:
         announced = not self._unsettled.endswith(FUNCTION)
         if announced:
             yield from self._skip_space()
+            if (yield from self._peek()) in ("{", "[", "`"):
+                return (yield from self._read_json_calls())
             if not (yield from self._accept(_FUNCTION)):
                 return False
         name = yield from self._read_function_name(_NAME_END)
@@ -39,20 +51,48 @@ class Qwen3CoderToolParser(XmlCallReader):
             pass
         return True
 
+    def _read_json_calls(self) -> Steps[bool]:
+        if not (yield from self._read_call_objects()):
+            return False
+        yield from self._skip_closing()
+        return True
+
     def _read_parameter(self) -> Steps[bool]:
-        """One parameter; False behind the last one, where the call has ended."""
+        """One parameter, or what stands in its place; False behind the last one, where the call has ended."""
         yield from self._skip_space()
         if (yield from self._accept(_PARAMETER)):
             name = yield from self._read_parameter_name(_NAME_END)
             if name is None:
-                return self._break_off(_NAME_END)
+                return (yield from self._pass_noise())
             yield from self._skip_line_break()
-            return (yield from self._pass_value(name, _VALUE_END))
+            return (yield from self._pass_value(name))
+        if (yield from self._ends_here()):
+            self._end_function()
+            yield from self._skip_closing()
+            return False
+        if (yield from self._is_body()):
+            yield from self._pass_body()
+            return not self.is_cut
+        return (yield from self._pass_noise())
+
+    def _ends_here(self) -> Steps[bool]:
+        """Whether the function ends here: its end tag is gone past, what shows that it is missing is not."""
         if (yield from self._accept(_FUNCTION_END)):
-            self._end_function()
-            yield from self._skip_layout(_CLOSE)
+            return True
+        length = self._length
+        ends = (yield from self._accept(self.closing)) or (yield from self._accept(self.opening))
+        self._at = self._begin + length
+        return bool(ends)
+
+    def _shows_missing_end(self, tag: str) -> Steps[bool]:
+        if tag == PARAMETER:
+            name = (yield from self._read_word(_PARAMETER_NAME)).strip()
+            if not (yield from self._accept(_NAME_END)) or name in self._arguments.names:
+                return False
+            return not self._tools.knows_parameters(self._function) or (
+                self._tools.types(self._function, name) is not None
+            )
+        if tag in (FUNCTION, OPEN):
             return False
-        if (yield from self._accept(_CLOSE)):
-            self._end_function()
-            return False
-        return self._break_off(_PARAMETER, _FUNCTION_END, _CLOSE)
+        # Text may hold such tags, too: then the value's own end comes yet.
+        return (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END

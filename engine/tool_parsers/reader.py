@@ -21,6 +21,8 @@ MAX_NAME_CHARS = 256
 """A longer text is no name of a function or a parameter."""
 
 _NOT_SPACE = re.compile(r"\S")
+_TOO_MANY = re.compile(r"[}\])`\s]*+")
+"""What models write behind a call more often than it is due: closing brackets, a fence's end."""
 
 
 class Tag:
@@ -32,6 +34,7 @@ class Tag:
 
     def __init__(self, *texts: str, line_breaks: int = 0) -> None:
         self.texts = texts
+        self.line_breaks = line_breaks
         either = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
         self._pattern = re.compile(f"\n{{0,{line_breaks}}}(?:{either})")
         whole = [n * "\n" + text for text in texts for n in range(line_breaks + 1)]
@@ -63,6 +66,9 @@ class ReplyReader(ABC):
     ``_begin`` is where the text starts that has not been given out, ``_at`` where reading is; what lies
     between them may still turn out to be content.
     """
+
+    is_cut = False
+    """Whether the reply ended before its last call did."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -201,6 +207,26 @@ class ReplyReader(ABC):
             if not (yield from self._more()):
                 return ""
 
+    def _find(self, tag: Tag) -> Steps[str]:
+        """Go past the next tag, wherever it is; its text, or an empty one, and all read, if none came."""
+        offset = self._length
+        while True:
+            found = tag.search(self._text, self._begin + offset)
+            if found is not None:
+                self._at = found.end()
+                return found.group()
+            offset = max(offset, len(self._text) - self._begin - tag.longest)
+            self._at = len(self._text)
+            if not (yield from self._more()):
+                return ""
+
+    def _look_ahead(self, tag: Tag) -> Steps[str]:
+        """The text of the next tag, wherever it is; empty if none comes. Nothing is gone past."""
+        length = self._length
+        found = yield from self._find(tag)
+        self._at = self._begin + length
+        return found
+
     def _num_held(self, tag: Tag) -> int:
         return 0 if self._ended else tag.num_held(self._text, self._at)
 
@@ -253,12 +279,16 @@ class TaggedReader(ReplyReader):
     """A format in which an opening tag announces calls; white space between and behind those is layout."""
 
     opening: Tag
+    closing: Tag | None = None
+    """Ends a call, or several. One that comes late is no content either."""
+    _late = False
+    """Whether a closing tag is still due."""
 
     def _read(self) -> Steps[None]:
         opened = yield from self._opens_at_once()
         if not opened:
             self._at = self._begin
-        while opened or (yield from self._pass_until(self.opening, self._give_content)):
+        while opened or (yield from self._pass_until_opening()):
             opened = False
             while (yield from self._read_opened()):
                 yield from self._skip_space()
@@ -268,6 +298,17 @@ class TaggedReader(ReplyReader):
                 if not (yield from self._accept(self.opening)):
                     self._at = self._begin
                     break
+
+    def _pass_until_opening(self) -> Steps[str]:
+        """Give out the text before the next opening tag, and go past that."""
+        while self.closing is not None and self._late:
+            tag = Tag(*self.opening.texts, *self.closing.texts, line_breaks=self.opening.line_breaks)
+            found = yield from self._pass_until(tag, self._give_content)
+            if not found.endswith(self.closing.texts):
+                return found
+            self._take()
+            self._late = False
+        return (yield from self._pass_until(self.opening, self._give_content))
 
     def _opens_at_once(self) -> Steps[bool]:
         """Whether the reply begins with what may be a call, though no tag announces it."""
@@ -286,3 +327,21 @@ class TaggedReader(ReplyReader):
     @abstractmethod
     def _read_calls(self) -> Steps[bool]:
         """Read what stands behind an opening tag; False if it is no call. What follows it is left unread."""
+
+    def _skip_closing(self) -> Steps[None]:
+        """Go past a call's closing tag, and brackets before it that are too many; settle them.
+
+        They may also stand before the next call, or at the reply's end.
+        """
+        self._take()
+        yield from self._read_word(_TOO_MANY)
+        if self.closing is not None and (yield from self._accept(self.closing)):
+            self._late = False
+        elif self._ended and (self.closing or self.opening).may_begin(self._text, self._at):
+            self._at = len(self._text)
+        else:
+            length = self._length
+            self._late = True
+            follows = yield from self._accept(self.opening)
+            self._at = self._begin + (length if follows else 0)
+        self._take()

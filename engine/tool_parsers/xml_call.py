@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
-from engine.tool_parsers.parameters import STRING, ArgumentText, Tool, ToolSchemas, Types, ValueText
+from engine.tool_parsers.call_object import ARGUMENT_KEYS, FENCE, CallObjectReader
+from engine.tool_parsers.parameters import (
+    STRING,
+    ArgumentText,
+    Tool,
+    ToolSchemas,
+    Types,
+    ValueText,
+    value_text,
+)
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 _FUNCTION_NAME = re.compile(r"[^\s<>{}\[\]\"'=]*+")
@@ -13,14 +24,26 @@ _PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 _LINE_BREAK = Tag("\n")
 
 
-class XmlCallReader(TaggedReader):
-    """A format whose parameters are text between tags, which the tools' schemas give a type."""
+class XmlCallReader(TaggedReader, CallObjectReader):
+    """A format whose parameters are text between tags, which the tools' schemas give a type.
+
+    A call may also hold its arguments as one JSON object. Anything else that stands there is said to nobody,
+    unless it stands in the place of all arguments: then it is what the model said instead of them.
+    """
+
+    value_end: Tag
+    inside: Tag
+    """Whatever may come in a call behind its name, and what shows that its end is missing."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._tools = ToolSchemas(tools)
         self._function = ""
         self._arguments = ArgumentText()
+
+    @abstractmethod
+    def _shows_missing_end(self, tag: str) -> Steps[bool]:
+        """Whether a tag inside a value shows that the value's end tag is missing; it has been gone past."""
 
     def _begin_function(self, name: str) -> None:
         self._function = name
@@ -43,32 +66,91 @@ class XmlCallReader(TaggedReader):
         name = (yield from self._read_word(_PARAMETER_NAME)).strip()
         return name if name and (yield from self._accept(end)) else None
 
-    def _pass_value(self, parameter: str, end: Tag, types: Types | None = None) -> Steps[bool]:
+    def _is_body(self) -> Steps[bool]:
+        """Whether an object stands here, maybe in a fence, where the first parameter should."""
+        if self._arguments.has_begun:
+            return False
+        if (yield from self._accept(FENCE)):
+            yield from self._skip_space()
+        return (yield from self._peek()) == "{"
+
+    def _pass_body(self) -> Steps[None]:
+        """Give the object that stands here as the call's arguments."""
+        self._take()
+        self._arguments.has_body = True
+        yield from self._pass_object()
+
+    def _pass_noise(self) -> Steps[bool]:
+        """Go past what a call does not have, up to what it does; False if the reply ends before."""
+        found = yield from self._find(self.inside)
+        if found:
+            self._at -= len(found)
+        if not self._arguments.has_begun:
+            self._arguments.said_instead += self._unsettled
+        if not found:
+            self.is_cut = True
+            self._give_arguments(self._arguments.said_instead)
+        self._take()
+        return bool(found)
+
+    def _pass_value(self, parameter: str, types: Types | None = None) -> Steps[bool]:
         """Give the text before the end tag as a parameter's value; False if the reply ends before."""
         self._take()
-        self._give_arguments(self._arguments.key(parameter))
         if types is None:
             types = self._tools.types(self._function, parameter)
+        pieces: list[str] = []
         value = ValueText(STRING if types is None else types)
-        whole = yield from self._pass_until(end, lambda text: self._give_arguments(value.add(text)))
-        if whole:
-            self._give_arguments(value.end())
+        wraps = self._may_wrap(parameter)
+        if not wraps:
+            self._give_arguments(self._arguments.key(parameter))
+
+        def give(text: str) -> None:
+            if wraps:
+                pieces.append(text)
+            else:
+                self._give_arguments(value.add(text))
+
+        if not (yield from self._pass_until_end(self.value_end, give)):
+            self.is_cut = True
+            return False
+        self._give_arguments(self._unwrapped(parameter, "".join(pieces)) if wraps else value.end())
         self._take()
-        return bool(whole)
+        return True
+
+    def _pass_until_end(self, end: Tag, give: Callable[[str], None]) -> Steps[bool]:
+        """Give the text up to the end tag, or to what shows that it is missing; False if neither comes."""
+        either = Tag(*end.texts, *self.inside.texts, line_breaks=1)
+        while found := (yield from self._pass_until(either, give)):
+            tag = found.lstrip("\n")
+            if tag in end.texts:
+                give(found[: max(0, len(found) - len(tag) - end.line_breaks)])
+                return True
+            if (yield from self._shows_missing_end(tag)):
+                self._at = self._begin + len(found) - len(tag)
+                return True
+            self._at = self._begin + len(found)
+            give(found)
+            self._take()
+        return False
+
+    def _may_wrap(self, parameter: str) -> bool:
+        """Whether a parameter's name is none, but that of what holds all of them."""
+        return (
+            parameter in ARGUMENT_KEYS
+            and self._function in self._tools
+            and not self._arguments.has_begun
+            and self._tools.types(self._function, parameter) is None
+        )
+
+    def _unwrapped(self, parameter: str, text: str) -> str:
+        try:
+            value = json.loads(text, strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return self._arguments.members(text.strip())
+        return self._arguments.key(parameter) + value_text(text, STRING)
 
     def _skip_line_break(self) -> Steps[None]:
         """The template's line break before a value is no part of it."""
         yield from self._accept(_LINE_BREAK)
-
-    def _break_off(self, *expected: Tag) -> bool:
-        """Something else stands here than a call has: the call ends, and that is content.
-
-        But if the reply has ended, perhaps within an expected tag, the call is left as it is: incomplete.
-        """
-        if self._ended and any(tag.may_begin(self._text, self._at) for tag in expected):
-            self._at = len(self._text)
-            self._take()
-        else:
-            self._at = self._begin
-            self._end_function()
-        return False

@@ -60,18 +60,18 @@ HARMONY_PREAMBLE = (
             " ok",
             [("bash", '{"note": null}')],
         ),
-        (QWEN3_CODER, "<tool_call><function=f>oops", "oops", [("f", "{}")]),
+        (QWEN3_CODER, "<tool_call><function=f>oops", "", [("f", "")]),
         # GLM: no parameters, with and without a line break.
         (GLM45, "<tool_call>f</tool_call>\n<tool_call>g\n</tool_call>", "", [("f", "{}"), ("g", "{}")]),
         # Llama 3: the tag, other keys, arguments as text.
         (LLAMA3_JSON, '<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),
         (
             LLAMA3_JSON,
-            '{"type": "function", "name": "f", "arguments": "{\\"a\\": 1}"};\n',
+            '{"type": "function", "name": "bash", "arguments": "{\\"a\\": 1}"};\n',
             "",
-            [("f", '{"a": 1}')],
+            [("bash", '{"a": 1}')],
         ),
-        (LLAMA3_JSON, 'So:\n{"name": "f", "parameters": {}} done', "So: done", [("f", "{}")]),
+        (LLAMA3_JSON, 'So:\n{"name": "bash", "parameters": {}} done', "So: done", [("bash", "{}")]),
         # Mistral: an id between name and arguments; one object without a list.
         (MISTRAL, '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}', "", [("f", '{"a": 1}')]),
         (MISTRAL, '[TOOL_CALLS]{"name": "f", "arguments": {}}', "", [("f", "{}")]),
@@ -92,10 +92,10 @@ HARMONY_PREAMBLE = (
         (PYTHONIC, "[bash(command=ls -l, seconds=5)]", "", [("bash", '{"command": "ls -l", "seconds": 5}')]),
         (PYTHONIC, '[bash(seconds="5")]', "", [("bash", '{"seconds": 5}')]),
         (PYTHONIC, "[bash(command=12)]", "", [("bash", '{"command": "12"}')]),
-        (PYTHONIC, "[f(a=(1, 2,), b={'k': None},)]", "", [("f", '{"a": [1, 2], "b": {"k": null}}')]),
-        (PYTHONIC, "[f(a='''it's\n''')]", "", [("f", '{"a": "it\'s\\n"}')]),
-        (PYTHONIC, r"""[f(a='\x41\u00e9\'\q')]""", "", [("f", '{"a": "Aé\'\\\\q"}')]),
-        (PYTHONIC, r"""[f(a='\ud800')]""", "", [("f", '{"a": "\\ud800"}')]),
+        (PYTHONIC, "[bash(a=(1, 2,), b={'k': None},)]", "", [("bash", '{"a": [1, 2], "b": {"k": null}}')]),
+        (PYTHONIC, "[bash(a='''it's\n''')]", "", [("bash", '{"a": "it\'s\\n"}')]),
+        (PYTHONIC, r"""[bash(a='\x41\u00e9\'\q')]""", "", [("bash", '{"a": "Aé\'\\\\q"}')]),
+        (PYTHONIC, r"""[bash(a='\ud800')]""", "", [("bash", '{"a": "\\\\ud800"}')]),
         (
             PYTHONIC,
             "<|python_start|>[f(a=1e999, b=nan)]<|python_end|>",
@@ -116,11 +116,11 @@ HARMONY_PREAMBLE = (
         # Forced calls.
         (
             JSON,
-            ' [{"name": "f", "arguments": {}}, {"name": "g", "parameters": {}}]\n',
+            ' [{"name": "bash", "arguments": {}}, {"name": "get.time", "parameters": {}}]\n',
             "",
-            [("f", "{}"), ("g", "{}")],
+            [("bash", "{}"), ("get.time", "{}")],
         ),
-        (JSON, '{"name": "f", "arguments": {"a": 1}}', "", [("f", '{"a": 1}')]),
+        (JSON, '{"name": "bash", "arguments": {"a": 1}}', "", [("bash", '{"a": 1}')]),
     ],
 )
 def test_what_models_also_write(family: Family, text: str, content: str, calls: Calls) -> None:
@@ -139,7 +139,7 @@ def test_what_models_also_write(family: Family, text: str, content: str, calls: 
         (LLAMA3_JSON, '{"city": "Rome", "name": "f", "parameters": {}}'),
         (LLAMA3_JSON, "<|python_tag|>print(1)"),
         (MISTRAL, "[TOOL_CALLS] are [what] I make"),
-        (DEEPSEEK_V3, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\nno json"),
+        (DEEPSEEK_V3, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f"),
         (DEEPSEEK_V32, f"<{DSML}function_calls>\n</{DSML}function_calls>"),
         (KIMI_K2, "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
         (PYTHONIC, "[link](https://x) [f(a)] [g(a == b)]"),

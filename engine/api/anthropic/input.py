@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.api.anthropic.thinking import text_of
-from engine.api.anthropic.tool_input import INVALID_JSON
 from engine.api.chat_messages import Message
 from engine.api.left_out import LeftOut
 from engine.api.system_messages import reminder_of
+from engine.call_arguments import INVALID_JSON
 from engine.errors import RequestError
 
 Block = dict[str, Any]

@@ -36,12 +36,12 @@ from engine.api.anthropic.bodies import (
 )
 from engine.api.anthropic.input import tool_use_id
 from engine.api.anthropic.thinking import sign
-from engine.api.anthropic.tool_input import ToolInput
 from engine.api.conversation import TurnOutput
 from engine.api.http import sse
 from engine.api.openai.bodies import receipt_fields
 from engine.api.usage import TurnUsage
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+from engine.tool_parsers.arguments import CallArguments
 
 
 class OpenBlock(Protocol):
@@ -117,7 +117,7 @@ class _ToolUse:
     _index: int
     _id: str
     _name: str
-    _input: ToolInput = field(default_factory=ToolInput)
+    _input: CallArguments = field(default_factory=CallArguments)
 
     def start(self) -> ContentBlock:
         return ToolUseBlock(self._id, self._name, msgspec.Raw(b"{}"))

@@ -1,9 +1,11 @@
-"""A tool call's arguments as the model writes them, made into the JSON object that ``tool_use`` needs.
+"""A tool call's arguments as the model writes them, made into the JSON object that every client can read.
 
 What arrives is passed on at once as far as it is sound: text up to a finished value, and the inside of a
 string while it grows. So what has been given can always be completed:
 
-* A wrong escape or a raw control character inside a string is escaped, and means what it looks like.
+* A wrong escape or a raw control character inside a string is escaped, and means what it looks like. A
+  comma before a closing bracket is left out, Python's ``True`` and ``None`` are spelled as JSON has them,
+  a fence around the object is no part of it, and an object in a string is that object.
 * Where the text stops being a JSON object, or ends too early between two values, the object is closed there
   and gets a last member ``INVALID_JSON`` with all that the model wrote. Sent back, it is taken out again.
 * Where it ends inside a string, the string stays open, so that no client takes half a value for the whole.
@@ -17,8 +19,8 @@ import json
 import re
 from collections.abc import Callable
 
-INVALID_JSON = "INVALID_JSON"
-MAX_DEPTH = 64
+from engine.call_arguments import INVALID_JSON, MAX_DEPTH
+
 MAX_KEY_CHARS = 1000
 MAX_SCALAR_CHARS = 400
 
@@ -32,9 +34,12 @@ _MAX_ESCAPE_CHARS = 12
 _KEY = re.compile(rf'[ \t\r\n]*"(?:[^"\\\x00-\x1f]|{_ESCAPE.pattern})*"[ \t\r\n]*:')
 _SCALAR_CHARS = re.compile(r"[-+.0-9a-zA-Z]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_FENCE = re.compile(r"```\w*(?=[\s{])")
+_FENCE_BEGUN = re.compile(r"`{1,3}|```\w{1,20}")
 
 
-class ToolInput:
+class CallArguments:
     """Fed the arguments' text in pieces of any size; ``feed`` and ``finish`` give what to pass on."""
 
     def __init__(self) -> None:
@@ -52,37 +57,67 @@ class ToolInput:
         self._step: Callable[[], bool] | None = self._read_value
         """Reads from ``_text``; False when it needs more of it. None when there is nothing more to read."""
         self._ended = False
+        self._is_whole = False
 
     def feed(self, text: str) -> str:
         self._raw.append(text)
         self._text += text
         return self._run()
 
-    def finish(self) -> str:
-        """The call has ended: what completes the object, if anything can."""
-        self._ended = True
+    def finish(self, *, is_whole: bool = False) -> str:
+        """The call has ended: what completes the object, if anything can.
+
+        ``is_whole``: its end was seen, so that no arguments are an empty object, and brackets that are
+        missing behind a value are closed. Else it was cut off, which ``INVALID_JSON`` tells.
+        """
+        self._ended, self._is_whole = True, is_whole
         given = self._run()
         if self._before_string is None and (self._open or not self._given):
-            self._give(self._completion())
+            self._give(self._completion(self._given, self._open))
         return given + self._take()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything was said."""
+        return any(piece.strip() for piece in self._raw)
+
+    @property
     def text(self) -> str:
-        """All of the finished input: always a JSON object, without a string that was never ended."""
+        """All of the finished input: always a JSON object. Of a string that was never ended only
+        ``INVALID_JSON`` tells."""
         if self._before_string is None:
             return "".join(self._given)
-        return "".join(self._given[: self._before_string]) + "".join(reversed(self._open))
+        given = self._given[: self._before_string]
+        return "".join(given) + self._completion(given, self._open)
 
-    def _completion(self) -> str:
+    def _completion(self, given: list[str], is_open: list[str]) -> str:
         raw = "".join(self._raw)
-        if not raw.strip():
-            return "{}"
+        if self._is_whole:
+            if not raw.strip():
+                return "{}"
+            if self._step == self._read_next and is_open:
+                return "".join(reversed(is_open))
+            if (said := self._said_in_a_string(raw)) is not None:
+                return said
         member = f"{json.dumps(INVALID_JSON)}: {json.dumps(raw, ensure_ascii=False)}"
-        if not self._open:
+        if not is_open:
             return "{" + member + "}"
-        inner = "".join(reversed(self._open[1:]))
-        is_empty = not inner and "".join(self._given).rstrip().endswith("{")
+        inner = "".join(reversed(is_open[1:]))
+        is_empty = not inner and "".join(given).rstrip().endswith("{")
         return f"{inner}{'' if is_empty else ', '}{member}}}"
+
+    def _said_in_a_string(self, raw: str) -> str | None:
+        """The object that some models write into a string; None if that is not what this is."""
+        if self._given or not raw.lstrip().startswith('"'):
+            return None
+        try:
+            said = json.loads(raw, strict=False)
+        except (ValueError, RecursionError):
+            return None
+        if not said.lstrip().startswith("{"):
+            return "{}" if not said.strip() else None
+        inner = CallArguments()
+        return inner.feed(said) + inner.finish(is_whole=True)
 
     def _run(self) -> str:
         while self._step is not None and self._step():
@@ -122,13 +157,25 @@ class ToolInput:
         if char == "{" or (char == "[" and self._open):
             return self._open_container(char)
         if not self._open:
-            return self._break()
+            return self._skip_fence() if char == "`" else self._break()
+        if char == self._open[-1] == "]" and "," in self._held:
+            return self._close_container()
         if char == '"':
             self._before_string = len(self._given)
             self._give_held(1)
             self._step = self._read_string
             return True
         return self._read_scalar()
+
+    def _skip_fence(self) -> bool:
+        """Around the object there may be a fence, as around code."""
+        fence = _FENCE.match(self._text)
+        if fence is not None:
+            self._text = self._text[fence.end() :]
+            return True
+        if _FENCE_BEGUN.fullmatch(self._text) and not self._ended:
+            return False
+        return self._break()
 
     def _open_container(self, char: str) -> bool:
         if len(self._open) == MAX_DEPTH:
@@ -149,12 +196,15 @@ class ToolInput:
         return True
 
     def _close_container(self) -> bool:
+        self._held = self._held.replace(",", "")  # one that nothing follows
         self._give_held(1)
         self._open.pop()
         self._step = self._read_next if self._open else None
         return bool(self._open)
 
     def _read_key(self) -> bool:
+        if self._next_char() == "}" and "," in self._held:
+            return self._close_container()
         key = _KEY.match(self._text[:MAX_KEY_CHARS])
         if key is None:
             return self._break() if self._ended or len(self._text) >= MAX_KEY_CHARS else False
@@ -168,9 +218,12 @@ class ToolInput:
         assert found is not None
         if found.end() == len(self._text) and not self._ended:
             return False  # a number may go on
-        if found.end() in (len(self._text), MAX_SCALAR_CHARS) or not _SCALAR.fullmatch(found.group()):
+        word = _PYTHON_WORDS.get(found.group(), found.group())
+        is_cut = found.end() == len(self._text) and not self._is_whole
+        if is_cut or found.end() == MAX_SCALAR_CHARS or not _SCALAR.fullmatch(word):
             return self._break()
-        self._give_held(found.end())
+        self._text = word + self._text[found.end() :]
+        self._give_held(len(word))
         self._step = self._read_next
         return True
 

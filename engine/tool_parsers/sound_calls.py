@@ -1,0 +1,87 @@
+"""What every format's parser gives is made sound for clients: whole calls have a JSON object as arguments,
+and white space beside calls is no content.
+
+It must not know any format.
+"""
+
+from __future__ import annotations
+
+from engine.tool_parsers.arguments import CallArguments
+from engine.tool_parsers.base import ContentDelta, ReplyDelta, ReplyParser, ToolCallDelta
+
+
+class SoundCalls:
+    """Reads one reply by another parser. A call that the reply's end cut off stays as far as it came."""
+
+    def __init__(self, parser: ReplyParser) -> None:
+        self._parser = parser
+        self._index = -1
+        """Of the last call."""
+        self._arguments: CallArguments | None = None
+        """Of the call that is open."""
+        self._space = ""
+        """Content that is held back, as a call may follow."""
+        self._has_content = False
+
+    def feed(self, text: str) -> list[ReplyDelta]:
+        """Take the next piece of the reply; give what has become certain."""
+        return self._sound(self._parser.feed(text))
+
+    def finish(self, *, is_whole: bool = True) -> list[ReplyDelta]:
+        """The reply has ended: give what was held back.
+
+        ``is_whole``: the model ended it, so that it may have ended a call, too.
+        """
+        deltas = self._sound(self._parser.finish())
+        if is_whole and self._arguments is not None and not self._is_cut(self._arguments):
+            self._end_call(deltas)
+        if self._space and self._index < 0:
+            deltas.append(ContentDelta(self._space))
+            self._space = ""
+        return deltas
+
+    def _is_cut(self, arguments: CallArguments) -> bool:
+        """Of a stranger's parser we know only that nothing was said."""
+        cut = getattr(self._parser, "answer_is_cut", getattr(self._parser, "is_cut", None))
+        return arguments.has_begun if cut is None else bool(cut)
+
+    def _sound(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
+        sound: list[ReplyDelta] = []
+        for delta in deltas:
+            if isinstance(delta, ToolCallDelta):
+                self._add_call(delta, sound)
+            elif isinstance(delta, ContentDelta):
+                self._add_content(delta, sound)
+            else:
+                self._end_call(sound)
+                sound.append(delta)
+        return sound
+
+    def _add_content(self, delta: ContentDelta, sound: list[ReplyDelta]) -> None:
+        if self._has_content:
+            sound.append(delta)
+            return
+        self._space += delta.text
+        if not self._space or self._space.isspace():
+            return
+        self._end_call(sound)
+        self._has_content = True
+        sound.append(ContentDelta(self._space))
+        self._space = ""
+
+    def _add_call(self, delta: ToolCallDelta, sound: list[ReplyDelta]) -> None:
+        if delta.name is not None:
+            self._end_call(sound)
+            self._space, self._has_content = "", False
+            self._index, self._arguments = delta.index, CallArguments()
+        elif delta.index != self._index or self._arguments is None:
+            return
+        assert self._arguments is not None
+        piece = self._arguments.feed(delta.arguments)
+        if piece or delta.name is not None:
+            sound.append(ToolCallDelta(delta.index, delta.call_id, delta.name, piece))
+
+    def _end_call(self, sound: list[ReplyDelta]) -> None:
+        arguments, self._arguments = self._arguments, None
+        if arguments is not None and (rest := arguments.finish(is_whole=True)):
+            sound.append(ToolCallDelta(self._index, arguments=rest))
