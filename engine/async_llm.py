@@ -14,7 +14,6 @@ import msgspec
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
-from engine.core.token_grammar import GRAMMAR_LEFT
 from engine.core_client import AsyncMPClient, Delivery
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.input_processor import GenerationDefaults, InputProcessor
@@ -38,6 +37,7 @@ from engine.messages import (
 )
 from engine.output_processor import OutputProcessor, RequestOutputCollector
 from engine.request_output import RequestOutput
+from engine.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
 from engine.sampling_params import SamplingParams
 from engine.stats import IterationStats, StatsListener
 from engine.structured_output.backend import TokenTable
@@ -366,6 +366,8 @@ class AsyncLLM:
         processed = self._outputs.process_outputs(message.outputs, message.timestamp)
         if processed.stopped_ids:
             self._client.abort_requests(processed.stopped_ids, stopped=True)
+        if processed.failed_ids:
+            self._client.abort_requests(processed.failed_ids)
         self._tell_listeners(message.scheduler_stats, processed.iteration_stats)
 
     def _tell_listeners(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
@@ -377,6 +379,14 @@ def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:
     for completion in output.outputs:
         if completion.finish_reason == _FAILED:
             reason = str(completion.stop_reason or "The request failed inside the engine.")
-            if reason == GRAMMAR_LEFT and params.structured_outputs is not None:
-                raise RequestError(reason, params.structured_outputs.field)
+            if reason in (GRAMMAR_LEFT, NOTHING_ALLOWED):
+                raise RequestError(reason, _limiting_field(params))
             raise EngineGenerateError(reason)
+
+
+def _limiting_field(params: SamplingParams) -> str | None:
+    """The parameter that most likely rules out all tokens."""
+    if params.structured_outputs is not None:
+        return params.structured_outputs.field
+    named = ("allowed_token_ids", "bad_words", "min_tokens")
+    return next((name for name in named if getattr(params, name)), None)

@@ -36,9 +36,11 @@ from engine.messages import (
     Signal,
     TurnReceipt,
 )
-from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
+from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy
+from engine.prompt_encoder import extreme_tokens
 from engine.request import Request, RequestStatus
+from engine.sampling_params import check_vocabulary
 from engine.structured_output.backend import CompiledGrammar, TokenTable
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.mask_filler import MaskFiller
@@ -179,19 +181,23 @@ class EngineCore:
             with self._changed:
                 self.scheduler.add_request(request, self._clock.now())
                 self._wake()
-            self._compile_grammar(request)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
             logger.exception("Request %s could not be added.", message.request_id)
             return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
+        self._compile_grammar(request)
         return []
 
     def _compile_grammar(self, request: Request) -> None:
         """Have the grammar made that the request waits for, if it does."""
         params = request.sampling_params
         if params.constrained and params.structured_outputs is not None:
-            compiled = self._grammars.compile(params.structured_outputs)
+            try:
+                compiled = self._grammars.compile(params.structured_outputs)
+            except Exception as error:
+                compiled = Future()
+                compiled.set_exception(error)
             compiled.add_done_callback(lambda done: self._take_grammar(request, done))
 
     def _take_grammar(self, request: Request, compiled: Future[CompiledGrammar]) -> None:
@@ -227,7 +233,11 @@ class EngineCore:
             raise RequestError(
                 f"The prompt has {num_tokens} tokens; 1 to {self.ready.max_model_len - 1} fit."
             )
-        if message.sampling_params.max_tokens is None:
+        check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), self.ready.vocab_size)
+        params = message.sampling_params
+        params.verify()
+        params.verify_vocabulary(self.ready.vocab_size)
+        if params.max_tokens is None:
             raise RequestError("max_tokens is not set.", "max_tokens")
         if message.request_id in self.scheduler.requests:
             raise RequestError(f"Request id {message.request_id!r} is in use.")
@@ -322,6 +332,8 @@ class EngineCore:
     def _account(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs | None:
         if result.finished_loads or result.failed_loads:
             self._stalled = False
+        if plan.masks is not None:
+            self._end_failed_grammars(plan.masks.result())
         now = self._clock.now()
         outputs = self._failed + self.scheduler.update_from_output(plan, result, now)
         self._failed = []
@@ -333,6 +345,13 @@ class EngineCore:
         self._num_pins_told = num_pins
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
+
+    def _end_failed_grammars(self, masks: TokenMasks) -> None:
+        """Before the step's tokens are taken: those of a request that has ended are dropped."""
+        for request_id, reason in masks.failed.items():
+            request = self.scheduler.constrained.get(request_id)
+            if request is not None:
+                self._fail(request, reason)
 
     def _make_stats(self) -> SchedulerStats:
         stats = self.scheduler.make_stats()

@@ -14,8 +14,8 @@ import msgspec
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.messages import EngineCoreRequest, EngineReady, JobRef
-from engine.prompt_encoder import EncodedTokens
-from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from engine.prompt_encoder import extreme_tokens
+from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
 from engine.structured_output.params import StructuredOutputsParams
@@ -126,13 +126,14 @@ class InputProcessor:
         """The core's request, under an id of its own; RequestError if anything is wrong."""
         self._check_prompt(prompt_token_ids)
         params.verify()
-        params.verify_vocabulary(self._vocab_size)
+        completed = self._complete(params, len(prompt_token_ids))
+        completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:
             self.check_grammar(params.structured_outputs).result()
         return EngineCoreRequest(
             request_id=f"{request_id}-{token_hex(4)}",
             prompt_token_ids=prompt_token_ids,
-            sampling_params=self._complete(params, len(prompt_token_ids)),
+            sampling_params=completed,
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=cache_salt,
@@ -151,12 +152,10 @@ class InputProcessor:
             raise RequestError("The prompt must not be empty.", "prompt")
         if len(token_ids) >= self._max_model_len:
             raise _prompt_too_long(len(token_ids), self._max_model_len)
-        for token in _extremes(token_ids):
-            if not 0 <= token < self._vocab_size:
-                raise RequestError(
-                    f"The prompt holds token {token}, outside the vocabulary [0, {self._vocab_size}).",
-                    "prompt",
-                )
+        try:
+            check_vocabulary("The prompt", extreme_tokens(token_ids), self._vocab_size, "prompt")
+        except TypeError as error:
+            raise RequestError(f"The prompt must hold numbers of tokens: {error}.", "prompt") from error
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         stop_token_ids = params.stop_token_ids
@@ -169,10 +168,13 @@ class InputProcessor:
             eos_token_id=self._eos_token_id,
             structured_outputs=params.structured_outputs and params.structured_outputs.in_texts(),
             logit_bias=_within_limits(params.logit_bias),
-            bad_words_token_ids=(
-                self._tokenizer.bad_word_token_ids(params.bad_words) if params.bad_words else None
-            ),
+            bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else None,
         )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        """Without those that need a token which the tokenizer has and the model cannot produce."""
+        sequences = self._tokenizer.bad_word_token_ids(words)
+        return [sequence for sequence in sequences if max(sequence) < self._vocab_size]
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
         room = self._max_model_len - num_prompt_tokens
@@ -209,10 +211,3 @@ def _prompt_too_long(num_tokens: int, max_model_len: int, counted: str = "") -> 
         f"long: {num_tokens} tokens > {max_model_len - 1} maximum, with one for output{counted}.",
         "prompt",
     )
-
-
-def _extremes(token_ids: list[int]) -> tuple[int, ...]:
-    """The tokens that are outside a vocabulary if any is."""
-    if isinstance(token_ids, EncodedTokens):  # to look at 100,000 takes a millisecond
-        return (token_ids.highest,)
-    return (min(token_ids), max(token_ids))

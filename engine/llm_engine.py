@@ -108,6 +108,8 @@ class LLMEngine:
         processed = self._outputs.process_outputs(message.outputs, message.timestamp)
         if processed.stopped_ids:
             self._client.abort_requests(processed.stopped_ids, stopped=True)
+        if processed.failed_ids:
+            self._client.abort_requests(processed.failed_ids)
         self.iteration_stats = processed.iteration_stats
         self.scheduler_stats = message.scheduler_stats
         return processed.request_outputs

@@ -7,6 +7,7 @@ the core, whose answer carries the receipt of the turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,9 +21,12 @@ from engine.logprobs import LogprobsProcessor
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnReceipt
 from engine.parallel_sampling import ParentRequest
 from engine.request_output import CompletionOutput, RequestOutput
+from engine.row_failures import processing_failed
 from engine.sampling_params import RequestOutputKind
 from engine.stats import IterationStats, RequestStats, finished_request_stats
 from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class RequestOutputCollector:
@@ -137,6 +141,8 @@ class ProcessedOutputs:
     """Of requests without a collector."""
     stopped_ids: list[str] = field(default_factory=list)
     """Requests that met a stop string: the core must be told."""
+    failed_ids: list[str] = field(default_factory=list)
+    """Requests that ended here with an error while they still run: the core must be told."""
 
 
 class OutputProcessor:
@@ -161,10 +167,11 @@ class OutputProcessor:
         assert external_id is not None, "the InputProcessor keeps the caller's id"
         parent = ParentRequest(request) if request.sampling_params.n > 1 else None
         core_requests = [request] if parent is None else parent.children()
-        for index, core_request in enumerate(core_requests):
-            self._states[core_request.request_id] = self._new_state(
-                core_request, external_id, prompt, parent, index, collector
-            )
+        states = [
+            self._new_state(core_request, external_id, prompt, parent, index, collector)
+            for index, core_request in enumerate(core_requests)
+        ]
+        self._states.update((state.request.request_id, state) for state in states)
         self._children[request.request_id] = [each.request_id for each in core_requests]
         self._by_external_id[external_id].append(request.request_id)
         return core_requests
@@ -204,9 +211,34 @@ class OutputProcessor:
         processed.iteration_stats.timestamp = timestamp
         for output in outputs:
             state = self._states.get(output.request_id)
-            if state is not None:
+            if state is None:
+                continue
+            try:
                 self._process(state, output, timestamp, processed)
+            except Exception as error:  # of this request alone, so it is nobody else's
+                logger.exception("The output of request %s could not be read.", output.request_id)
+                self._fail(state, output, error, timestamp, processed)
         return processed
+
+    def _fail(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        error: Exception,
+        timestamp: float,
+        processed: ProcessedOutputs,
+    ) -> None:
+        """End a request whose output cannot be made; what it gave out before stays."""
+        if output.finish_reason is None:
+            processed.failed_ids.append(output.request_id)
+        if output.request_id in self._states:
+            self._finish(state, FinishReason.ERROR, timestamp, processed.iteration_stats)
+        state.logprobs = None
+        result = state.make_output(
+            FinishReason.ERROR, processing_failed("Reading the output", error), output.receipt
+        )
+        if result is not None:
+            self._hand_out(state, result, processed.request_outputs)
 
     def _process(
         self, state: RequestState, output: EngineCoreOutput, timestamp: float, processed: ProcessedOutputs

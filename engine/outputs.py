@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -110,6 +110,8 @@ class TokenMasks:
     req_ids: Sequence[str]
     forbidden: npt.NDArray[np.bool_]
     """[len(req_ids), vocab_size]"""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Why, of requests whose grammar cannot be followed any further: they end, whatever is sampled."""
 
 
 NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
@@ -168,6 +170,8 @@ class ModelRunnerOutput:
     """Slots of the disk that now hold what was to be written there, by this plan or an earlier one."""
     failed_disk_writes: Sequence[int] = ()
     """Slots that could not be written: they are not used again."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Why, of requests for which no token could be chosen: they end. What is sampled means nothing."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

@@ -73,6 +73,13 @@ class EncodedTokens(list[int]):
         self.as_msgpack = as_msgpack
 
 
+def extreme_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens, of one at least, that are outside a vocabulary if any is."""
+    if isinstance(token_ids, EncodedTokens):  # to look at 100,000 takes a millisecond
+        return (token_ids.highest,)
+    return (min(token_ids), max(token_ids))
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     token_ids: list[int]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from enum import IntEnum
 
 import msgspec
 
 from engine.errors import RequestError
+from engine.row_failures import NOTHING_ALLOWED
 from engine.structured_output.params import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -87,9 +90,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return ids
 
     def verify(self) -> None:
-        """Raise RequestError for the first parameter out of its range."""
+        """Raise RequestError for the first parameter that is of another type, or out of its range."""
+        self._verify_types()
         self._verify_numbers()
         self._verify_lists()
+
+    def _verify_types(self) -> None:
+        """As the core will read them: a caller in Python may have given anything."""
+        try:
+            # Of a grammar, which has types of its own, there may be a megabyte.
+            _DECODER.decode(msgspec.msgpack.encode(msgspec.structs.replace(self, structured_outputs=None)))
+        except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
+            raise RequestError(f"The sampling parameters are wrong: {error}.", _field_of(error)) from error
 
     def _verify_numbers(self) -> None:
         for name, low, high in (
@@ -148,19 +160,55 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.structured_outputs.verify()
 
     def verify_vocabulary(self, vocab_size: int) -> None:
-        """Raise RequestError for a token id outside ``[0, vocab_size)``, or for more ids than there are."""
-        named = {
-            "stop_token_ids": self.stop_token_ids,
-            "logit_bias": list(self.logit_bias or ()),
-            "allowed_token_ids": self.allowed_token_ids or [],
-            "replay_token_ids": self.replay_token_ids or [],
-        }
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            if len(named[name]) > vocab_size:
+        """Raise RequestError for a token id outside ``[0, vocab_size)``, for more ids than there are, or if
+        no token is left."""
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
+            if len(ids) > vocab_size:
                 raise RequestError(f"{name} holds more than the {vocab_size} ids that there are.", name)
-        for name, ids in named.items():
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} holds {token}, outside the vocabulary [0, {vocab_size}).", name
-                    )
+        check_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
+        check_vocabulary("logit_bias", self.logit_bias or (), vocab_size)
+        check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        check_vocabulary("replay_token_ids", self.replay_token_ids or (), vocab_size)
+        for word in self.bad_words_token_ids or ():
+            check_vocabulary("bad_words", word, vocab_size)
+        if self.eos_token_id is not None:
+            check_vocabulary("eos_token_id", [self.eos_token_id], vocab_size)
+        if self.replay_token_ids is None:
+            self._verify_choice(vocab_size)
+
+    def _verify_choice(self, vocab_size: int) -> None:
+        """Raise RequestError if the limits that hold for the first token leave none."""
+        banned = {word[0] for word in self.bad_words_token_ids or () if len(word) == 1}
+        if self.min_tokens:
+            banned |= self.ending_token_ids
+        if self.allowed_token_ids is not None:
+            if banned.issuperset(self.allowed_token_ids):
+                raise RequestError(NOTHING_ALLOWED, "allowed_token_ids")
+        elif len(banned) >= vocab_size:
+            raise RequestError(NOTHING_ALLOWED, "bad_words")
+
+
+_DECODER = msgspec.msgpack.Decoder(SamplingParams)
+
+
+def _field_of(error: Exception) -> str | None:
+    """The parameter that msgspec names, as in "Expected `int`, got `str` - at `$.top_k`"."""
+    _, found, path = str(error).partition("`$.")
+    return re.split(r"[^a-z_]", path, maxsplit=1)[0] if found else None
+
+
+def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int, field: str | None = None) -> None:
+    """Raise RequestError for a token id outside ``[0, vocab_size)``."""
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} holds {_shown(token)}, outside the vocabulary [0, {vocab_size}).", field or name
+            )
+
+
+def _shown(token: int) -> str:
+    """A number may have thousands of digits."""
+    return str(token) if abs(token) < 2**64 else "a number of more than 64 bits"

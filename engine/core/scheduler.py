@@ -28,12 +28,13 @@ from engine.core.scheduler_report import (
 )
 from engine.core.step_trace import StepTrace
 from engine.core.steps_in_flight import StepsInFlight
-from engine.core.token_grammar import GRAMMAR_LEFT, TokenGrammar
+from engine.core.token_grammar import TokenGrammar
 from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
+from engine.row_failures import GRAMMAR_LEFT, processing_failed
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
@@ -468,7 +469,10 @@ class Scheduler:
             is_first = request.first_token_time is None
             if is_first:
                 request.first_token_time = now
-            num_taken = self._append_tokens(request, token_ids)
+            if request_id in result.failed:
+                num_taken = self._fail(request, result.failed[request_id])
+            else:
+                num_taken = self._append_tokens(request, token_ids)
             logprobs = result.logprobs.get(request_id) if result.logprobs else None
             if request.status is status:
                 output = EngineCoreOutput(request_id, token_ids)
@@ -507,12 +511,22 @@ class Scheduler:
         return len(token_ids)
 
     @staticmethod
-    def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> None:
+    def _fail(request: Request, reason: str) -> int:
+        """The request ends with an error of its own, and without a token more."""
+        request.status = RequestStatus.FINISHED_ERROR
+        request.stop_reason = reason
+        return 0
+
+    def _follow_grammar(self, request: Request, grammar: TokenGrammar, token_id: int) -> None:
         """Whatever its own length would say, a request ends where its grammar does."""
-        if not grammar.accept(token_id):
-            request.status = RequestStatus.FINISHED_ERROR
-            request.stop_reason = GRAMMAR_LEFT
-        elif grammar.complete:
+        try:
+            accepted, complete = grammar.accept(token_id), grammar.complete
+        except Exception as error:  # a library's: of this request alone, so it is nobody else's
+            self._fail(request, processing_failed("The grammar", error))
+            return
+        if not accepted:
+            self._fail(request, GRAMMAR_LEFT)
+        elif complete:
             request.status = RequestStatus.FINISHED_STOPPED
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-GRAMMAR_LEFT = (
-    "No token satisfied both the grammar and the request's other limits (bad_words, allowed_token_ids, "
-    "logit_bias), or the grammar became too complex to follow."
-)
-"""Why a request ended that could not go on."""
-
 
 class TokenGrammar(Protocol):
     """What the output of one request must follow, and how far it has come."""

@@ -7,7 +7,8 @@ lets go of the interpreter while it works.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class GrammarBackend:
 
     def __init__(self, table: TokenTable) -> None:
         """Takes up to a second. RequestError for a tokenizer that the library does not know."""
-        self._vocab_size = table.vocab_size
+        self.vocab_size = table.vocab_size
         self._eos_token_id = table.eos_token_id
         self._added_tokens = table.added_tokens
         self._tokens = _library_tokens(table)
@@ -88,14 +89,15 @@ class GrammarBackend:
     def forbidden(self, grammars: Sequence[MatcherGrammar]) -> npt.NDArray[np.bool_]:
         """The tokens that may not come next: [num_grammars, vocab_size]"""
         bits = np.empty((len(grammars), self._num_mask_words), dtype=np.int32)
-        self._executor.unsafe_compute_mask_ptr(
-            [(grammar.matcher, row) for row, grammar in enumerate(grammars)],
-            bits.ctypes.data,
-            bits.shape[1] * bits.itemsize,
-            len(grammars),
-        )
+        with _as_exception():
+            self._executor.unsafe_compute_mask_ptr(
+                [(grammar.matcher, row) for row, grammar in enumerate(grammars)],
+                bits.ctypes.data,
+                bits.shape[1] * bits.itemsize,
+                len(grammars),
+            )
         packed = np.invert(bits, out=bits).view(np.uint8)
-        forbidden = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little").view(np.bool_)
+        forbidden = np.unpackbits(packed, axis=1, count=self.vocab_size, bitorder="little").view(np.bool_)
         for row, grammar in zip(forbidden, grammars, strict=True):
             grammar.set_endings(row)
         return forbidden
@@ -133,7 +135,8 @@ class MatcherGrammar:
         """Go on by a token; False if the grammar does not allow it, or is too much to follow."""
         if token_id in self._ending_token_ids:
             return not self.matcher.is_error()
-        return self.matcher.consume_token(token_id)
+        with _as_exception():
+            return self.matcher.consume_token(token_id)
 
     @property
     def complete(self) -> bool:
@@ -144,9 +147,20 @@ class MatcherGrammar:
         """The library knows the tokenizer's EOS, which it allows where the output may end. Other tokens that
         end this request are allowed there too; forbidden [vocab_size]."""
         if self._other_endings and self.matcher.is_accepting():
-            forbidden[self._other_endings] = False
-        if self._ignored_eos is not None:
+            forbidden[[i for i in self._other_endings if i < len(forbidden)]] = False
+        if self._ignored_eos is not None and self._ignored_eos < len(forbidden):
             forbidden[self._ignored_eos] = True
+
+
+@contextmanager
+def _as_exception() -> Iterator[None]:
+    """What the library calls a panic is no Exception, and would end the thread that meets it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError(_short(str(error))) from error
+        raise
 
 
 def _library_tokens(table: TokenTable) -> LLTokenizer:

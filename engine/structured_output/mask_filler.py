@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.core.token_grammar import TokenGrammar
 from engine.outputs import NO_MASKS, TokenMasks
-from engine.structured_output.backend import MatcherGrammar
+from engine.row_failures import processing_failed
+from engine.structured_output.backend import GrammarBackend, MatcherGrammar
 from engine.structured_output.compiler import GrammarCompiler
+
+logger = logging.getLogger(__name__)
+
+
+def _one_by_one(backend: GrammarBackend, grammars: Mapping[str, MatcherGrammar]) -> TokenMasks:
+    """The masks where a grammar cannot be followed: whose it is, and those of the others."""
+    rows: list[npt.NDArray[np.bool_]] = []
+    failed: dict[str, str] = {}
+    for request_id, grammar in grammars.items():
+        try:
+            rows.append(backend.forbidden([grammar])[0])
+        except Exception as error:
+            failed[request_id] = processing_failed("The grammar", error)
+            rows.append(np.zeros(backend.vocab_size, dtype=np.bool_))
+    logger.error("Grammars that cannot be followed end their requests: %s", failed)
+    return TokenMasks(list(grammars), np.stack(rows), failed)
 
 
 class MaskFiller:
@@ -49,7 +70,11 @@ class MaskFiller:
             return NO_MASKS
         followed = [grammar for grammar in grammars.values() if isinstance(grammar, MatcherGrammar)]
         assert len(followed) == len(grammars), "all grammars come from the compiler"
-        return TokenMasks(list(grammars), self._compiler.backend().forbidden(followed))
+        backend = self._compiler.backend()
+        try:
+            return TokenMasks(list(grammars), backend.forbidden(followed))
+        except Exception:
+            return _one_by_one(backend, dict(zip(grammars, followed, strict=True)))
 
     def close(self) -> None:
         """Who still waits for masks learns that none will come (CancelledError), also of steps that come

@@ -67,6 +67,7 @@ class ModelRunner:
     def _sample(self, logits: torch.Tensor, step: StepInputs, masks: TokenMasks | None) -> ModelRunnerOutput:
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         logprobs: dict[str, list[TokenLogprobs]] = {}
+        failed: dict[str, str] = {}
         if len(step.sample_seqs):
             batch = self._batch.sampling_batch(step.sample_rows)
             forbidden = _forbidden(masks, step) if masks is not None else None
@@ -76,7 +77,8 @@ class ModelRunner:
             for seq, token_id in zip(seqs, chosen.token_ids.tolist(), strict=True):
                 sampled[seq].append(token_id)
             logprobs = {step.req_ids[seqs[i]]: [entry] for i, entry in chosen.logprobs.items()}
-        return ModelRunnerOutput(step.req_ids, sampled, logprobs)
+            failed = {step.req_ids[seqs[i]]: reason for i, reason in chosen.failed.items()}
+        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
     def _to_device(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -6,7 +6,9 @@ grammars; penalties; greedy; temperature, min-p, top-k, top-p; one uniform draw 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engine.messages import TokenLogprobs
+from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, processing_failed
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
 from engine.worker.sampling_batch import SamplingBatch
@@ -34,6 +37,8 @@ class SamplerOutput:
     """[num_samples]"""
     logprobs: dict[int, TokenLogprobs]
     """By index; only of requests that asked."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """By index, why there is no token to choose: the one above only keeps the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +64,28 @@ class Sampler:
         forbidden: ForbiddenTokens | None = None,
     ) -> SamplerOutput:
         """logits [num_samples, vocab_size]; they may be overwritten. ``history``: the tokens of all rows."""
+        failed = _broken(logits)
         if forbidden is None and batch.takes_the_best:
-            return SamplerOutput(_best(logits).cpu().numpy(), {})
+            return SamplerOutput(_best(logits).cpu().numpy(), {}, failed)
         logits = logits.float()
         wanted = [(i, params) for i, params in batch.special if params.logprobs is not None]
         raw_logprobs = logits[[i for i, _ in wanted]].log_softmax(dim=-1) if wanted else None
         for i, params in batch.special:
-            _constrain(logits[i], params, batch, i, history)
+            try:
+                _constrain(logits[i], params, batch, i, history)
+            except Exception as error:  # of this request alone, so it is nobody else's
+                failed[i] = processing_failed("The sampling", error)
         if forbidden is not None:
             _forbid(logits, forbidden)
         logits = _penalise(logits, batch, history)
+        _find_those_without_choice(logits, batch, forbidden, failed)
         token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
         for i, params in batch.special:
             _replay(token_ids, params, int(batch.num_output_tokens[i]), i)
         if raw_logprobs is None:
-            return SamplerOutput(token_ids, {})
+            return SamplerOutput(token_ids, {}, failed)
         chosen = token_ids[[i for i, _ in wanted]]
-        return SamplerOutput(token_ids, _logprobs(raw_logprobs, chosen, wanted))
+        return SamplerOutput(token_ids, _logprobs(raw_logprobs, chosen, wanted), failed)
 
     def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """The greedy choice, or the draw, of each row: [num_samples]"""
@@ -98,6 +108,41 @@ class Sampler:
         if not batch.seeded.any():
             return free
         return np.where(batch.seeded, uniform(batch.seeds, batch.num_output_tokens), free)
+
+
+def _broken(logits: torch.Tensor) -> dict[int, str]:
+    """Rows of which nothing can be chosen as the model gave them. A sum that is a number has none that is not
+    one among its terms, and takes far less time than to look at each."""
+    sums = logits.sum(dim=-1, dtype=torch.float32 if logits.dtype == torch.float16 else None)
+    suspects = (~torch.isfinite(sums)).nonzero()[:, 0].tolist()
+    return {row: NOT_NUMBERS for row in suspects if not _has_best(logits[row])}
+
+
+def _has_best(row: torch.Tensor) -> bool:
+    """Some may be impossible (-inf); none may be NaN or infinite."""
+    return bool(row.max().isfinite())  # max passes NaN on
+
+
+def _find_those_without_choice(
+    logits: torch.Tensor, batch: SamplingBatch, forbidden: ForbiddenTokens | None, failed: dict[int, str]
+) -> None:
+    """Add the rows in which limits or penalties have left nothing that can be chosen."""
+    limited = dict.fromkeys([i for i, _ in batch.special], NOTHING_ALLOWED)
+    limited |= dict.fromkeys(np.flatnonzero(batch.penalised).tolist(), NOTHING_ALLOWED)
+    limited |= dict.fromkeys(forbidden.indices if forbidden is not None else (), GRAMMAR_LEFT)
+    replayed = {i for i, params in batch.special if _is_replayed(params, batch, i)}
+    rows = [i for i in limited if i not in failed and i not in replayed]
+    if rows:
+        best = logits[rows].amax(dim=-1).tolist()
+        for i, value in zip(rows, best, strict=True):
+            if not math.isfinite(value):
+                failed[i] = limited[i] if value == _MASKED else NOT_NUMBERS
+
+
+def _is_replayed(params: SamplingParams, batch: SamplingBatch, index: int) -> bool:
+    """Whether the next token is set, whatever the limits say."""
+    replayed = params.replay_token_ids
+    return replayed is not None and int(batch.num_output_tokens[index]) < len(replayed)
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
@@ -152,7 +197,7 @@ def _constrain(
         logits[params.allowed_token_ids] = allowed
     if params.bad_words_token_ids:
         _, output = batch.tokens_of(index, history)
-        banned = _completed_bad_words(params.bad_words_token_ids, output.tolist())
+        banned = _completed_bad_words(params.bad_words_token_ids, output.tolist(), len(logits))
         if banned:
             logits[banned] = _MASKED
     if batch.num_output_tokens[index] < params.min_tokens:
@@ -171,9 +216,13 @@ def _forbid(logits: torch.Tensor, forbidden: ForbiddenTokens) -> None:
         logits[index].masked_fill_(mask, _MASKED)
 
 
-def _completed_bad_words(words: list[list[int]], output: list[int]) -> list[int]:
+def _completed_bad_words(words: list[list[int]], output: list[int], vocab_size: int) -> list[int]:
     """The tokens that would complete a bad word after this output."""
-    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == word[:-1]]
+    return [
+        word[-1]
+        for word in words
+        if word[-1] < vocab_size and (len(word) == 1 or output[-len(word) + 1 :] == word[:-1])
+    ]
 
 
 def _penalise(logits: torch.Tensor, batch: SamplingBatch, history: IntArray) -> torch.Tensor:

@@ -6,7 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from engine.clock import MonotonicClock
@@ -185,6 +187,32 @@ def test_a_wrong_prompt_is_that_requests_error(start: Start, length: int) -> Non
     """What a front end should have refused does not stop the core either."""
     client = start()
     client.add_request(core_request("wrong-1", num_prompt_tokens=length))
+    assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
+    client.add_request(core_request("right-1", max_tokens=1))
+    assert len(tokens_until_finished(client, "right-1")[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop_token_ids": [512]},
+        {"allowed_token_ids": [-1]},
+        {"bad_words_token_ids": [[5, 512]]},
+        {"logit_bias": {512: 1.0}},
+        {"replay_token_ids": [2**40]},
+        {"temperature": -1.0},
+        {"prompt": [5, 512]},
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_that_requests_error(start: Start, wrong: dict[str, Any]) -> None:
+    """The model would read or write beside its own memory with them."""
+    client = start()
+    request = core_request("wrong-1")
+    if "prompt" in wrong:
+        request.prompt_token_ids = wrong["prompt"]
+    else:
+        request.sampling_params = msgspec.structs.replace(request.sampling_params, **wrong)
+    client.add_request(request)
     assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
     client.add_request(core_request("right-1", max_tokens=1))
     assert len(tokens_until_finished(client, "right-1")[0]) == 1

@@ -53,6 +53,21 @@ def test_the_greedy_choice_is_the_first_of_the_best(
     assert chosen.tolist() == numbers.argmax(axis=1).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("vocab_size", [100, 2**19 + 5])
+def test_logits_that_are_no_numbers_fail_their_row(dtype: torch.dtype, vocab_size: int) -> None:
+    """NaN of either sign, anywhere, and infinity; what is impossible (-inf) is none, unless it is all."""
+    logits = torch.full((7, vocab_size), 1.0, dtype=dtype)
+    logits[:, 7] = 2.0
+    logits[1, 50], logits[2, 60] = torch.nan, -torch.nan
+    logits[3, 70], logits[4, 0] = torch.inf, -torch.inf
+    logits[5] = -torch.inf
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.001)):
+        output = sample_rows([Row(params, row.clone()) for row in logits])
+        assert set(output.failed) == {1, 2, 3, 5}
+        assert [output.token_ids[i] for i in (0, 4, 6)] == [7, 7, 7]
+
+
 @pytest.mark.parametrize(
     ("params", "warpers"),
     [

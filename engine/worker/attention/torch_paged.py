@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -32,6 +33,8 @@ class _DecodeGroup:
     blocks: torch.Tensor
     """[(end - start) * num_blocks_each]"""
     seq_lens: torch.Tensor
+    padding: torch.Tensor
+    """[num_padded] places among the gathered tokens that lie behind the end of a sequence."""
     uniform: bool
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
     """Window to [end - start, 1, 1, max_seq_len], True where a key is seen; shared by the layers."""
@@ -116,7 +119,9 @@ class TorchPagedAttention:
         values[self._slot_blocks, self._slot_offsets] = value
         output = torch.empty_like(query)
         for group in self._groups:
-            pages = self._gather(keys, values, group.blocks, group.end - group.start, group.max_seq_len)
+            pages = self._gather(
+                keys, values, group.blocks, group.end - group.start, group.max_seq_len, group.padding
+            )
             _attend_decodes(query[group.start : group.end], *pages, output, group, scale, window)
         for chunk in self._chunks:
             part = slice(chunk.start, chunk.end)
@@ -129,9 +134,16 @@ class TorchPagedAttention:
         return output
 
     def _gather(
-        self, keys: torch.Tensor, values: torch.Tensor, blocks: torch.Tensor, num_seqs: int, seq_len: int
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        blocks: torch.Tensor,
+        num_seqs: int,
+        seq_len: int,
+        padding: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first ``seq_len`` tokens of ``num_seqs`` sequences, out of one layer's pages.
+        """The first ``seq_len`` tokens of ``num_seqs`` sequences, out of one layer's pages; 0 at ``padding``,
+        where somebody else's NaN may lie, which no weight of 0 would make vanish.
 
         keys, values [pool blocks, block_size, heads, head_dim] -> both [num_seqs, heads, seq_len, head_dim]
         """
@@ -142,6 +154,8 @@ class TorchPagedAttention:
         pages = []
         for cache, buffer in ((keys, self._gathered_keys), (values, self._gathered_values)):
             page = torch.index_select(cache, 0, blocks, out=buffer[:num_blocks])
+            if padding is not None and len(padding):
+                page.view(-1, *page.shape[2:]).index_fill_(0, padding, 0)
             flat = page.view(num_seqs, -1, *page.shape[2:])
             pages.append(flat[:, :seq_len].transpose(1, 2))
         return pages[0], pages[1]
@@ -155,7 +169,19 @@ class TorchPagedAttention:
             max_seq_len=longest,
             blocks=self._blocks_of(batch, start, end, longest),
             seq_lens=self._to_device(seq_lens),
+            padding=self._to_device(self._padding(seq_lens)),
             uniform=int(seq_lens[0]) == longest,
+        )
+
+    def _padding(self, seq_lens: IntArray) -> IntArray:
+        """See _DecodeGroup.padding."""
+        longest = int(seq_lens[-1])
+        width = -(-longest // self._block_size) * self._block_size
+        return np.concatenate(
+            [
+                np.arange(row * width + length, row * width + longest)
+                for row, length in enumerate(seq_lens.tolist())
+            ]
         )
 
     def _blocks_of(self, batch: AttentionBatch, start: int, end: int, seq_len: int) -> torch.Tensor:

@@ -75,6 +75,8 @@ class _Lists:
             self.allowed += [first + token for token in params.allowed_token_ids]
         row, num_tokens = int(batch.rows[index]), int(batch.num_prompt_tokens[index]) + num_output_tokens
         for word in params.bad_words_token_ids or ():
+            if word[-1] >= vocab_size:
+                continue  # its place would be another request's
             if len(word) == 1:
                 self.banned.append(first + word[0])
             elif len(word) - 1 <= num_output_tokens:

@@ -3,6 +3,7 @@ waits only for the tokens that it asks for. Decides nothing."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from threading import RLock
 
@@ -10,6 +11,7 @@ import torch
 
 from engine.messages import TokenLogprobs
 from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward
@@ -24,6 +26,8 @@ class Fetched:
 
     token_ids: torch.Tensor
     """[num_samples] int64"""
+    scores: torch.Tensor | None
+    """[num_samples], of the tokens; see Sampled."""
     logprobs: Logprobs | None
     mark: Mark
 
@@ -108,7 +112,8 @@ class DeviceModelRunner:
         logprobs = sampled.logprobs
         if logprobs is not None:
             logprobs = Logprobs(fetch(logprobs.token_ids), fetch(logprobs.values), fetch(logprobs.ranks))
-        return Fetched(fetch(sampled.token_ids), logprobs, self._streams.mark())
+        scores = None if sampled.scores is None else fetch(sampled.scores)
+        return Fetched(fetch(sampled.token_ids), scores, logprobs, self._streams.mark())
 
 
 class StepInFlight:
@@ -141,7 +146,8 @@ class StepInFlight:
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         for seq, token_id in zip(step.sample_seqs.tolist(), fetched.token_ids.tolist(), strict=True):
             sampled[seq].append(token_id)
-        return ModelRunnerOutput(step.req_ids, sampled, _logprobs(step, fetched.logprobs))
+        logprobs, failed = _logprobs(step, fetched.logprobs), _failed(self.plan, step, fetched.scores)
+        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
 
 def _forbidden(masks: TokenMasks, step: DeviceStep) -> ForbiddenTokens | None:
@@ -150,6 +156,21 @@ def _forbidden(masks: TokenMasks, step: DeviceStep) -> ForbiddenTokens | None:
         return None
     place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
     return ForbiddenTokens([place[req_id] for req_id in masks.req_ids], masks.forbidden)
+
+
+def _failed(plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None) -> dict[str, str]:
+    """Why, of the requests for which there was nothing to choose."""
+    if scores is None or not len(scores) or math.isfinite(scores.sum(dtype=torch.float64).item()):
+        return {}
+    limited = frozenset() if plan.masks is None else frozenset(plan.masks.result().req_ids)
+    seqs = step.sample_seqs.tolist()
+    reasons = {}
+    for seq, score in zip(seqs, scores.tolist(), strict=True):
+        if not math.isfinite(score):
+            req_id = step.req_ids[seq]
+            impossible = GRAMMAR_LEFT if req_id in limited else NOTHING_ALLOWED
+            reasons[req_id] = impossible if score == -math.inf else NOT_NUMBERS
+    return reasons
 
 
 def _logprobs(step: DeviceStep, logprobs: Logprobs | None) -> dict[str, list[TokenLogprobs]]:

@@ -104,6 +104,9 @@ class Sampled:
     token_ids: torch.Tensor
     """[num_samples] int64"""
     logprobs: Logprobs | None
+    scores: torch.Tensor | None = None
+    """[num_samples] of the tokens before they were forced: not finite where there was nothing to choose, as
+    SamplingOps.draw says. None where this rank has not chosen."""
 
 
 class DeviceSampler:
@@ -151,12 +154,17 @@ class DeviceSampler:
             self._forbid(logits, forbidden)
         if sampling.penalties is not None:
             logits = _penalise(logits.float(), sampling.penalties, token_ids)
-        chosen = logits.argmax(dim=-1) if sampling.draws is None else self._draw(logits, sampling.draws)
+        if sampling.draws is None:
+            scores, chosen = logits.max(dim=-1)
+        else:
+            chosen, scores = self._draw(logits, sampling.draws)
         if sampling.forced is not None:
-            chosen = torch.where(sampling.forced >= 0, sampling.forced, chosen)
+            forced = sampling.forced >= 0
+            chosen = torch.where(forced, sampling.forced, chosen)
+            scores = scores.masked_fill(forced & (scores == _MASKED), 0.0)  # whatever the limits say
         if wanted is None or raw is None:
-            return Sampled(chosen, None)
-        return Sampled(chosen, _logprobs(raw, chosen[wanted.indices], max(wanted.counts)))
+            return Sampled(chosen, None, scores)
+        return Sampled(chosen, _logprobs(raw, chosen[wanted.indices], max(wanted.counts)), scores)
 
     def _stage_draws(self, batch: SamplingBatch, staging: Staging) -> Draws:
         num_samples = len(batch.greedy)
@@ -188,7 +196,7 @@ class DeviceSampler:
         mask = self._streams.upload(forbidden.mask)
         logits[indices] = logits[indices].masked_fill(mask, _MASKED)
 
-    def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
         floors = torch.full_like(draws.temperature, _MASKED)
         if draws.filters is not None:
             floors.index_copy_(

@@ -19,9 +19,11 @@ class SamplingOps(Protocol):
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each row [num_rows] int64: one drawn by the softmax of logits / temperature among those
-        not below the floor; the best, the first of equals, where the temperature is 0.
+        not below the floor; the best, the first of equals, where the temperature is 0. And its score
+        [num_rows] float32, which is not finite where there is nothing to choose: -inf where no token is
+        possible, NaN or infinity where a logit is.
 
         logits [num_rows, vocab_size], temperature, floors [num_rows] float32, keys [num_rows, 2] int32
         """

@@ -17,13 +17,14 @@ class TorchSamplingOps:
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See SamplingOps."""
         scaled = _scaled(logits, temperature)
         tokens = torch.arange(logits.shape[1], device=logits.device)
         noise = -exponential(random_bits(keys, tokens)).log()
         noisy = torch.where(temperature[:, None] > 0, scaled + noise, scaled)
-        return noisy.masked_fill(scaled < floors[:, None], float("-inf")).argmax(dim=-1)
+        scores, tokens = noisy.masked_fill(scaled < floors[:, None], float("-inf")).max(dim=-1)
+        return tokens, scores
 
     def floors(
         self,

@@ -26,7 +26,7 @@ class TritonSamplingOps:
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, vocab_size = logits.shape
         block = _block(vocab_size)
         num_parts = triton.cdiv(vocab_size, block)
@@ -44,7 +44,8 @@ class TritonSamplingOps:
             BLOCK=block,
             num_warps=DRAW_WARPS,
         )
-        return tokens.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
+        best, part = scores.max(dim=-1, keepdim=True)
+        return tokens.gather(1, part)[:, 0], best[:, 0]
 
     def floors(
         self,
@@ -115,6 +116,7 @@ def draw_kernel(logits, temperatures, floors, keys, scores, tokens, stride, voca
     noise = -tl.log(_exponential(_random_bits(first, second, offsets)))
     noisy = tl.where(temperature > 0.0, x + noise, x)
     noisy = tl.where(x < tl.load(floors + row), float("-inf"), noisy)
+    noisy = tl.where(x != x, float("inf"), noisy)  # NaN, which tl.max may pass over
     best, winner = tl.max(noisy, axis=0, return_indices=True, return_indices_tie_break_left=True)
     place = row * tl.num_programs(1) + part
     tl.store(scores + place, best)

@@ -53,7 +53,7 @@ def _check_distribution(bench: Bench, ops: SamplingOps) -> None:
     same, floors = logits.repeat(rows, 1), _full(bench, rows, float("-inf"))
     tokens = torch.cat(
         [
-            ops.draw(same, _full(bench, rows, temperature), floors, _keys(bench, rows, seed))
+            ops.draw(same, _full(bench, rows, temperature), floors, _keys(bench, rows, seed))[0]
             for seed in range(bench.sizes.num_draws // rows)
         ]
     )
@@ -78,7 +78,7 @@ def _chi_squared_deviation(counts: torch.Tensor, expected: torch.Tensor) -> floa
 
 def _check_greedy(bench: Bench, ops: SamplingOps) -> None:
     logits = _logits(bench, 8, seed=2).bfloat16()
-    drawn = ops.draw(logits, _full(bench, 8, 0.0), _full(bench, 8, float("-inf")), _keys(bench, 8, seed=2))
+    drawn, _ = ops.draw(logits, _full(bench, 8, 0.0), _full(bench, 8, float("-inf")), _keys(bench, 8, seed=2))
     best = logits.amax(dim=-1)
     chosen = logits.gather(1, drawn[:, None])[:, 0]
     bench.check("greedy among draws: rows whose token is not the best", float((chosen != best).sum()), 0.0)

@@ -133,12 +133,13 @@ class RecordedEngine:
             failed_loads=event.failed_loads,
             finished_disk_writes=event.finished_disk_writes,
             failed_disk_writes=event.failed_disk_writes,
+            failed={req_id: "" for req_id in event.ended if event.num_tokens.get(req_id) == 0},
         )
         self.scheduler.update_from_output(plan, result, event.now)
 
     @staticmethod
     def _tokens_of(req_id: str, event: StepOutput) -> list[int]:
-        tokens = [GOING_ON] * event.num_tokens.get(req_id, 1)
+        tokens = [GOING_ON] * (event.num_tokens.get(req_id, 1) or 1)  # of one that failed it means nothing
         ending = event.ended.get(req_id)
         if ending is not None:
             tokens[-1] = LAST_TOKEN[ending]

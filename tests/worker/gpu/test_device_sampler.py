@@ -3,6 +3,8 @@ nothing of a row depends on the others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,10 @@ class HostAndDevice:
         output = Sampler(0).sample(self._logits.clone(), batch, self._history, self._forbidden)
         told = {i: (entry.token_ids, entry.rank) for i, entry in output.logprobs.items()}
         return output.token_ids.tolist(), told
+
+    def failed_on_host(self) -> Mapping[int, str]:
+        batch = self._table.batch(np.arange(len(self._logits)), self._num_tokens)
+        return Sampler(0).sample(self._logits.clone(), batch, self._history, self._forbidden).failed
 
     def on_device(self) -> Sampled:
         batch = self._table.batch(np.arange(len(self._logits)), self._num_tokens)
@@ -117,6 +123,40 @@ def test_features_choose_what_the_host_chooses(rows: list[Row], forbids: bool) -
     lines = zip(sampled.logprobs.token_ids.tolist(), sampled.logprobs.ranks.tolist(), strict=True)
     for (ids, rank), (host_ids, host_rank) in zip(lines, told.values(), strict=True):
         assert (ids[: len(host_ids)], rank) == (host_ids, host_rank)
+
+
+@BOTH_OPS
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_with_nothing_to_choose_are_told(ops: SamplingOps, temperature: float) -> None:
+    """By a score that is not finite, as the sampler on the host tells them by a reason; no other row notices,
+    and every token is one of the vocabulary."""
+    params = SamplingParams(temperature=temperature, seed=5)
+    sound = Row(params, LOGITS)
+    with_nan, with_inf = LOGITS.clone(), LOGITS.clone()
+    with_nan[3], with_inf[9] = -torch.nan, torch.inf
+    forbidden = SamplingParams(
+        temperature=temperature, seed=5, allowed_token_ids=[4], bad_words_token_ids=[[4]]
+    )
+    rows = [sound, Row(params, with_nan), sound, Row(params, with_inf), Row(forbidden, LOGITS), sound]
+    both = HostAndDevice(rows, ops)
+    sampled = both.on_device()
+    assert sampled.scores is not None
+    finite = sampled.scores.isfinite().tolist()
+    assert finite == [True, False, True, False, False, True]
+    assert sampled.scores[4] == -torch.inf
+    assert set(both.failed_on_host()) == {1, 3, 4}
+    assert drawn([sound], ops) == sampled.token_ids[[0]].tolist() == sampled.token_ids[[5]].tolist()
+    assert all(0 <= token < VOCAB_SIZE for token in sampled.token_ids.tolist())
+
+
+def test_a_bad_word_beyond_the_vocabulary_bans_nothing() -> None:
+    """Neither in its own row nor in the next one, whose first token lies where it would."""
+    first = LOGITS.clone()
+    first[0] = 99.0
+    word = SamplingParams(temperature=0.0, bad_words_token_ids=[[VOCAB_SIZE], [1, VOCAB_SIZE]])
+    rows = [Row(word, LOGITS, output=[1]), Row(SamplingParams(temperature=0.0), first)]
+    assert drawn(rows) == [int(LOGITS.argmax()), 0]
+    assert HostAndDevice(rows, TorchSamplingOps()).on_host()[0] == [int(LOGITS.argmax()), 0]
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
@@ -238,8 +278,10 @@ def test_the_kernels_compute_what_the_twin_computes() -> None:
     twin, kernels = TorchSamplingOps(), TritonSamplingOps()
     floors = twin.floors(logits, temperature, top_k, top_p, min_p)
     assert torch.equal(kernels.floors(logits, temperature, top_k, top_p, min_p), floors)
-    expected = twin.draw(logits, temperature, floors, keys)
-    assert torch.equal(kernels.draw(logits, temperature, floors, keys), expected)
+    expected, scores = twin.draw(logits, temperature, floors, keys)
+    drawn, scored = kernels.draw(logits, temperature, floors, keys)
+    assert torch.equal(drawn, expected)
+    assert torch.allclose(scored, scores)
     assert expected[2] == logits[2].float().argmax()
 
 

@@ -1,0 +1,21 @@
+"""Why one request ends with an error of its own while the others go on: sentences for its client."""
+
+from __future__ import annotations
+
+GRAMMAR_LEFT = (
+    "No token satisfied both the grammar and the request's other limits (bad_words, allowed_token_ids, "
+    "logit_bias), or the grammar became too complex to follow."
+)
+NOTHING_ALLOWED = (
+    "No token is left to choose from: the request's limits (allowed_token_ids, bad_words, min_tokens) "
+    "rule all of them out."
+)
+NOT_NUMBERS = (
+    "The model's logits for this request are no finite numbers (NaN or infinity), so no token can be chosen: "
+    "its weights, or the dtype they are computed in, do not bear this input."
+)
+
+
+def processing_failed(what: str, error: BaseException) -> str:
+    """Something raised that should not have."""
+    return f"{what} of this request failed: {type(error).__name__}: {str(error)[:300]}"
