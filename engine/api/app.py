@@ -23,7 +23,7 @@ from engine.api.http.auth import ApiKeys, AuthMiddleware
 from engine.api.http.exact_paths import ExactPaths
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
 from engine.api.openai import chat, completions
-from engine.api.openai_responses import conversations
+from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
 from engine.api.openai_responses.keeper import ResponseKeeper
 from engine.api.openapi import describe_api
@@ -41,6 +41,7 @@ ROUTERS = (
     messages.router,
     responses.router,
     conversations.router,
+    conversation_items.router,
 )
 
 

@@ -11,6 +11,7 @@ from agents import (
     Model,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     OpenAIResponsesModel,
     RunConfig,
     Runner,
@@ -68,3 +69,26 @@ async def test_a_streamed_job_of_tool_calls(model: Model, wire: Wiretap) -> None
     assert sorted(weather.calls) == sorted(CALLS)
     assert num_deltas > NUM_TURNS
     wire.check_one_kept_job(streamed=True)
+
+
+async def test_a_session_that_the_server_keeps(client: openai.AsyncOpenAI) -> None:
+    """The runner's items are in a conversation here, and can be taken back."""
+    session = OpenAIConversationsSession(openai_client=client)
+    weather = Weather()
+    result = await Runner.run(
+        agent(OpenAIResponsesModel(model="tiny", openai_client=client), weather),
+        question(),
+        session=session,
+        run_config=RunConfig(tracing_disabled=True),
+    )
+    assert result.final_output == ANSWER
+    items = await session.get_items()
+    kinds = [item.get("type") for item in items]
+    assert kinds[0] == kinds[-1] == "message"
+    assert kinds.count("function_call") == kinds.count("function_call_output") == len(CALLS)
+    assert [item.get("id") for item in await session.get_items(limit=2)] == [i.get("id") for i in items[-2:]]
+    last = await session.pop_item()
+    assert last is not None
+    assert last.get("id") == items[-1].get("id")
+    assert len(await session.get_items()) == len(items) - 1
+    await session.clear_session()

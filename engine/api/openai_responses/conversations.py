@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from time import time
 from typing import Any, Literal
 from uuid import uuid4
@@ -12,11 +14,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from engine.api.endpoints import endpoint, json_response, model_of, parse_body
+from engine.api.endpoints import endpoint, json_response, model_of, parse_body, read_body
+from engine.api.openai_responses.conversation_lock import ConversationLock
 from engine.api.openai_responses.history import with_ids
 from engine.api.openai_responses.input_items import Item, MessageList
 from engine.api.openai_responses.items import ConversationId, Response, TextConfig, new_response_id
-from engine.api.openai_responses.keeper import ResponseKeeper, keeper_of
+from engine.api.openai_responses.keeper import ResponseKeeper, check_id, keeper_of
 from engine.api.openai_responses.request import Metadata
 from engine.api.openai_responses.store import PastResponse, PastTurn, ResponseNotStoredError, StoredResponse
 
@@ -28,6 +31,12 @@ class ConversationRequest(BaseModel):
 
     items: list[Item] | None = None
     metadata: Metadata | None = None
+
+
+class MetadataRequest(BaseModel):
+    """Body of POST /v1/conversations/{id}."""
+
+    metadata: Metadata | None
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -47,51 +56,92 @@ async def create_conversation(request: Request) -> HttpResponse:
     body = parse_body(ConversationRequest, raw) if raw else ConversationRequest()
     items = body.items or []
     MessageList(None).extend(items, "items")
-    beginning = Response(
-        id=new_response_id(),
-        created_at=int(time()),
-        status="completed",
-        model=model_of(request).name,
-        conversation=ConversationId(f"conv_{uuid4().hex}"),
-        temperature=1.0,
-        top_p=1.0,
-        text=TextConfig(format={"type": "text"}),
-        metadata=body.metadata or {},
+    beginning = empty_link(
+        new_response_id(), f"conv_{uuid4().hex}", model_of(request).name, body.metadata or {}
     )
     stored = StoredResponse(response=beginning, input=list(with_ids(items, beginning.id)))
     await keeper_of(request).store.put(stored)
-    return json_response(_conversation(beginning))
+    return json_response(described(beginning))
 
 
 @endpoint(router, "GET", "/v1/conversations/{conversation_id}")
 async def retrieve_conversation(request: Request) -> HttpResponse:
     """When a conversation was begun, and what its client noted about it."""
     keeper = keeper_of(request)
-    chain = await _chain(keeper, request.path_params["conversation_id"])
-    return json_response(_conversation(chain[0].response))
+    chain = await chain_of(keeper, request.path_params["conversation_id"])
+    return json_response(described(chain[0].response))
+
+
+@endpoint(router, "POST", "/v1/conversations/{conversation_id}", body=MetadataRequest)
+async def update_conversation(request: Request) -> HttpResponse:
+    """Another note about a conversation in place of the one there was."""
+    body = await read_body(request, MetadataRequest)
+    keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
+    async with held(keeper, conversation_id, new_response_id()):
+        chain = await chain_of(keeper, conversation_id)
+        stored = await keeper.find(chain[0].response.id)
+        noted = msgspec.structs.replace(stored.response, metadata=body.metadata or {})
+        await change_link(keeper, chain, msgspec.structs.replace(stored, response=noted))
+    return json_response(described(noted))
 
 
 @endpoint(router, "DELETE", "/v1/conversations/{conversation_id}")
 async def delete_conversation(request: Request) -> HttpResponse:
     """Forget a conversation and all its responses."""
     keeper = keeper_of(request)
-    chain = await _chain(keeper, request.path_params["conversation_id"])
+    chain = await chain_of(keeper, request.path_params["conversation_id"])
     for stored in chain:
         await keeper.store.delete(stored.response.id)
-    deleted = _conversation(chain[0].response)
+    deleted = described(chain[0].response)
     deleted.object, deleted.deleted = "conversation.deleted", True
     return json_response(deleted)
 
 
-async def _chain(keeper: ResponseKeeper, conversation_id: str) -> list[PastTurn]:
+async def chain_of(keeper: ResponseKeeper, conversation_id: str) -> list[PastTurn]:
+    check_id(conversation_id, "conv_", "conversation")
     newest = await keeper.store.newest(conversation_id)
     if newest is None:
         raise ResponseNotStoredError(f"Conversation {conversation_id[:100]!r}", keeper.store.limits)
     return await keeper.store.chain(newest, "conversation")
 
 
-def _conversation(beginning: Response | PastResponse) -> Conversation:
+def described(beginning: Response | PastResponse) -> Conversation:
     assert beginning.conversation is not None
     return Conversation(
         id=beginning.conversation.id, created_at=beginning.created_at, metadata=beginning.metadata
     )
+
+
+def empty_link(
+    response_id: str, conversation_id: str, model: str, metadata: dict[str, Any] | None = None
+) -> Response:
+    """A response of a conversation in which the model says nothing."""
+    return Response(
+        id=response_id,
+        created_at=int(time()),
+        status="completed",
+        model=model,
+        conversation=ConversationId(conversation_id),
+        temperature=1.0,
+        top_p=1.0,
+        text=TextConfig(format={"type": "text"}),
+        metadata=metadata or {},
+    )
+
+
+@asynccontextmanager
+async def held(keeper: ResponseKeeper, conversation_id: str, by: str) -> AsyncGenerator[None, None]:
+    """No turn of the conversation is made meanwhile."""
+    lock = await ConversationLock.take(keeper.store, conversation_id, by)
+    try:
+        yield
+    finally:
+        await lock.release()
+
+
+async def change_link(keeper: ResponseKeeper, chain: list[PastTurn], changed: StoredResponse) -> None:
+    """Another state of a link of a conversation that is held."""
+    await keeper.store.update(changed)
+    newest = chain[-1].response.id
+    if changed.response.id != newest:  # an update makes its response the newest
+        await keeper.store.update(await keeper.find(newest))

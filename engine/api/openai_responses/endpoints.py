@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body, whole_number
-from engine.api.errors import Dialect, OverloadedError
+from engine.api.errors import Dialect, NotFoundError, OverloadedError
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.openai_responses.conversation_lock import RENEW_S
 from engine.api.openai_responses.events import Event
 from engine.api.openai_responses.history import stored_items
-from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ENDED
 from engine.api.openai_responses.keeper import ResponseKeeper, keeper_of
+from engine.api.openai_responses.pages import page_of
 from engine.api.openai_responses.request import ResponsesRequest
 from engine.api.openai_responses.store import StoredResponse
 from engine.api.openai_responses.turn import ResponseTurn
@@ -31,19 +31,8 @@ from engine.errors import RequestError
 
 router = APIRouter()
 
-MAX_PAGE = 100
 CANCEL_TIMEOUT_S = 10 * RENEW_S
 """How long the answer to a cancellation waits for the process that runs the response."""
-
-
-class ItemList(msgspec.Struct, kw_only=True):
-    """A page of items."""
-
-    object: Literal["list"] = "list"
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):
@@ -114,6 +103,15 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     return await while_connected(request, count())
 
 
+@endpoint(router, "POST", "/v1/responses/compact")
+async def compact(request: Request) -> HttpResponse:
+    """Not here: a conversation is made shorter by ``truncation: auto``, or by its client."""
+    raise NotFoundError(
+        "This server compacts no conversations: send a shorter one, or truncation: 'auto', which leaves out "
+        "the oldest."
+    )
+
+
 @endpoint(router, "GET", "/v1/responses/{response_id}")
 async def retrieve_response(request: Request) -> HttpResponse:
     """A response as it stands, or its events from ``starting_after`` on."""
@@ -162,23 +160,4 @@ async def list_input_items(request: Request) -> HttpResponse:
     """The items that a response answers, those of the turns before included; newest first by default."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     items = stored_items(await keeper.store.chain(response_id, "response_id"))
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError("order must be 'asc' or 'desc'.", "order")
-    limit = whole_number(request, "limit", 20, 1, MAX_PAGE)
-    in_order = items if order == "asc" else items[::-1]
-    return json_response(_page(in_order, request.query_params.get("after"), limit))
-
-
-def _page(items: list[Item], after: str | None, limit: int) -> ItemList:
-    ids = [str(item["id"]) for item in items]
-    if after is not None and after not in ids:
-        raise RequestError("after must be the id of one of the items.", "after")
-    start = 0 if after is None else ids.index(after) + 1
-    page = items[start : start + limit]
-    return ItemList(
-        data=page,
-        first_id=ids[start] if page else None,
-        last_id=ids[start + len(page) - 1] if page else None,
-        has_more=start + limit < len(items),
-    )
+    return json_response(page_of(request, items))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from engine.api.errors import NotFoundError
 from engine.api.identity import owner_of
 from engine.api.openai_responses.background import BackgroundRuns
 from engine.api.openai_responses.config import ResponsesConfig
@@ -40,6 +41,7 @@ class ResponseKeeper:
 
     async def find(self, response_id: str) -> StoredResponse:
         """ResponseNotStoredError if it is not kept (any more)."""
+        check_id(response_id, "resp_", "response")
         stored = await self.store.get(response_id)
         if stored is None:
             raise ResponseNotStoredError(f"Response {response_id[:100]!r}", self.store.limits)
@@ -50,3 +52,9 @@ def keeper_of(request: Request) -> ResponseKeeper:
     """What the owner of the request's key has: no id leads to what another owner has."""
     keeper: ResponseKeeper = request.app.state.response_keeper
     return keeper.of(owner_of(request.headers))
+
+
+def check_id(name: str, prefix: str, what: str) -> None:
+    """NotFoundError if this is no id of such a thing: a path below it that there is not, perhaps."""
+    if not name.startswith(prefix):
+        raise NotFoundError(f"{name[:100]!r} is no {what}: the id of one begins with {prefix}.")
