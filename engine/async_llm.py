@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -96,8 +96,11 @@ class AsyncLLM:
         job: JobRef | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        on_taken: Callable[[], None] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, in the form ``sampling_params.output_kind`` asks for.
+
+        ``on_taken`` is called once it has been checked and is on its way to the core.
 
         A consumer that lags gets several steps merged into one output. Leaving the loop early, or
         cancelling it, aborts the request. Raises RequestError (before the first output),
@@ -115,6 +118,8 @@ class AsyncLLM:
         try:
             for core_request in core_requests:
                 self._client.add_request(core_request)
+            if on_taken is not None:
+                on_taken()
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished

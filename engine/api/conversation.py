@@ -5,7 +5,7 @@ It must not know how any dialect spells its requests or its answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -113,9 +113,18 @@ class TurnOutput:
 class ConversationTurn:
     """A conversation on its way through the engine. Used once: by ``stream`` or by ``whole``."""
 
-    def __init__(self, model: ServedModel, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        conversation: Conversation,
+        on_taken: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_taken`` is called when the engine has it: few things are refused after that."""
         self._model = model
         self._conversation = conversation
+        self._on_taken = on_taken
+        self.num_prompt_tokens = 0
+        """Once it is rendered."""
         self._readers: list[_AnswerReader] = []
 
     @property
@@ -143,6 +152,7 @@ class ConversationTurn:
         self._model.check_params(conversation.params)
         with self._model.seat(conversation.params.n) as seat:
             prompt = await self.render(is_prompt=True)
+            self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
             outputs = self._model.generate(
@@ -157,6 +167,7 @@ class ConversationTurn:
                 ),
                 priority=conversation.priority,
                 cache_salt=conversation.cache_salt,
+                on_taken=self._on_taken,
             )
             self._readers = self._make_readers(prompt_tail, grammar)
             async with aclosing(outputs):

@@ -6,7 +6,7 @@ It must not know HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from time import time
 from typing import cast
@@ -16,6 +16,7 @@ import msgspec
 from engine.api.chat_messages import Message, normalise
 from engine.api.config import ServerConfig
 from engine.api.errors import ModelNotFoundError, RequestTimeoutError, ServerClosingError
+from engine.api.http.streams import Patience
 from engine.api.limits import Admission, Seat
 from engine.api.prefix_killers import BILLING_HEADER, without_billing_header
 from engine.api.processes.load_board import LoadBoard, Tally
@@ -82,6 +83,10 @@ class ServedModel:
     def is_closing(self) -> bool:
         """Whether the server takes no more requests, since it is about to stop."""
         return self._draining
+
+    def patience(self) -> Patience:
+        """Of one request's answer, if that is a stream."""
+        return Patience(self.sse_keep_alive_s)
 
     def count_viewers(self, number: int) -> None:
         """So many more look at the dashboard, or less."""
@@ -258,6 +263,7 @@ class ServedModel:
         job: JobRef | None,
         priority: int | None,
         cache_salt: str | None,
+        on_taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The engine's outputs. OverloadedError if the prompt is too much beside the others; if the request
         was ended, ServerClosingError or RequestTimeoutError."""
@@ -275,6 +281,7 @@ class ServedModel:
                 job=job,
                 priority=priority or 0,
                 cache_salt=self._salt(None if job is None else job.owner, cache_salt),
+                on_taken=on_taken,
             )
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:

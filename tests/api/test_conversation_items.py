@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-Item = dict[str, Any]
+Item = Any
 
 
 def said(text: str, role: str = "user") -> Item:
@@ -29,7 +29,7 @@ def test_items_are_added_read_and_taken_out(client: openai.OpenAI) -> None:
     assert [item.id for item in added.data] == [added.first_id, added.last_id]
     assert texts_of(client, conversation.id, order="asc", limit=2) == ["one", "two", "three"]
     assert texts_of(client, conversation.id) == ["three", "two", "one"]
-    two = client.conversations.items.retrieve(added.data[0].id, conversation_id=conversation.id)
+    two = client.conversations.items.retrieve(str(added.data[0].id), conversation_id=conversation.id)
     assert two.type == "message"
     assert (two.role, two.status, two.content[0].type) == ("assistant", "completed", "output_text")
     left = client.conversations.items.delete(two.id, conversation_id=conversation.id)
@@ -63,15 +63,15 @@ def test_an_output_may_be_added_after_its_call(client: openai.OpenAI) -> None:
     """Items come in as many requests as the client likes."""
     conversation = client.conversations.create(items=[said("Look.")])
     call: Item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    client.conversations.items.create(conversation.id, items=[call])  # type: ignore[list-item]
+    client.conversations.items.create(conversation.id, items=[call])
     output: Item = {"type": "function_call_output", "call_id": "c", "output": "x"}
-    client.conversations.items.create(conversation.id, items=[output])  # type: ignore[list-item]
+    client.conversations.items.create(conversation.id, items=[output])
     kinds = [item.type for item in client.conversations.items.list(conversation.id, order="asc")]
     assert kinds == ["message", "function_call", "function_call_output"]
     with pytest.raises(openai.BadRequestError, match="No tool call found"):
         client.conversations.items.create(
             conversation.id,
-            items=[output | {"call_id": "other"}],  # type: ignore[list-item]
+            items=[output | {"call_id": "other"}],
         )
 
 

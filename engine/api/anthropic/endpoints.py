@@ -40,15 +40,17 @@ async def create_message(request: Request) -> Response:
     request_id = f"msg_{request.state.request_id}"
     params = body.sampling_params(model.sampling_defaults())
     conversation = _conversation(model, body, request_id, params, job)
-    turn = ConversationTurn(model, conversation)
+    patience = model.patience()
+    turn = ConversationTurn(model, conversation, patience.taken)
     answer = MessageAnswer(_terms(model, body, request, request_id))
 
     async def respond() -> Response:
         with told_as_sent(_FIELD_NAMES):
             if not body.stream:
                 return json_response(answer.whole(await turn.whole()))
-            turns = await begun(turn.stream(), model.sse_keep_alive_s)
-        return EventStream(answer.events(turns), Dialect.ANTHROPIC, request.state.request_id)
+            turns = await begun(turn.stream(), patience)
+        said_early = turn.num_prompt_tokens if patience.is_over else None
+        return EventStream(answer.events(turns, said_early), Dialect.ANTHROPIC, request.state.request_id)
 
     return await while_connected(request, respond())
 

@@ -219,10 +219,19 @@ class MessageAnswer:
             message.token_ids = turn.answers[0].raw.token_ids
         return message
 
-    async def events(self, turns: AsyncGenerator[TurnOutput, None]) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events."""
-        is_first = True
+    async def events(
+        self, turns: AsyncGenerator[TurnOutput, None], num_prompt_tokens: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events.
+
+        ``num_prompt_tokens``: the model is silent, so the message begins without it, with this count; what of
+        it was cached is in the last event's usage.
+        """
+        is_first = num_prompt_tokens is None
         async with aclosing(turns):
+            if num_prompt_tokens is not None:
+                yield _sent(MessageStart(self._begun(num_prompt_tokens)))
+                yield _sent(Ping())
             async for turn in turns:
                 if is_first:
                     yield _sent(MessageStart(self._message(turn, [], None, None)))
@@ -255,6 +264,22 @@ class MessageAnswer:
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
             usage=self._usage(turn),
+        )
+
+    def _begun(self, num_prompt_tokens: int) -> Message:
+        usage = Usage(
+            input_tokens=num_prompt_tokens,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=0,
+            output_tokens=0,
+        )
+        return Message(
+            id=self._terms.message_id,
+            model=self._terms.model_name,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
         )
 
     def _stop(self, turn: TurnOutput) -> StopDelta:

@@ -42,7 +42,8 @@ async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any]) -> No
 class EventStream(StreamingResponse):
     """Server-sent events. However the stream ends, its source is closed; an error becomes an event.
 
-    A stream that is silent for long sends comments, so that nobody on the way takes it for dead.
+    A stream that is silent for long sends comments, or what the dialect has for them, so that nobody on the
+    way takes it for dead.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -54,13 +55,14 @@ class EventStream(StreamingResponse):
         request_id: str | None = None,
     ) -> None:
         self._events = events
+        self._keep_alive = sse.PING if dialect is Dialect.ANTHROPIC else sse.KEEP_ALIVE
         super().__init__(
             _guarded(events, dialect, request_id),
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = _Wire(send)
+        wire = _Wire(send, self._keep_alive)
         interval_s = scope["app"].state.model.sse_keep_alive_s
         keeping = None if interval_s is None else asyncio.create_task(wire.keep_alive(interval_s))
         try:
@@ -74,16 +76,20 @@ class EventStream(StreamingResponse):
 class _Wire:
     """What a response is sent over, watched for silence."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, keep_alive: bytes) -> None:
         self._send = send
+        self._keep_alive = keep_alive
         self._now = asyncio.get_running_loop().time
         self._started = False
+        self._has_spoken = False
+        """An event has been sent; before that only a comment means nothing."""
         self._complete = False
         self._sent_at = self._now()
 
     async def send(self, message: Message) -> None:
         self._complete = self._started and not message.get("more_body", False)
         await self._send(message)
+        self._has_spoken = self._started
         self._started = True
         self._sent_at = self._now()
 
@@ -94,7 +100,9 @@ class _Wire:
             if silence_s < interval_s:
                 await asyncio.sleep(interval_s - silence_s)
             elif self._started:
-                await self.send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+                sign = self._keep_alive if self._has_spoken else sse.KEEP_ALIVE
+                await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+                self._sent_at = self._now()
             else:
                 await asyncio.sleep(interval_s)
 

@@ -6,6 +6,7 @@ import msgspec
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 MEDIA_TYPE = "text/event-stream"
 
 _encoder = msgspec.json.Encoder()

@@ -55,13 +55,15 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     model = model_of(request, body.model)
     answer = ChatAnswer(model, body, request.state.request_id)
-    turn = ConversationTurn(model, answer.conversation(identify(request.headers, body.identity())))
+    patience = model.patience()
+    conversation = answer.conversation(identify(request.headers, body.identity()))
+    turn = ConversationTurn(model, conversation, patience.taken)
 
     async def respond() -> Response:
         with told_as_sent(body.field_names()):
             if not body.stream:
                 return json_response(answer.whole(await turn.whole()))
-            return EventStream(answer.events(await begun(turn.stream(), model.sse_keep_alive_s)))
+            return EventStream(answer.events(await begun(turn.stream(), patience)))
 
     return await while_connected(request, respond())
 

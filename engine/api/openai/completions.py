@@ -48,7 +48,7 @@ async def create_completion(request: Request) -> Response:
     async def respond() -> Response:
         if not body.stream:
             return json_response(await turn.complete())
-        outputs = await begun(turn.outputs(RequestOutputKind.DELTA), model.sse_keep_alive_s)
+        outputs = await begun(turn.outputs(RequestOutputKind.DELTA), turn.patience)
         return EventStream(turn.stream(outputs))
 
     return await while_connected(request, respond())
@@ -78,6 +78,8 @@ class CompletionTurn:
         """Of each choice, where logprobs were asked for."""
         self._receipts: list[TurnReceipt] = []
         """Of the prompts that are done."""
+        self.patience = model.patience()
+        self._num_untaken = len(self._prompts)
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._completion([], None))
 
@@ -105,9 +107,15 @@ class CompletionTurn:
                 job=self._job,
                 priority=body.priority,
                 cache_salt=body.cache_salt,
+                on_taken=self._on_taken,
             )
             for index, prompt in enumerate(prompts)
         ]
+
+    def _on_taken(self) -> None:
+        self._num_untaken -= 1
+        if not self._num_untaken:
+            self.patience.taken()
 
     async def _encode(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):

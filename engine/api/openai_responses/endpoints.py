@@ -64,7 +64,7 @@ async def create_response(request: Request) -> HttpResponse:
 async def _respond(model: ServedModel, turn: ResponseTurn, *, streams: bool) -> HttpResponse:
     if not streams:
         return json_response(await turn.whole())
-    events = await begun(turn.events(), model.sse_keep_alive_s)
+    events = await begun(turn.events(), turn.patience)
     return _event_stream(_encoded(turn.to_the_end(events)))
 
 

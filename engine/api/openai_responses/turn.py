@@ -78,6 +78,8 @@ class ResponseTurn:
         self._tools = Tools()
         self._conversation = self._read(headers, response_id)
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
+        self.patience = model.patience()
+        """Of its answer, if that is a stream."""
         self._number = 0
         self._is_kept = False
         self._has_told_its_end = False
@@ -238,7 +240,8 @@ class ResponseTurn:
         conversation = self._conversation
         while True:
             try:
-                outputs = await begun(ConversationTurn(self._model, conversation).stream(kind))
+                turn = ConversationTurn(self._model, conversation, self.patience.taken)
+                outputs = await begun(turn.stream(kind))
                 break
             except ContextLengthError as error:
                 shorter = without_oldest(conversation.messages) if body.truncation == "auto" else None
