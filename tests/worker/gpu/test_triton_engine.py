@@ -53,6 +53,19 @@ def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders
             prompts = [prompts[0] + [*outputs[0].outputs[0].token_ids, 7]]
 
 
+def test_who_reads_what_the_same_step_computes(model_folders: ModelFolders) -> None:
+    """Three equal prompts that end a token behind a block, and one that goes on behind it, in one step; then
+    one that finds their block."""
+    folder, greedy = model_folders("qwen3"), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    reference, prompt = Reference(folder), random_tokens(17, seed=3)
+    with triton_llm(folder) as llm:
+        for prompts in ([prompt, prompt, prompt, prompt + [5] * 4], [[*prompt, 6]]):
+            outputs = llm.generate(prompts, greedy, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == [
+                reference.greedy(asked, 3) for asked in prompts
+            ]
+
+
 def test_kv_of_8_bits_changes_little(model_folders: ModelFolders) -> None:
     """A model whose K and V are stored in 8 bits finds its next token about as likely."""
     folder, prompt = model_folders("qwen3"), random_tokens(40, seed=3)

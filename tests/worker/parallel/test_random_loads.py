@@ -1,0 +1,38 @@
+"""Two ranks under random loads: every answer is that of its prompt alone, from a model in one piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from engine.llm import LLM
+from engine.worker.tiny_models import make_model_folder
+from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_answer_is_that_of_its_prompt_alone(dtype: str, tmp_path: Path) -> None:
+    """Twins, borders of blocks, turns and clients that leave, in a pool that holds little more than the
+    longest of them; what it has to drop comes back from host memory. In fp32 plans are made ahead."""
+    folder = make_model_folder(tmp_path, "qwen3", dtype=dtype, hidden_size=128, num_heads=4)
+    oracle = Oracle(folder, dtype=dtype)
+    block_size = 8
+    load = LoadDrawer(Random(1), oracle, block_size, (60, 190)).draw(60)
+    num_blocks = -(-load.longest // block_size) + 2
+    with LLM(
+        str(folder),
+        multiprocess=False,
+        device="cpu",
+        tensor_parallel_size=2,
+        block_size=block_size,
+        max_model_len=load.longest + 1,
+        num_gpu_blocks_override=3 * num_blocks // 2,
+        num_host_blocks_override=4 * num_blocks,
+        max_num_batched_tokens=256,
+        async_scheduling=dtype == "float32",
+    ) as llm:
+        assert wrong_answers(llm, load, oracle) == []
+        llm.engine.check_invariants()
+    oracle.close()
