@@ -258,6 +258,10 @@ class TraceConfig:
     """Only the last so many files of a trace are kept; None: all are."""
 
     def __post_init__(self) -> None:
+        if self.trace_path is not None and self.trace_path.endswith((".gz", ".bz2", ".xz", ".zip")):
+            raise ConfigError(
+                "trace_path: a trace is compressed with zstd only: let its name end in .jsonl.zst."
+            )
         if self.trace_max_bytes is not None:
             _at_least("trace_max_bytes", self.trace_max_bytes, 1024)
         if self.trace_max_files is not None:

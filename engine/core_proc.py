@@ -44,6 +44,7 @@ from engine.messages import (
     UtilityOutput,
     UtilityRequest,
 )
+from engine.process_log import begin_log
 
 logger = logging.getLogger(__name__)
 
@@ -275,9 +276,7 @@ def main() -> None:
     """Entry point of the process; ends it, with exit code 0 only if it was asked to stop."""
     gc.disable()  # until all is loaded, which leaves little garbage: a tenth of the start
     start: CoreStart = pickle.load(sys.stdin.buffer)
-    logging.basicConfig(
-        level=start.log_level, format=f"%(levelname)s %(name)s (core {os.getpid()}): %(message)s"
-    )
+    begin_log(start.log_level, f"core {os.getpid()}")
     watch = ParentWatch(start)
     _leave(start, _run(start, watch))
 

@@ -5,11 +5,12 @@ No disk is waited for: files are opened and completed on threads of their own.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
@@ -58,8 +59,7 @@ class TraceControl:
         """In traces before this one; in all, as far as it has been told."""
         _make_folder(config)
         if config.trace_path is not None:
-            self._path = Path(config.trace_path)
-            self._writer = _open_at_start(config, self._path)
+            self._path, self._writer = _open_at_start(config, Path(config.trace_path))
 
     def start(self) -> None:
         """The engine is complete: its trace, if it has one from the start, begins."""
@@ -163,13 +163,7 @@ class TraceControl:
             self._take(writer)
 
     def _open_new(self, name: str | None) -> tuple[Path, TraceWriter]:
-        """The first of the names that may be taken and is free: nothing that is there is ever replaced."""
-        for path in self._new_paths(name):
-            try:
-                return path, _open_writer(self._config, path, replace=False)
-            except FileExistsError as error:
-                taken = error
-        raise taken
+        return _open_first_free(self._config, self._new_paths(name))
 
     def _new_paths(self, name: str | None) -> Iterator[Path]:
         if self._config.trace_dir is not None:
@@ -177,9 +171,7 @@ class TraceControl:
             yield Path(self._config.trace_dir) / (name or f"trace-{when}.jsonl.zst")
             return
         assert self._config.trace_path is not None
-        first = Path(self._config.trace_path)
-        stem, dot, ending = first.name.partition(".jsonl")
-        yield from (first.with_name(f"{stem}-{number}{dot}{ending}") for number in range(2, MAX_RESUMED))
+        yield from _numbered(Path(self._config.trace_path))
 
     def _take(self, writer: TraceWriter) -> None:
         writer.emit(self._begin(self._from_start))
@@ -206,14 +198,33 @@ def _make_folder(config: TraceConfig) -> None:
         raise ConfigError(f"trace_dir: {config.trace_dir!r} is no folder: {error.strerror}.") from error
 
 
-def _open_at_start(config: TraceConfig, path: Path) -> TraceWriter:
+def _open_at_start(config: TraceConfig, path: Path) -> tuple[Path, TraceWriter]:
+    """A trace that is there, of a run that crashed perhaps, keeps its name, and this one takes the next."""
     try:
-        return _open_writer(config, path, replace=True)
+        taken, writer = _open_first_free(config, itertools.chain([path], _numbered(path)))
     except OSError as error:
         raise ConfigError(f"trace_path: cannot write {str(path)!r}: {error.strerror}.") from error
+    if taken != path:
+        logger.warning("A trace is at %s already and stays: this one goes to %s.", path, taken)
+    return taken, writer
 
 
-def _open_writer(config: TraceConfig, path: Path, *, replace: bool) -> TraceWriter:
-    return TraceWriter.open(
-        path, max_bytes=config.trace_max_bytes, max_files=config.trace_max_files, replace=replace
-    )
+def _numbered(path: Path) -> Iterator[Path]:
+    """``trace-2.jsonl``, and so on."""
+    stem, dot, ending = path.name.partition(".jsonl")
+    return (path.with_name(f"{stem}-{number}{dot}{ending}") for number in range(2, MAX_RESUMED))
+
+
+def _open_first_free(config: TraceConfig, paths: Iterable[Path]) -> tuple[Path, TraceWriter]:
+    """The first of the names that is free: nothing that is there is ever replaced."""
+    taken = FileExistsError(17, "File exists")
+    for path in paths:
+        try:
+            writer = TraceWriter.open(
+                path, max_bytes=config.trace_max_bytes, max_files=config.trace_max_files, replace=False
+            )
+        except FileExistsError as error:
+            taken = error
+        else:
+            return path, writer
+    raise taken

@@ -20,9 +20,9 @@ _MARK = b'"earlier_id":'
 
 
 def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
-    """As ``read_trace``, but a job has the name that it got late in all its records."""
+    """As ``read_trace``, with its progress, but a job has the name that it got late in all its records."""
     names: dict[str, str] | None = None
-    for event in read_trace(path, report):
+    for event in read_trace(path, report, progress=True):
         if isinstance(event, JobEvent | PinEvent | PrefixCacheEvent):
             job_id = event.job_id
             if job_id is not None and may_be_inferred(job_id):

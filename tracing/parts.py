@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 if sys.version_info >= (3, 14):
     from compression.zstd import CompressionParameter, ZstdCompressor, ZstdDecompressor, ZstdError, ZstdFile
@@ -21,7 +22,10 @@ else:
 __all__ = ["PartReader", "TraceFiles", "ZstdError", "find_parts", "packed", "part_path"]
 
 COMPRESSED = ".zst"
+FOREIGN = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+"""How files begin that are compressed by something else."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+FILE_MODE = 0o600
 FRAME_BYTES = 4 << 20
 """A compressed frame ends with the batch that reaches so much text: until then other tools see it as cut."""
 MAX_BLOCK_BYTES = (128 << 10) + 32
@@ -73,27 +77,33 @@ def packed(text: bytes) -> bytes:
 
 
 class TraceFiles:
-    """Writes a trace: into one file, or into parts of which the oldest go. Compressed if its name says so."""
+    """Writes a trace: into one file, or into parts of which the oldest go. Compressed if its name says so.
+
+    Its files are for their owner alone: they hold what agents' commands hold.
+    """
 
     def __init__(
         self, base: Path, *, max_bytes: int | None = None, max_files: int | None = None, replace: bool = True
     ) -> None:
         """``max_bytes``: a part ends with the batch that reaches it. ``max_files``: so many parts are kept.
 
-        OSError if the first cannot be written; FileExistsError if it is there and is not to be replaced.
+        OSError if the first cannot be written; FileExistsError if it, or a part of it, is there and is not to
+        be replaced. What is no file, such as a pipe, is written to as it is.
         """
         self.base = base
         self.number = 1
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._num_frame_bytes = 0
-        if not replace and find_parts(base):
+        self._replace = replace or _is_device(base)
+        if not self._replace and find_parts(base):
             raise FileExistsError(17, "File exists", str(base))
-        self._raw: BinaryIO = _opened(base, "wb" if replace else "xb")
+        self._raw: BinaryIO = _opened(base, replace=self._replace)
         self._file = self._encoder()
-        for number, path in find_parts(base):  # of the trace that was there before
-            if number > 1:
-                path.unlink()
+        if replace:
+            for number, path in find_parts(base):  # of the trace that was there before
+                if number > 1:
+                    path.unlink()
 
     def write(self, data: bytes) -> None:
         self._num_frame_bytes += len(data)
@@ -114,7 +124,7 @@ class TraceFiles:
         """End the present part and begin the next; its number."""
         self.close()
         self.number += 1
-        self._raw = _opened(part_path(self.base, self.number), "wb")
+        self._raw = _opened(part_path(self.base, self.number), replace=self._replace)
         self._file = self._encoder()
         if self._max_files is not None and self.number > self._max_files:
             with contextlib.suppress(OSError):
@@ -136,8 +146,18 @@ class TraceFiles:
         self._num_frame_bytes = 0
 
 
-def _opened(path: Path, mode: Literal["wb", "xb"]) -> BinaryIO:
-    return open(path, mode)
+def _is_device(path: Path) -> bool:
+    """There is something, and no file or folder: what is written there replaces nothing."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _opened(path: Path, *, replace: bool) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
+    descriptor = os.open(path, flags, FILE_MODE)
+    if path.is_file():
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, FILE_MODE)  # of one that is replaced
+    return os.fdopen(descriptor, "wb")
 
 
 def _readable(path: Path) -> io.BufferedReader:
@@ -150,6 +170,10 @@ class PartReader:
     def __init__(self, path: Path) -> None:
         """OSError if it cannot be opened."""
         self._raw = _readable(path)
+        self.foreign = next(
+            (name for magic, name in FOREIGN.items() if self._raw.peek(8).startswith(magic)), None
+        )
+        """What compressed it, if that was not zstd."""
         self._decoded: _Decoded | None = None
         self._lines: io.BufferedReader = self._raw
         if self._raw.peek(4)[:4] == ZSTD_MAGIC:
@@ -159,6 +183,11 @@ class PartReader:
     def readline(self, max_bytes: int) -> bytes:
         """The next line, without its end if it has none; empty at the end. ZstdError if it is no zstd."""
         return self._lines.readline(max_bytes)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that have been read; 0 of what is no file."""
+        return self._raw.tell() if self._raw.seekable() else 0
 
     @property
     def cut(self) -> bool:

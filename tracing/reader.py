@@ -13,7 +13,9 @@ import msgspec
 
 from tracing.events import SCHEMA_VERSION, TraceEnd, TraceEvent, TraceGap, TraceHeader
 from tracing.header_limits import MAX_SECONDS, beyond_limits
+from tracing.line_limits import check_numbers
 from tracing.parts import PartReader, ZstdError, find_parts, split_part, traces_in
+from tracing.progress import LINES_PER_LOOK, Progress, no_progress, reading
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is none of a trace; so memory stays bounded whatever the file is."""
@@ -67,18 +69,22 @@ class TraceLine:
         return f"{self.path}, line {self.number}"
 
 
-def read_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
+def read_trace(
+    path: str | Path, report: TraceReport | None = None, *, progress: bool = False
+) -> Iterator[TraceEvent]:
     """The events of a trace, header first, in the order in which they were written.
 
     ``path``: its file, any of its parts, the name of the first even if that is gone, or a folder with one
     trace. The headers of later parts are left out. A last line cut short (the process was killed) is left out
-    and noted in ``report``. TraceError if it is no trace, OSError if a file cannot be read.
+    and noted in ``report``. TraceError if it is no trace, OSError if a file cannot be read. ``progress``: how
+    far it is stands on a terminal.
     """
     report = TraceReport() if report is None else report
     decoder = msgspec.json.Decoder(TraceEvent)
-    for line in trace_lines(path, report):
+    for line in trace_lines(path, report, progress=progress):
         try:
             event: TraceEvent = decoder.decode(line.content)
+            check_numbers(line.content)
         except UNREADABLE as error:
             if line.may_be_cut:
                 note_cut(line, report)
@@ -109,15 +115,31 @@ def note_cut(line: TraceLine, report: TraceReport) -> None:
     report.cut_bytes = report.cut_bytes or len(line.content)
 
 
-def trace_lines(path: str | Path, report: TraceReport) -> Iterator[TraceLine]:
-    """The lines of a trace, the first header's included, those of later parts checked and left out."""
+def trace_lines(path: str | Path, report: TraceReport, *, progress: bool = False) -> Iterator[TraceLine]:
+    """The lines of a trace, the first header's included, those of later parts checked and left out.
+    ``progress``: shown on a terminal."""
     parts = _parts_of(Path(path))
+    if not progress:
+        yield from _lines_of_parts(parts, report, no_progress)
+        return
+    with reading(Path(path), sum(part.stat().st_size for _, part in parts)) as bar:
+        yield from _lines_of_parts(parts, report, bar)
+
+
+def _lines_of_parts(
+    parts: list[tuple[int, Path]], report: TraceReport, progress: Progress
+) -> Iterator[TraceLine]:
     header: TraceHeader | None = None
     for index, (number, part) in enumerate(parts):
         is_last = index == len(parts) - 1
         report.num_parts += 1
         with closing(PartReader(part)) as reader:
-            for line in _lines_of(part, reader, is_last, report):
+            if reader.foreign is not None:
+                raise TraceError(
+                    f"{part}: it is compressed with {reader.foreign}; a trace is plain, or compressed with "
+                    "zstd: unpack it first"
+                )
+            for line in _watched(_lines_of(part, reader, is_last, report), reader, progress):
                 if line.number > 1:
                     yield line
                 elif header is None:
@@ -129,6 +151,17 @@ def trace_lines(path: str | Path, report: TraceReport) -> Iterator[TraceLine]:
     if header is None:
         what = "is empty" if report.cut_line is None else "is cut off before its first line is whole"
         raise TraceError(f"{parts[0][1]}, line 1: the file {what}, a trace starts with a header")
+
+
+def _watched(lines: Iterator[TraceLine], reader: PartReader, progress: Progress) -> Iterator[TraceLine]:
+    """The same; now and then it is told how far they are."""
+    told = 0
+    for line in lines:
+        yield line
+        if not line.number % LINES_PER_LOOK:
+            position = reader.position
+            progress(position - told)
+            told = position
 
 
 def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport) -> Iterator[TraceLine]:

@@ -11,6 +11,8 @@ import msgspec
 
 from tracing.events import TraceEnd, TraceEvent, TraceGap
 from tracing.invariants import all_checks
+from tracing.line_limits import check_numbers
+from tracing.plain_text import plain_name
 from tracing.reader import UNREADABLE, TraceError, TraceLine, TraceReport, note_cut, trace_lines
 
 MAX_SHOWN = 20
@@ -51,7 +53,7 @@ def validate(path: Path) -> Validation:
 def _faults(path: Path, validation: Validation) -> Iterator[Fault]:
     decoder = msgspec.json.Decoder(TraceEvent)
     checks = all_checks()
-    for line in trace_lines(path, validation.report):
+    for line in trace_lines(path, validation.report, progress=True):
         event = _decoded(decoder, line, validation.report)
         if event is None:
             return
@@ -72,7 +74,9 @@ def _decoded(
 ) -> TraceEvent | Fault | None:
     """None: the line is only half there."""
     try:
-        return decoder.decode(line.content)
+        event = decoder.decode(line.content)
+        check_numbers(line.content)
+        return event
     except UNREADABLE as error:
         if line.may_be_cut:
             note_cut(line, report)
@@ -102,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         validation = validate(arguments.trace)
     except OSError as error:
         raise TraceError(f"{arguments.trace}: cannot be read: {error.strerror or error}") from error
-    print("\n".join(report_lines(arguments.trace, validation)))
+    print("\n".join(map(plain_name, report_lines(arguments.trace, validation))))
     return 1 if validation.num_faults else 0
 
 

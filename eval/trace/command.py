@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from eval.errors import TraceFileError
+from tracing.plain_text import PlainStream, plain_name
 from tracing.reader import TraceError
 
 
@@ -67,9 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the sub-command; a file that is no trace is one sentence."""
+    """Run the sub-command; a file that is no trace is one sentence. Names in it command no terminal."""
     run_trace: Callable[[argparse.Namespace], int] = arguments.run_trace
     try:
-        return run_trace(arguments)
+        with redirect_stdout(PlainStream(sys.stdout)):
+            return run_trace(arguments)
     except TraceError as error:
-        raise TraceFileError(str(error)) from error
+        raise TraceFileError(plain_name(str(error))) from error

@@ -118,6 +118,20 @@ def test_a_new_trace_takes_the_parts_of_the_old_with_it(tmp_path: Path) -> None:
     assert len(find_parts(tmp_path / "trace2.jsonl")) == others > 1
 
 
+def test_a_trace_that_may_replace_nothing_takes_no_name_of_another(tmp_path: Path) -> None:
+    """Nor that of one whose first parts are gone; all parts are for their owner alone."""
+    write(tmp_path / "trace.jsonl", jobs(400))
+    parts = find_parts(tmp_path / "trace.jsonl")
+    assert {path.stat().st_mode & 0o777 for _, path in parts} == {0o600}
+    (tmp_path / "trace.jsonl").unlink()
+    before = {path: path.read_bytes() for _, path in parts[1:]}
+    with pytest.raises(FileExistsError):
+        TraceWriter.open(tmp_path / "trace.jsonl", max_bytes=1024, replace=False)
+    assert {path: path.read_bytes() for path in before} == before
+    (tmp_path / "fresh.part0002.jsonl.txt").write_text("no part of it")
+    TraceWriter.open(tmp_path / "fresh.jsonl", replace=False).close()
+
+
 def test_parts_of_different_traces_are_not_mixed(tmp_path: Path) -> None:
     """A part of another trace, put among these, is refused by its header."""
     write(tmp_path / "trace.jsonl", jobs(200))

@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tracing.events import SCHEMA_VERSION, JobEvent, PinEvent, TraceEnd, TraceEvent, TraceGap, TraceHeader
+from tracing.line_limits import MAX_COUNT, MAX_FLOAT
 from tracing.reader import TraceError, TraceReport, read_trace
 from tracing.writer import TraceWriter
 
 HEADER = TraceHeader(wall_time_s=1.7e9, monotonic_s=3.25, policy="fcfs", num_blocks=8)
 
-INTS = st.integers(-(2**63), 2**63 - 1)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+INTS = st.integers(-MAX_COUNT, MAX_COUNT)
+FLOATS = st.floats(-MAX_FLOAT, MAX_FLOAT)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -168,7 +169,8 @@ def test_the_key_guards_it(server: Server) -> None:
 
 
 def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
-    """After kill -9 the trace is read up to the last moments; a trace that was ended is never replaced."""
+    """After kill -9 the trace is read up to the last moments. No trace is ever replaced, neither by one that
+    is switched on again nor by a restart, and each is its owner's alone."""
     path = tmp_path / "trace.jsonl.zst"
     with (
         running_server(model, *BLOCKS, "--trace", str(path)) as server,
@@ -194,6 +196,15 @@ def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
                     os.kill(server.core_pid(), signal.SIGKILL)
                     break
     assert list(read_trace(path)) == first
+    crashed = (tmp_path / "trace-2.jsonl.zst").read_bytes()
+    with (
+        running_server(model, *BLOCKS, "--trace", str(path), log=tmp_path / "log") as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        assert http.get("/trace").json()["name"] == "trace-3.jsonl.zst"
+    assert f"A trace is at {path} already and stays: this one goes to" in (tmp_path / "log").read_text()
+    assert (tmp_path / "trace-2.jsonl.zst").read_bytes() == crashed
+    assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("trace*")} == {0o600}
     report = TraceReport()
     events = list(read_trace(tmp_path / "trace-2.jsonl.zst", report))
     assert report.end is None
@@ -251,6 +262,7 @@ def test_where_no_trace_may_be_written() -> None:
     ("options", "fault"),
     [
         ({"trace_max_files": 3}, "trace_max_files needs trace_max_bytes"),
+        ({"trace_path": "t.jsonl.gz"}, "compressed with zstd only: let its name end in .jsonl.zst"),
         ({"trace_max_bytes": 1 << 20}, "trace_max_bytes needs trace_path or trace_dir"),
         ({"trace_max_bytes": 10, "trace_path": "t"}, "trace_max_bytes must be at least 1024"),
         ({"trace_max_bytes": 1 << 20, "trace_max_files": 1, "trace_path": "t"}, "trace_max_files must be at"),

@@ -13,6 +13,7 @@ from tracing.analysis.jobs import GapLife, JobLife, PinDecision, PinLife, PinOut
 from tracing.analysis.lives import Lives, TraceFacts
 from tracing.analysis.phases import PHASE_NAMES, Phase, Seconds, Span
 from tracing.analysis.writing import count, milliseconds, parts_of, percent, seconds, table, wrapped
+from tracing.plain_text import plain_name
 
 _INPUTS = {
     "tool_observations": "calls of this kind seen",
@@ -59,7 +60,7 @@ class Explanation:
             if turn.req_id in gaps:
                 parts[-1] += self._gap(gaps[turn.req_id])
         parts.append(self._closing())
-        return "\n\n".join("\n".join(part) for part in parts if part)
+        return "\n\n".join("\n".join(map(plain_name, part)) for part in parts if part)
 
     def _since(self, moment_s: float) -> str:
         """A moment as seconds since the job began."""

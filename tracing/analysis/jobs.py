@@ -179,6 +179,8 @@ class Shrink:
     num_blocks: int
     by: str | None
     """Request for which; None where that is not known."""
+    outcome: PinOutcome = PinOutcome.BROKEN
+    """What became of the part: broken off, or superseded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,22 @@ class PinLife:
     @property
     def held_s(self) -> float:
         return self.ended_s - self.began_s
+
+    @property
+    def block_s_by_outcome(self) -> dict[PinOutcome, float]:
+        """``block_s`` by what became of the blocks, as the server's metrics count them: parts may have been
+        broken off a pin that was handed over."""
+        held = {self.outcome: self.blocks_at_end * self.held_s}
+        for part in self.shrinks:
+            lasted_s = max(0.0, part.now - self.began_s)
+            held[part.outcome] = held.get(part.outcome, 0.0) + part.num_blocks * lasted_s
+        return held
+
+    @property
+    def vain_block_s(self) -> float:
+        """Of all that it held: what no turn took over; what is held still may be."""
+        of_use = (PinOutcome.HANDED_OVER, PinOutcome.OPEN)
+        return sum(held for outcome, held in self.block_s_by_outcome.items() if outcome not in of_use)
 
     @property
     def last_decision(self) -> PinDecision | None:

@@ -23,7 +23,8 @@ class _OpenPin:
     def shrink(self, event: PinEvent) -> None:
         self._count_until(event.now)
         self.num_blocks -= event.num_blocks
-        self.shrinks.append(Shrink(event.now, event.num_blocks, event.by))
+        outcome = PinOutcome.BROKEN if event.cause is None else PinOutcome(event.cause)
+        self.shrinks.append(Shrink(event.now, event.num_blocks, event.by, outcome))
 
     def _count_until(self, now: float) -> None:
         self.block_s += self.num_blocks * max(0.0, now - self.since_s)

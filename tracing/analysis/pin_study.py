@@ -44,6 +44,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     in_vain: int
     """Held, and no turn took it over although none was refused to it: nobody came back, or too late."""
     in_vain_block_s: float
+    """Of all that they held: what no turn took over, parts that were broken off included."""
     too_early: int
     """Given up, or refused, before the next turn came; it came, and computed or loaded again."""
     too_early_s: float
@@ -131,7 +132,7 @@ def _by_tools(pins: pl.DataFrame) -> list[ToolPins]:
         "saved_s": pl.col("saved_s").sum(),
         "block_s": pl.col("block_s").sum(),
         "in_vain": pl.col("in_vain").sum(),
-        "in_vain_block_s": pl.col("block_s").filter(pl.col("in_vain")).sum(),
+        "in_vain_block_s": pl.col("vain_block_s").sum(),
         "too_early": pl.col("too_early").sum(),
         "too_early_s": pl.col("again_cost_s").filter(pl.col("too_early")).sum(),
     }

@@ -14,12 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Generic, Self, TypeVar
 
 import polars as pl
+import polars.selectors as cs
 
 from tracing.analysis.jobs import GapLife, PinLife, TurnLife
 from tracing.analysis.lives import TraceFacts, read_lives
 from tracing.analysis.phases import Phase, Seconds, Span, job_seconds
 from tracing.analysis.pool import StepLife
 from tracing.analysis.trace_totals import TraceTotals
+from tracing.plain_text import FORMULA
 
 CHUNK_ROWS = 1 << 15
 """Rows of a table in memory before they are written."""
@@ -166,6 +168,7 @@ PINS: tuple[Column, ...] = (
     Column("blocks_at_end", pl.Int64, "blocks at its end"),
     Column("num_shrinks", pl.Int32, "times that a part of it was broken off"),
     Column("block_s", pl.Float64, "blocks times seconds that it held"),
+    Column("vain_block_s", pl.Float64, "of that: blocks that no turn took over"),
     Column("granted_s", pl.Float64, "for how long the last decision would hold it, from the turn's end"),
     Column("deadline_s", pl.Float64, "the last deadline that it had"),
     Column("num_decisions", pl.Int32, "decisions about it"),
@@ -323,6 +326,12 @@ class TraceTables:
         frame: pl.LazyFrame = self.jobs.lazy() if name == "jobs" else getattr(self, name)
         return frame
 
+    def for_spreadsheets(self, name: str) -> pl.LazyFrame:
+        """The same: names of jobs and tools come from requests, and may begin like formulas."""
+        texts = cs.string()
+        safe = pl.when(texts.str.contains(FORMULA)).then("'" + texts).otherwise(texts)
+        return self.table(name).with_columns(safe.name.keep())
+
     def num_rows(self, name: str) -> int:
         return int(self.table(name).select(pl.len()).collect().item())
 
@@ -437,5 +446,6 @@ _ABOUT = """\
 
 What `continuum trace export FILE --format csv|parquet --out FOLDER` writes: one file per table. Times are
 seconds on the engine's clock (monotonic); `monotonic_s` and `wall_time_s` of the trace's header tie them to
-the calendar. An empty cell (CSV) or null (Parquet) says that it is not known, or was not.
+the calendar. An empty cell (CSV) or null (Parquet) says that it is not known, or was not. In CSV a text that
+a spreadsheet would take for a formula has an apostrophe before it.
 """

@@ -54,7 +54,7 @@ class TraceTotals:
     def pin(self, pin: PinLife) -> None:
         self.pins[pin.outcome] += 1
         self.held_block_s += pin.block_s
-        self.vain_block_s += 0.0 if pin.outcome is PinOutcome.HANDED_OVER else pin.block_s
+        self.vain_block_s += pin.vain_block_s
 
     def step(self, step: StepLife) -> None:
         self.pool.add(step)

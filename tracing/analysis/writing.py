@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from tracing.plain_text import plain_name
+
 NOTHING = "-"
 WIDTH = 100
 MILLISECONDS = 3
@@ -62,7 +64,8 @@ def parts_of(values: Sequence[float], total: float) -> list[float]:
 
 
 def aligned(lines: Sequence[Sequence[str]], num_left: int = 1, gap: str = "  ") -> list[str]:
-    """Columns of equal width, the first ones to the left, the others to the right."""
+    """Columns of equal width, the first ones to the left, the others to the right. Cells may be names."""
+    lines = [[plain_name(cell) for cell in line] for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return [
         gap.join(

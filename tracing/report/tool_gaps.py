@@ -55,7 +55,7 @@ class _Tool:
         if pin is not None:
             self.saved_s += pin.saved_s
             self.held_block_s += pin.block_s
-            self.vain_block_s += 0.0 if pin.outcome is PinOutcome.HANDED_OVER else pin.block_s
+            self.vain_block_s += pin.vain_block_s
 
 
 def call_name(tools: tuple[str, ...] | None) -> str:

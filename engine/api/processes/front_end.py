@@ -27,6 +27,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.launcher import CoreSeat, JoinedCore
 from engine.messages import EngineStartFailed
+from engine.process_log import begin_log
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,7 @@ def main() -> None:
         start: FrontEndStart = pickle.load(sys.stdin.buffer)
     except EOFError:  # the core could not start
         return
-    logging.basicConfig(
-        level=start.log_level, format=f"%(levelname)s %(name)s (front end {os.getpid()}): %(message)s"
-    )
+    begin_log(start.log_level, f"front end {os.getpid()}")
     core = JoinedCore(start.seat)
     threading.Thread(target=_await_end, args=(core,), name="parent-watch", daemon=True).start()
     exit_code = _serve(start, core)

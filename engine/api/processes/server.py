@@ -11,10 +11,12 @@ from engine.api.processes.siblings import ALONE
 from engine.api.processes.without_torch import load_tokenizers
 from engine.core_start import CoreSpec
 from engine.launcher import CoreProcess
+from engine.process_log import plain_log
 
 
 def serve(config: ServerConfig, spec: CoreSpec) -> int:
     """Serve until told to stop; the exit code is 1 if the engine core died. Start-up errors are raised."""
+    plain_log()
     with bound_socket(config) as sock:
         if config.api_server_count > 1:
             from engine.api.processes.front_ends import FrontEnds

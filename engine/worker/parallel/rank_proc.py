@@ -25,6 +25,7 @@ from engine.errors import EngineDeadError, EngineError
 from engine.executor import Executor, PendingOutput
 from engine.garbage import settle
 from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.process_log import begin_log
 from engine.worker.parallel.rank_messages import RankOrder, RankReady, RankStart, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,8 @@ def main() -> None:
     """Entry point of the process."""
     start: RankStart = pickle.load(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the core, which may have to finish something
-    logging.basicConfig(
-        level=start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING),
-        format=f"%(levelname)s %(name)s (rank {start.rank}, {os.getpid()}): %(message)s",
-    )
+    level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
+    begin_log(level, f"rank {start.rank}, {os.getpid()}")
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
     inbox = Inbox(start, channel)
     try:

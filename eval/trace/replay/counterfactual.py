@@ -131,7 +131,7 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
 def _fitted(path: Path, header: TraceHeader) -> FittedCost:
     """From how long each step of the trace took until the next."""
     try:
-        fit = fit_steps(list(step_samples(read_trace(path))))
+        fit = fit_steps(list(step_samples(read_trace(path, progress=True))))
     except CostModelError as error:
         raise CostModelError(
             f"{error} Or give --profile, or --model and --gpu, to say what a step costs."

@@ -89,6 +89,8 @@ class _RunReader:
     """Of these: read from disk."""
     arrived: dict[str, RequestArrived] = field(default_factory=dict)
     """By request."""
+    last_steps: set[str] = field(default_factory=set)
+    """Requests of which their clients said that no turn of their job would follow."""
     finished_s: dict[str, float] = field(default_factory=dict)
     """By job, when its client said so last."""
     num_client_signals: int = 0
@@ -123,6 +125,8 @@ class _RunReader:
 
     def _arrived(self, event: RequestArrived) -> None:
         self.arrived[event.req_id] = event
+        if event.is_last_step:
+            self.last_steps.add(event.req_id)
         try:
             segment, chain = self.names.open(event)
         except NotReplayableError:
@@ -141,8 +145,9 @@ class _RunReader:
         pass
 
     def pin(self, pin: PinLife) -> None:
-        if pin.outcome not in (PinOutcome.REFUSED, PinOutcome.OPEN):
-            self.pin_block_s[pin.outcome.value] += pin.block_s
+        for outcome, block_s in pin.block_s_by_outcome.items():
+            if outcome not in (PinOutcome.REFUSED, PinOutcome.OPEN):
+                self.pin_block_s[outcome.value] += block_s
 
     def step(self, step: StepLife) -> None:
         pass
@@ -195,7 +200,7 @@ class _RunReader:
                     gap_measured=gap_s is not None,
                     calls=() if following is None else self._calls(turn),
                     block_runs=self.blocks.get(turn.req_id, ()),
-                    told_last=self._told(turn).is_last_step,
+                    told_last=turn.req_id in self.last_steps,
                     tells_calls=turn.req_id in self.calls or not self.calls,
                 )
             )
@@ -206,20 +211,30 @@ class _RunReader:
             source=source,
             turns=tuple(made),
             arrival_s=turns[0].arrived_s - began_s,
-            priority=self._told(turns[0]).priority,
+            priority=self._priority(turns[0]),
             block_size=header.block_size,
             block_scope=SCOPE,
-            tenant=self._told(turns[0]).tenant,
-            is_known=any(turn.job_id is not None or self._told(turn).in_job for turn in turns),
+            tenant=self._tenant(turns[0]),
+            is_known=any(turn.job_id is not None or not self._is_lone(turn) for turn in turns),
             finished_s=self._finished_s(job_id, turns[-1]),
         )
 
-    def _told(self, turn: TurnLife) -> RequestArrived:
-        """Of turns that are kept the arrival is known."""
-        return self.arrived[turn.req_id]
-
     def _is_named(self, turn: TurnLife) -> bool:
-        return self._told(turn).job_id is not None
+        """By its client, or nobody knows: the record of its arrival is missing."""
+        arrived = self.arrived.get(turn.req_id)
+        return arrived is None or arrived.job_id is not None
+
+    def _is_lone(self, turn: TurnLife) -> bool:
+        arrived = self.arrived.get(turn.req_id)
+        return arrived is not None and not arrived.in_job
+
+    def _tenant(self, turn: TurnLife) -> str | None:
+        arrived = self.arrived.get(turn.req_id)
+        return None if arrived is None else arrived.tenant
+
+    def _priority(self, turn: TurnLife) -> int:
+        arrived = self.arrived.get(turn.req_id)
+        return 0 if arrived is None else arrived.priority
 
     def _finished_s(self, job_id: str, last: TurnLife) -> float | None:
         """None where it was said while its last turn was still to come."""

@@ -28,7 +28,8 @@ formats:
   dynamo             rows of NVIDIA Dynamo's request traces (dynamo.request.trace.v1), with what its replay
                      demands: times, lengths, hashes of blocks, calls
   csv, parquet       a folder with a file for each table: turns, jobs, gaps, pins, spans, steps; or, if OUT
-                     ends with .csv or .parquet, the turns alone. Columns: docs/trace-tables.md
+                     ends with .csv or .parquet, the turns alone. Columns: docs/trace-tables.md. In a csv
+                     a text that a spreadsheet would take for a formula has an apostrophe before it
 """
 LINES: dict[str, Callable[[TextIO], Export]] = {
     "perfetto": PerfettoExport,
@@ -90,11 +91,10 @@ def _export_tables(trace: Path, form: str, out: Path) -> list[str]:
         with said_in_a_sentence(out):
             for name, path in paths.items():
                 _make_folder_of(path)
-                frame = tables.table(name)
                 if form == "csv":
-                    frame.sink_csv(path)
+                    tables.for_spreadsheets(name).sink_csv(path)
                 else:
-                    frame.sink_parquet(path)
+                    tables.table(name).sink_parquet(path)
                 notes.append(f"{tables.num_rows(name):,} {name}")
     return notes
 
