@@ -151,7 +151,7 @@ class InputProcessor:
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
         if len(token_ids) >= self._max_model_len:
-            raise _prompt_too_long(len(token_ids), self._max_model_len)
+            raise prompt_too_long(len(token_ids), self._max_model_len)
         try:
             check_vocabulary("The prompt", extreme_tokens(token_ids), self._vocab_size, "prompt")
         except TypeError as error:
@@ -197,17 +197,20 @@ def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:
     return {token: max(-MAX_LOGIT_BIAS, min(bias, MAX_LOGIT_BIAS)) for token, bias in biases.items()}
 
 
-def check_text_may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
-    """ContextLengthError if a prompt's length alone shows that it is too long: to tokenise 16 MB takes half a
-    minute and gigabytes."""
-    fewest = tokenizer.fewest_tokens_beyond(text, max_model_len - 1)
-    if fewest is not None:
-        raise _prompt_too_long(fewest, max_model_len, " (the least that a text of its length can have)")
+def may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> bool:
+    """Whether a prompt's length leaves it open: to tokenise 16 MB takes half a minute and gigabytes."""
+    return tokenizer.fewest_tokens_beyond(text, max_model_len - 1) is None
 
 
-def _prompt_too_long(num_tokens: int, max_model_len: int, counted: str = "") -> ContextLengthError:
+def prompt_too_long(num_tokens: int | None, max_model_len: int, num_chars: int = 0) -> ContextLengthError:
+    """``num_tokens``: None where they were not counted. Clients read the count, so nothing else stands where
+    it would."""
+    much = (
+        f"a text of {num_chars} characters has more"
+        if num_tokens is None
+        else f"{num_tokens} tokens > {max_model_len - 1} maximum, with one for output"
+    )
     return ContextLengthError(
-        f"This model's maximum context length is {max_model_len} tokens, but the prompt is too "
-        f"long: {num_tokens} tokens > {max_model_len - 1} maximum, with one for output{counted}.",
+        f"This model's maximum context length is {max_model_len} tokens, but the prompt is too long: {much}.",
         "prompt",
     )

@@ -24,8 +24,8 @@ from engine.api.processes.siblings import ALONE, Siblings
 from engine.api.strict_templates import in_some_shape
 from engine.api.system_messages import with_one_system
 from engine.async_llm import AsyncLLM
-from engine.errors import EngineDeadError, RequestError
-from engine.input_processor import check_text_may_fit
+from engine.errors import ContextLengthError, EngineDeadError, RequestError
+from engine.input_processor import may_fit, prompt_too_long
 from engine.messages import JobRef, ToolCall, TurnReceipt
 from engine.metrics import Metrics
 from engine.request_output import RequestOutput
@@ -34,6 +34,8 @@ from engine.tool_parsers.formats import ReplyFormat
 
 INLINE_CHARS = 4096
 """Longer texts are tokenised on another thread, so that the other streams go on."""
+MAX_COUNTED_CHARS = 2**20
+"""Of a prompt that cannot fit: so much is tokenised to say how long it is, in less than a second."""
 INLINE_MESSAGES = 32
 """Longer chats are also rendered there."""
 MAX_LISTED_TOKENS = 4 * 2**20
@@ -130,13 +132,24 @@ class ServedModel:
     ) -> list[int]:
         """The text's tokens. ``is_prompt``: ContextLengthError if they are certainly too many to serve."""
         owner = owner if self._parts_prefixes else None
+        tokenizer = self.engine.tokenizer
 
-        def encode() -> list[int]:
-            if is_prompt:
-                check_text_may_fit(self.engine.tokenizer, text, self.max_model_len)
-            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
+        def encode() -> list[int] | None:
+            if is_prompt and not may_fit(tokenizer, text, self.max_model_len):
+                return None
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
 
-        return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
+        tokens = encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
+        if tokens is None:
+            raise await self._too_long(text, add_special_tokens, owner)
+        return tokens
+
+    async def _too_long(self, text: str, add_special_tokens: bool, owner: str | None) -> ContextLengthError:
+        """With how many tokens the prompt has, unless they would take long to count."""
+        if len(text) > MAX_COUNTED_CHARS:
+            return prompt_too_long(None, self.max_model_len, len(text))
+        num_tokens = await self.count(text, add_special_tokens=add_special_tokens, owner=owner)
+        return prompt_too_long(num_tokens, self.max_model_len)
 
     async def count(self, text: str, *, add_special_tokens: bool, owner: str | None) -> int:
         """How many tokens the text has, whatever its length."""

@@ -172,16 +172,25 @@ def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stre
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages", CHAT, "/v1/responses"])
-def test_a_prompt_far_too_long_is_refused_by_its_length(http: httpx.Client, path: str) -> None:
-    """It is not tokenised first, which takes seconds and gigabytes; the answer says the limit."""
-    text = "x " * 45_000
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_prompt_far_too_long_is_refused(http: httpx.Client, path: str, is_counted: bool) -> None:
+    """Clients read how long it is, so it is the true number; of megabytes, which would take seconds to
+    tokenise, none is said where they look for it."""
+    text = "x " * (45_000 if is_counted else 700_000)
     where = {COMPLETIONS: "prompt", "/v1/responses": "input"}.get(path, "messages")
     body = {where: [{"role": "user", "content": text}] if where == "messages" else text}
     answer = http.post(path, json={**body, **({"max_tokens": 2} if path == "/v1/messages" else {})})
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert "maximum context length is 1024 tokens" in message
-    assert "the least that a text of its length can have" in message
+    assert "maximum context length is 1024 tokens, but the prompt is too long: " in message
+    said = re.search(r"too long: (\d+) tokens > 1023 maximum", message)
+    assert (said is not None) == is_counted
+    if said is None:
+        assert not re.search(r"\d+ tokens", message.partition("too long")[2])
+    elif path == "/v1/messages":
+        assert int(said[1]) == http.post(f"{path}/count_tokens", json=body).json()["input_tokens"]
+    elif path == COMPLETIONS:
+        assert int(said[1]) == http.post("/tokenize", json=body).json()["count"]
 
 
 def test_a_text_far_too_long_may_still_be_counted(http: httpx.Client) -> None:
