@@ -75,6 +75,11 @@ class Conversation:
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def holds_calls_back(self) -> bool:
+        """Whether the model sees tools of which it may call none."""
+        return bool(self.tools) and self.tool_choice == "none"
+
+    @property
     def max_calls(self) -> int | None:
         """Most tool calls of one answer; None is no limit."""
         return None if self.parallel_tool_calls else 1
@@ -223,6 +228,8 @@ class ConversationTurn:
             params.structured_outputs = grammar.params
         if self._model.reply_format.needs_special_tokens:
             params.skip_special_tokens = False
+        if self._conversation.holds_calls_back and params.replay_token_ids is None:
+            params.bad_words = [*params.bad_words, *self._model.reply_format.signs_of_calls]
         if params.max_tokens is None and params.replay_token_ids is None:
             params.max_tokens = self._model.default_max_tokens(num_prompt_tokens)
         room = self._model.max_model_len - num_prompt_tokens

@@ -160,6 +160,8 @@ THINK_TAGS: Mapping[str, ThinkTags] = {
 """The sections of thoughts, by name."""
 
 _HARMONY = "openai"
+RECIPIENT = "to=functions"
+"""In harmony, whom a message is for: a function, if it is a call."""
 _TOOL_ALIASES = {
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
@@ -214,6 +216,13 @@ class ReplyFormat:
             is_harmony=_HARMONY in (tool_name, reasoning_name),
             special_tokens=special_tokens,
         )
+
+    @property
+    def signs_of_calls(self) -> tuple[str, ...]:
+        """Texts without which a reply holds no call: kept from the model where none may come."""
+        if self.is_harmony:
+            return (RECIPIENT,)
+        return self.tool_format.tags if self.tool_format else ()
 
     @property
     def needs_special_tokens(self) -> bool:

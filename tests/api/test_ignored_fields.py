@@ -135,3 +135,43 @@ def test_several_answers_without_chance_are_equal(http: httpx.Client) -> None:
     body = {"messages": HELLO, "n": 2, "temperature": 0, "max_tokens": 4}
     one, two = http.post("/v1/chat/completions", json=body).json()["choices"]
     assert one["message"] == two["message"]
+
+
+CALL = '<tool_call>\n{"name": "first", "arguments": {}}\n</tool_call>'
+OFFERED: dict[str, Body] = {
+    "/v1/chat/completions": {"tools": [tool("first")], "tool_choice": "none"},
+    "/v1/responses": {"tools": [{"type": "function", "name": "first"}], "tool_choice": "none"},
+    "/v1/messages": {
+        "tools": [{"name": "first", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "none"},
+    },
+}
+
+
+def said_in(path: str, answer: Body) -> tuple[str, bool]:
+    """The text of an answer, and whether it calls a tool."""
+    if path == "/v1/messages":
+        blocks = answer["content"]
+        return "".join(block.get("text", "") for block in blocks), "tool_use" in [b["type"] for b in blocks]
+    if path == "/v1/responses":
+        items = answer["output"]
+        texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+        return "".join(texts), "function_call" in [item["type"] for item in items]
+    message = answer["choices"][0]["message"]
+    return message["content"] or "", bool(message.get("tool_calls"))
+
+
+@pytest.mark.parametrize("path", OFFERED)
+def test_no_tool_is_called_where_none_may_be(http: httpx.Client, path: str) -> None:
+    """The model is held back from a call that it would write; what is one all the same is text."""
+    encoded = http.post("/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}).json()
+    [token] = encoded["tokens"]
+    name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = BASES[path] | OFFERED[path] | {name: 6, "temperature": 0}
+    if path != "/v1/messages":  # which knows no biases
+        eager = {name: 6, "temperature": 0, "logit_bias": {str(token): 100}, "skip_special_tokens": False}
+        assert "<tool_call>" in said_in(path, http.post(path, json=BASES[path] | eager).json())[0]
+        assert "<tool_call>" not in said_in(path, http.post(path, json=body | eager).json())[0]
+    encoded = http.post("/tokenize", json={"prompt": CALL, "add_special_tokens": False}).json()
+    body = body | {"replay_token_ids": encoded["tokens"], name: len(encoded["tokens"])}
+    assert said_in(path, http.post(path, json=body).json()) == (CALL, False)
