@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.sampling_params import SamplingParams
+from engine.structured_output.params import ThoughtSpan
 from engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -122,20 +123,57 @@ def token_decoder(
     return kind(tokenizer, params, prompt_token_ids)
 
 
+class AnswerFinder:
+    """Finds where the text is that thoughts come before."""
+
+    def __init__(self, thought: ThoughtSpan) -> None:
+        self._thought = thought
+        self._num_searched = 0
+        self._is_inside = thought.start is None
+        self.begin: int | None = None
+        """Index of the answer; None while that is not known."""
+
+    def look(self, text: str) -> None:
+        """The text has grown."""
+        if self.begin is None and not self._is_inside:
+            self._look_for_start(text)
+        if self.begin is None and self._is_inside:
+            end = text.find(self._thought.end, self._num_searched)
+            self.begin = None if end < 0 else end + len(self._thought.end)
+            self._num_searched = max(0, len(text) - len(self._thought.end) + 1)
+
+    def _look_for_start(self, text: str) -> None:
+        start, said = self._thought.start, text.lstrip()
+        assert start is not None
+        if said.startswith(start):
+            self._is_inside = True
+        elif not start.startswith(said):
+            self.begin = 0
+
+
 class StopChecker:
     """Finds the stop string that is complete first; of those complete at once, the longest."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._stop = params.stop
+        self._answer = AnswerFinder(params.thought) if params.thought is not None else None
         self._include = params.include_stop_str_in_output
         self._longest = max(map(len, params.stop), default=0)
         self._starts = {stop[:length] for stop in params.stop for length in range(1, len(stop))}
 
     def find(self, text: str, num_checked: int) -> tuple[str, int] | None:
         """The stop string that ends beyond ``num_checked`` first, and the length at which to cut the text."""
+        begin = 0
+        if self._answer is not None:
+            was_known = self._answer.begin is not None
+            self._answer.look(text)
+            if self._answer.begin is None:
+                return None
+            begin = self._answer.begin
+            num_checked = num_checked if was_known else begin
         best: tuple[int, int, str] | None = None
         for stop in self._stop:
-            start = text.find(stop, max(0, num_checked - len(stop) + 1))
+            start = text.find(stop, max(begin, num_checked - len(stop) + 1))
             if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
                 best = (start + len(stop), start, stop)
         if best is None:
@@ -147,7 +185,10 @@ class StopChecker:
         """Length of the end of the text that may yet turn out to be the start of a stop string."""
         if self._include or not self._stop:
             return 0
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
+        begin = 0 if self._answer is None else self._answer.begin
+        if begin is None:
+            return 0
+        for length in range(min(self._longest - 1, len(text) - begin), 0, -1):
             if text[-length:] in self._starts:
                 return length
         return 0

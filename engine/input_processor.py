@@ -129,7 +129,7 @@ class InputProcessor:
         completed = self._complete(params, len(prompt_token_ids))
         completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:
-            self.check_grammar(params.structured_outputs).result()
+            completed.structured_outputs = self.check_grammar(params.structured_outputs).result()
         return EngineCoreRequest(
             request_id=f"{request_id}-{token_hex(4)}",
             prompt_token_ids=prompt_token_ids,
@@ -141,9 +141,9 @@ class InputProcessor:
             external_req_id=request_id,
         )
 
-    def check_grammar(self, wanted: StructuredOutputsParams) -> Future[Any]:
-        """RequestError, now or in the future, if it is wrong. ``process`` asks too, and waits: after this it
-        need not."""
+    def check_grammar(self, wanted: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+        """What of it can be followed; RequestError, now or in the future, if it is wrong. ``process`` asks
+        too, and waits: after this it need not."""
         wanted.verify()
         return self._grammars.check(wanted.in_texts())
 
@@ -166,7 +166,7 @@ class InputProcessor:
             max_tokens=self._max_tokens(params, num_prompt_tokens),
             stop_token_ids=stop_token_ids,
             eos_token_id=self._eos_token_id,
-            structured_outputs=params.structured_outputs and params.structured_outputs.in_texts(),
+            structured_outputs=None,  # what of it can be followed is told later
             logit_bias=_within_limits(params.logit_bias),
             bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else None,
         )

@@ -20,7 +20,14 @@ from engine.errors import EngineGenerateError
 from engine.messages import JobRef, ToolCall, TurnReceipt
 from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.structured_output.reply_grammar import ReplyGrammar, ReplyStart, asked_form, forced_calls
+from engine.structured_output.reply_grammar import (
+    ReplyGrammar,
+    ReplyStart,
+    asked_form,
+    before_stops,
+    forced_calls,
+    forced_input,
+)
 from engine.tool_parsers import (
     ParsedReply,
     ReasoningDelta,
@@ -36,10 +43,23 @@ TAIL_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class FreeInput:
+    """The text that a tool takes as its one argument."""
+
+    parameter: str
+    grammar: str
+    """In Lark."""
+    asked_in: str
+    """The field that has it, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamedTool:
     """The one tool that the reply must call."""
 
     name: str
+    free_input: FreeInput | None = None
+    """Set if its one argument is a text that follows a grammar: the reply is that text alone."""
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
@@ -162,7 +182,7 @@ class ConversationTurn:
             grammar = self._grammar(prompt_tail)
             outputs = self._model.generate(
                 prompt,
-                self._params(kind, len(prompt), grammar),
+                self._params(kind, len(prompt), prompt_tail, grammar),
                 conversation.request_id,
                 seat=seat,
                 job=with_history(
@@ -213,17 +233,28 @@ class ConversationTurn:
         forced = choice == "required" or isinstance(choice, NamedTool)
         if params.replay_token_ids is not None or not (forced or asked is not None):
             return None
-        start = ReplyStart(self._model.reply_format, self._model.engine.tokenizer.added_tokens, prompt_tail)
+        start = self._start(prompt_tail)
+        if isinstance(choice, NamedTool) and choice.free_input is not None:
+            return forced_input(choice.free_input.grammar, choice.free_input.asked_in, start)
         tools, several = conversation.tools or [], conversation.max_calls is None
         if asked is None or forced:
             name = choice.name if isinstance(choice, NamedTool) else None
             return forced_calls(tools, name, several, start)
         return asked_form(asked, tools if conversation.reads_calls else [], several, start)
 
+    def _start(self, prompt_tail: str) -> ReplyStart:
+        return ReplyStart(self._model.reply_format, self._model.engine.tokenizer.added_tokens, prompt_tail)
+
     def _params(
-        self, kind: RequestOutputKind, num_prompt_tokens: int, grammar: ReplyGrammar | None
+        self,
+        kind: RequestOutputKind,
+        num_prompt_tokens: int,
+        prompt_tail: str,
+        grammar: ReplyGrammar | None,
     ) -> SamplingParams:
         params = msgspec.structs.replace(self._conversation.params, output_kind=kind)
+        if params.stop:
+            params.thought = before_stops(self._start(prompt_tail))
         if grammar is not None:
             params.structured_outputs = grammar.params
         if self._model.reply_format.needs_special_tokens:
@@ -241,9 +272,14 @@ class ConversationTurn:
         conversation = self._conversation
         tools = conversation.tools if conversation.reads_calls else None
         calls_as_json = grammar is not None and grammar.calls_as_json
+        choice, input_of = conversation.tool_choice, None
+        if grammar is not None and isinstance(choice, NamedTool) and choice.free_input is not None:
+            input_of = (choice.name, choice.free_input.parameter)
         return [
             _AnswerReader(
-                self._model.reply_format.parser(tools, prompt_tail, calls_as_json=calls_as_json),
+                self._model.reply_format.parser(
+                    tools, prompt_tail, calls_as_json=calls_as_json, input_of=input_of
+                ),
                 conversation.max_calls,
                 conversation.include_reasoning,
                 named=isinstance(conversation.tool_choice, NamedTool),

@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
+from engine.structured_output.followable import followable
 from engine.structured_output.future_cache import FutureCache, resolve, uncancellable
 from engine.structured_output.params import StructuredOutputsParams
 
@@ -21,8 +22,9 @@ COMPILE_THREADS = 2
 class GrammarCheck(Protocol):
     """Tells whether a grammar is right, before a request that needs it goes to the core."""
 
-    def check(self, params: StructuredOutputsParams) -> Future[Any]:
-        """RequestError in the future if it is not. The future is shared: it cannot be cancelled."""
+    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+        """What is followed: the same, less what of lenient schemas cannot be. RequestError in the future if
+        it is wrong. The future is shared: it cannot be cancelled."""
 
 
 class GrammarCompiler:
@@ -36,13 +38,18 @@ class GrammarCompiler:
         self._compiled: FutureCache[CompiledGrammar] = FutureCache(
             MAX_REMEMBERED, COMPILE_THREADS, "grammar-compiler"
         )
+        self._checked: FutureCache[StructuredOutputsParams] = FutureCache(
+            MAX_REMEMBERED, COMPILE_THREADS, "grammar-check"
+        )
 
     def compile(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """The grammar, at once if it is known; RequestError in the future if it is wrong."""
         return self._compiled.get(params, lambda: self.backend().compile(params))
 
-    def check(self, params: StructuredOutputsParams) -> Future[Any]:
-        return self.compile(params)
+    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+        return self._checked.get(
+            params, lambda: followable(params, lambda wanted: self.compile(wanted).result())
+        )
 
     def backend(self) -> GrammarBackend:
         """Made by who needs it first; others that come meanwhile wait for it."""
@@ -56,3 +63,4 @@ class GrammarCompiler:
 
     def close(self) -> None:
         self._compiled.close()
+        self._checked.close()

@@ -29,7 +29,7 @@ def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
     """The grammar of a request; RequestError if not even its text can be read."""
     grammars = [{"name": "answer", **_answer(params)}]
     if params.calls is not None:
-        grammars.append({"name": "calls", "lark_grammar": params.calls})
+        grammars.append({"name": "calls", "lark_grammar": params.calls + _arguments(params)})
     return json.dumps({"grammars": [{"name": "reply", "lark_grammar": _reply(params, token_id)}, *grammars]})
 
 
@@ -54,6 +54,12 @@ def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
             return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}
         case _:
             return {"lark_grammar": _lark(params)}
+
+
+def _arguments(params: StructuredOutputsParams) -> str:
+    """The rules for what tools take."""
+    rules = (f"arguments_{i}: %json {each.schema}\n" for i, each in enumerate(params.arguments or ()))
+    return "".join(rules)
 
 
 def quoted(text: str) -> str:
@@ -83,7 +89,9 @@ def _only_part(grammar: str) -> dict[str, Any]:
 def _lark(params: StructuredOutputsParams) -> str:
     assert params.grammar is not None
     try:
-        return str(any_to_lark(params.grammar))
+        # Calls stand in a grammar of their own where they come beside something else.
+        arguments = _arguments(params) if params.calls is None else ""
+        return str(any_to_lark(params.grammar + arguments))
     except Exception as error:  # of many kinds: the converter is a parser of its own
         raise RequestError(f"{params.field} is no grammar: {error}.", params.field) from error
 

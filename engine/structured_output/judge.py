@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from engine.errors import RequestError
 from engine.structured_output.backend import GrammarBackend, TokenTable
+from engine.structured_output.followable import followable, without_lenient_schemas
 from engine.structured_output.future_cache import FutureCache
 from engine.structured_output.params import StructuredOutputsParams
 
@@ -37,6 +38,8 @@ class Verdict(msgspec.Struct):
 
     message: str | None = None
     field: str | None = None
+    followed: StructuredOutputsParams | None = None
+    """What of the grammar can be followed."""
 
     def raise_if_wrong(self) -> None:
         if self.message is not None:
@@ -51,22 +54,27 @@ class GrammarJudge:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         # One thread: the process reads one grammar after another.
-        self._verdicts: FutureCache[None] = FutureCache(MAX_REMEMBERED, 1, "grammar-judge")
+        self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-judge")
 
-    def check(self, params: StructuredOutputsParams) -> Future[Any]:
+    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
         return self._verdicts.get(params, lambda: self._judge(params))
 
-    def _judge(self, params: StructuredOutputsParams) -> None:
+    def _judge(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         process = self._process or self._start()
         verdict = _ask(process, params)
         if verdict is None:
             self._process = None
+            loosened = without_lenient_schemas(params)
+            if loosened != params:  # one tool's schema must not cost the request
+                process.wait()
+                return self._judge(loosened)
             out_of_time = process.wait() == -signal.SIGPROF
             limit = f"{TIME_LIMIT_S:g} s" if out_of_time else f"{MEMORY_LIMIT_BYTES // 2**20} MiB"
             raise RequestError(
                 f"{params.field} is too complex: compiling it takes more than {limit}.", params.field
             )
         verdict.raise_if_wrong()
+        return verdict.followed or params
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -150,10 +158,10 @@ def main() -> None:
 
 def _verdict(backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
     try:
-        backend.compile(params)
+        followed = followable(params, backend.compile)
     except RequestError as error:
         return Verdict(str(error), error.field)
-    return Verdict()
+    return Verdict(followed=None if followed == params else followed)
 
 
 def _limit_memory() -> None:

@@ -24,6 +24,15 @@ class ThoughtSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     """Begins a thought, which then may also be left out; None if the prompt has begun one already."""
 
 
+class ToolArguments(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """The JSON schema of what a tool takes."""
+
+    tool: str
+    schema: str
+    strict: bool = False
+    """What of it cannot be enforced is an error; else it is left out."""
+
+
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     """Exactly one of ``json``, ``json_object``, ``regex``, ``choice`` and ``grammar``; the names are V1's."""
 
@@ -49,6 +58,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     """Precedes what is constrained."""
     calls: str | None = None
     """A Lark grammar of tool calls, which may come in the place of what is constrained."""
+    arguments: list[ToolArguments] | None = None
+    """Rules ``arguments_0`` and so on that the grammar of tool calls refers to."""
     asked_in: str | None = None
     """The client's name of the field that asked for this, for errors."""
 
@@ -103,9 +114,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
 
     def _texts(self) -> list[str]:
         """Everything in it whose length counts."""
-        texts = [self.regex, self.grammar, self.calls, self.whitespace_pattern, *(self.choice or ())]
+        schemas = [arguments.schema for arguments in self.arguments or ()]
         if self.json is not None:
-            texts.append(self.schema_text())
+            schemas.append(self.schema_text())
+        texts = [self.regex, self.grammar, self.calls, self.whitespace_pattern]
+        texts += [*(self.choice or ()), *schemas]
         return [text for text in texts if text is not None]
 
     def in_texts(self) -> StructuredOutputsParams:

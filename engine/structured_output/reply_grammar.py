@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.errors import RequestError
-from engine.structured_output.params import StructuredOutputsParams, ThoughtSpan
+from engine.structured_output.params import StructuredOutputsParams, ThoughtSpan, ToolArguments
+from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import ReplyFormat
+from engine.tool_parsers.harmony import FINAL
 from engine.tool_parsers.parameters import Tool
 
 
@@ -44,25 +46,33 @@ def forced_calls(tools: Sequence[Tool], name: str | None, parallel: bool, start:
     chosen = _callable(tools, name)
     # Of one tool that was named, one call is meant.
     grammar, as_json = _call_grammar(chosen, parallel and name is None, start.reply_format, start)
-    params = StructuredOutputsParams(grammar=grammar, asked_in="tools")
+    params = StructuredOutputsParams(grammar=grammar.rules, arguments=_schemas(grammar), asked_in="tools")
     return ReplyGrammar(params, calls_as_json=as_json)
+
+
+def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar:
+    """A reply that is nothing but a text of this grammar, which some tool takes."""
+    return ReplyGrammar(
+        StructuredOutputsParams(grammar=grammar, asked_in=asked_in, thought=thought_before(start))
+    )
 
 
 def asked_form(
     asked: StructuredOutputsParams, tools: Sequence[Tool], parallel: bool, start: ReplyStart
 ) -> ReplyGrammar:
     """A reply of the form that was asked for; with tools, it may be calls of them instead."""
-    thought = _thought(start)
+    thought = thought_before(start)
     if not tools:
         return ReplyGrammar(msgspec.structs.replace(asked, thought=thought))
     unthinking = replace(start.reply_format, think_tags=None)
     calls, as_json = _call_grammar(_callable(tools, None), parallel, unthinking, start)
-    return ReplyGrammar(msgspec.structs.replace(asked, thought=thought, calls=calls), calls_as_json=as_json)
+    params = msgspec.structs.replace(asked, thought=thought, calls=calls.rules, arguments=_schemas(calls))
+    return ReplyGrammar(params, calls_as_json=as_json)
 
 
 def _call_grammar(
     tools: Sequence[Tool], parallel: bool, reply_format: ReplyFormat, start: ReplyStart
-) -> tuple[str, bool]:
+) -> tuple[CallGrammar, bool]:
     """A grammar of calls, and whether they are a JSON list."""
     in_tokens = replace(reply_format, special_tokens=start.added_tokens)
     own = in_tokens.forced_call_grammar(tools, parallel, start.prompt_tail)
@@ -71,7 +81,12 @@ def _call_grammar(
     return in_tokens.json_call_grammar(tools, parallel, start.prompt_tail), True
 
 
-def _thought(start: ReplyStart) -> ThoughtSpan | None:
+def _schemas(grammar: CallGrammar) -> list[ToolArguments]:
+    return [ToolArguments(each.function, each.schema, each.strict) for each in grammar.arguments]
+
+
+def thought_before(start: ReplyStart) -> ThoughtSpan | None:
+    """What may come before the answer; None if nothing may."""
     tags = start.reply_format.think_tags
     if tags is None:
         return None
@@ -79,6 +94,13 @@ def _thought(start: ReplyStart) -> ThoughtSpan | None:
     if begun is False:
         return None
     return ThoughtSpan(tags.end, None if begun or tags.assumed else tags.begin)
+
+
+def before_stops(start: ReplyStart) -> ThoughtSpan | None:
+    """What comes before the text that a client's stop strings end."""
+    if start.reply_format.is_harmony:
+        return None if FINAL in start.prompt_tail else ThoughtSpan(FINAL)
+    return thought_before(start)
 
 
 def _callable(tools: Sequence[Tool], name: str | None) -> list[Tool]:

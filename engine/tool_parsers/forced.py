@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.tool_parsers.parameters import Tool
 
@@ -33,6 +34,24 @@ JSON_CALLS = CallSyntax('{"name": "{name}", "arguments": ', "}", begin="[", betw
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a function takes: the grammar's rule ``arguments_0``, ``arguments_1`` and so on, in this order."""
+
+    function: str
+    schema: str
+    strict: bool
+    """What of the schema cannot be enforced is an error; else it is left to the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """A grammar whose rules for arguments are given by their schemas."""
+
+    rules: str
+    arguments: list[Arguments]
+
+
+@dataclass(frozen=True, slots=True)
 class Thoughts:
     """A section that may come before the calls."""
 
@@ -48,7 +67,7 @@ def call_grammar(
     parallel: bool,
     thoughts: Thoughts | None,
     special_tokens: Mapping[str, int],
-) -> str:
+) -> CallGrammar:
     """One call or, if ``parallel``, one or more of these tools, and nothing else beside the thoughts."""
     literal = _Literals(special_tokens)
     functions = [tool.get("function", tool) for tool in tools]
@@ -61,14 +80,17 @@ def call_grammar(
     ]
     for index, function in enumerate(functions):
         name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
-        # What of a schema cannot be enforced is left to the tool, unless the client wants it strictly.
-        lenient = not function.get("strict")
-        options = {**_JSON_OPTIONS, "lenient": lenient, "coerce_one_of": lenient}
-        schema = {"type": "object", **(function.get("parameters") or {}), "x-guidance": options}
         before, after = literal(syntax.before.replace("{name}", name)), literal(syntax.after)
         lines.append(f"call_{index}: {before} arguments_{index} {after}")
-        lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
-    return "\n".join([*lines, *_thinking_rules(thoughts, literal)]) + "\n"
+    rules = "\n".join([*lines, *_thinking_rules(thoughts, literal)]) + "\n"
+    return CallGrammar(rules, [_arguments_of(function) for function in functions])
+
+
+def _arguments_of(function: Mapping[str, Any]) -> Arguments:
+    strict = bool(function.get("strict"))
+    options = {**_JSON_OPTIONS, "lenient": not strict, "coerce_one_of": not strict}
+    schema = {**(function.get("parameters") or {}), "type": "object", "x-guidance": options}
+    return Arguments(function["name"], json.dumps(schema), strict)
 
 
 def _thinking(thoughts: Thoughts | None) -> str:

@@ -20,7 +20,8 @@ from engine.tool_parsers.deepseek import (
     KimiToolParser,
 )
 from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
-from engine.tool_parsers.forced import JSON_CALLS, CallSyntax, Thoughts, call_grammar
+from engine.tool_parsers.forced import JSON_CALLS, CallGrammar, CallSyntax, Thoughts, call_grammar
+from engine.tool_parsers.free_input import FreeInputParser
 from engine.tool_parsers.glm import GlmToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
@@ -235,14 +236,25 @@ class ReplyFormat:
         return bool(tags) if self.special_tokens is None else any(tag in self.special_tokens for tag in tags)
 
     def parser(
-        self, tools: Sequence[Tool] | None, prompt_tail: str, *, calls_as_json: bool = False
+        self,
+        tools: Sequence[Tool] | None,
+        prompt_tail: str,
+        *,
+        calls_as_json: bool = False,
+        input_of: tuple[str, str] | None = None,
     ) -> ReplyParser:
         """The parser of one reply.
 
         No tools: no calls are looked for. ``prompt_tail`` is the end of the prompt's text, special tokens
         included: it may have begun a section of the reply. ``calls_as_json``: the reply was forced to be a
-        JSON list of calls, whatever the model's own format.
+        JSON list of calls, whatever the model's own format. ``input_of``: it was forced to be the text that
+        this function takes as this parameter.
         """
+        if input_of is not None:
+            free = FreeInputParser(*input_of)
+            return (
+                free if self.think_tags is None else ThinkSection(self.think_tags, lambda: free, prompt_tail)
+            )
         parser = self._format_parser(tools or (), prompt_tail, calls_as_json)
         return SoundCalls(parser) if tools else parser
 
@@ -267,7 +279,9 @@ class ReplyFormat:
             return JsonToolParser(tools, listed=True)
         return PlainParser() if self.tool_format is None else self.tool_format.make(tools)
 
-    def forced_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> str | None:
+    def forced_call_grammar(
+        self, tools: Sequence[Tool], parallel: bool, prompt_tail: str
+    ) -> CallGrammar | None:
         """A grammar of replies that call one of these tools (or several) in the model's own syntax.
 
         None where the format has no such syntax: then ``json_call_grammar`` is read with ``calls_as_json``.
@@ -275,11 +289,13 @@ class ReplyFormat:
         syntax = self.tool_format.syntax if self.tool_format else None
         return None if syntax is None else self._grammar(syntax, tools, parallel, prompt_tail)
 
-    def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> str:
+    def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> CallGrammar:
         """The same as a JSON list of ``{"name": ..., "arguments": ...}``."""
         return self._grammar(JSON_CALLS, tools, parallel, prompt_tail)
 
-    def _grammar(self, syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> str:
+    def _grammar(
+        self, syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, prompt_tail: str
+    ) -> CallGrammar:
         thoughts = None
         if self.think_tags is not None:
             begun = self.think_tags.open_in(prompt_tail)

@@ -18,6 +18,9 @@ START = "<|start|>assistant"
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 
+FINAL = CHANNEL + "final" + MESSAGE
+"""Begins the answer: what comes before it is thought, or said to tools."""
+
 _HEAD_INSIDE = Tag(" to=", "to=")
 _HEAD_END = Tag(MESSAGE)
 _MESSAGE_END = Tag("<|end|>", "<|call|>", "<|return|>", "<|start|>", CHANNEL)

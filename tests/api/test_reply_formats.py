@@ -119,6 +119,24 @@ def test_thoughts_and_calls_arrive_apart(
     assert streamed(coder, reply) == expected
 
 
+def test_a_stop_string_in_the_thoughts_ends_no_answer(coder: Server) -> None:
+    """It ends what is said to the reader, whole and streamed, in every dialect."""
+    reply = "<think>\nI end with STOP.\n</think>\n\nthe answer STOP more"
+    for read in (whole, streamed):
+        said = read(coder, reply, stop=["STOP"])
+        assert (said["reasoning"], said["content"]) == ("I end with STOP.", "the answer ")
+        assert said["finish_reason"] == "stop"
+    given = body(coder, reply)
+    message = {"messages": HELLO, "max_tokens": 500, "stop_sequences": ["STOP"]}
+    answer = httpx.post(
+        f"{coder.url}/v1/messages",
+        json={**message, "replay_token_ids": given["replay_token_ids"]},
+        timeout=60,
+    ).json()
+    assert answer["content"][-1]["text"] == "the answer "
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "STOP")
+
+
 def test_a_prompt_that_has_begun_the_thoughts(coder: Server) -> None:
     """Where the prompt ends inside the section, the reply begins there; where it has closed it, outside."""
     reply = "Let me see.\n</think>\n\nYes."

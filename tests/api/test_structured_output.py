@@ -148,6 +148,17 @@ def test_constrained_and_plain_requests_share_a_batch(http: httpx.Client) -> Non
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"guided_regex": "a"}, "guided_regex"),
+        ({"grammar": "start: /a/"}, "grammar"),
+        ({"regex": "a"}, "regex"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
+        ({"structural_tag": {"type": "x"}}, "structural_tag"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"schema": {}}}},
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "json_object", "grammar": "x"}}, "response_format.grammar"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
@@ -288,7 +299,15 @@ def test_a_form_leaves_room_for_calls(http: httpx.Client) -> None:
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "fly"}}}, "tool_choice"),
         (
             {
-                "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "?"}}}}}],
+                "tools": [
+                    {
+                        "function": {
+                            "name": "f",
+                            "strict": True,
+                            "parameters": {"properties": {"a": {"type": "?"}}},
+                        }
+                    }
+                ],
                 "tool_choice": "required",
             },
             "tools",
@@ -300,3 +319,152 @@ def test_a_choice_that_cannot_be_is_refused(http: httpx.Client, fields: dict[str
     response = http.post(CHAT, json={"messages": HELLO, **fields})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+ODD = [
+    {"type": "string", "pattern": "^(?!x)y$"},
+    {"type": "string", "pattern": r"\bfoo\b"},
+    {"type": "string", "pattern": r"\A[a-z]+\Z"},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**64},
+    {"$ref": "#/definitions/Nope"},
+    {"$ref": "http://127.0.0.1:9/x.json"},
+    {"type": "any"},
+    {"type": None},
+    None,
+]
+"""Schemas that agents' tools have, and that the grammar library does not follow."""
+
+
+def odd_tool(schema: Any, **fields: Any) -> dict[str, Any]:
+    properties = {"a": schema, "b": {"const": 1}}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": "odd", "parameters": parameters, **fields}}
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_an_odd_schema_costs_its_tool_a_part(http: httpx.Client, schema: Any) -> None:
+    """At forced steps and beside a form: what cannot be enforced is left to the tool, what can be is not."""
+    named = {"type": "function", "function": {"name": "odd"}}
+    body = {"messages": HELLO, "tools": [odd_tool(schema), *TOOLS], "max_tokens": 300, "temperature": 0}
+    choice = ask(http, CHAT, **{**body, "tool_choice": named})
+    [call] = choice["message"]["tool_calls"]
+    if choice["finish_reason"] == "stop":  # a model of noise may not find the end of a string
+        said = json.loads(call["function"]["arguments"])
+        assert said["b"] == 1
+        assert set(said) <= {"a", "b"}
+    short = {**body, "max_tokens": 2}
+    assert http.post(CHAT, json={**short, "tool_choice": "required"}).status_code == 200
+    assert http.post(CHAT, json={**short, "response_format": {"type": "json_object"}}).status_code == 200
+    parameters = odd_tool(schema)["function"]["parameters"]
+    assert http.post(CHAT, json={**short, "response_format": json_schema(parameters)}).status_code == 200
+    anthropic = {
+        "messages": HELLO,
+        "max_tokens": 2,
+        "tools": [{"name": "odd", "input_schema": parameters}],
+        "tool_choice": {"type": "any"},
+    }
+    assert http.post("/v1/messages", json=anthropic).status_code == 200
+    responses = {
+        "input": "Hello",
+        "max_output_tokens": 2,
+        "tools": [{"type": "function", "name": "odd", "parameters": parameters}],
+        "tool_choice": "required",
+    }
+    assert http.post("/v1/responses", json=responses).status_code == 200
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_named(http: httpx.Client) -> None:
+    """The message says which of the tools it is, in the client's words."""
+    for index, schema in enumerate(ODD):
+        tools = [*TOOLS, odd_tool(schema, strict=True)]
+        answer = http.post(CHAT, json={"messages": HELLO, "tools": tools, "tool_choice": "required"})
+        assert answer.status_code == 400, ODD[index]
+        error = answer.json()["error"]
+        assert error["param"] == "tools"
+        assert "'odd'" in error["message"]
+        assert "call_" not in error["message"]
+
+
+def test_a_tool_that_is_too_complex_costs_no_request(http: httpx.Client) -> None:
+    """A schema that would take minutes to compile is left to its tool as a whole."""
+    eater = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{n}}}$"} for n in range(1, 30)]}
+    body = {
+        "messages": HELLO,
+        "tools": [odd_tool(eater), *TOOLS],
+        "tool_choice": "required",
+        "max_tokens": 2,
+        "chat_template": "{{ messages[0].content }}",
+    }
+    answer = http.post(CHAT, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("form", "matches"),
+    [
+        ({"syntax": "regex", "definition": "x{3}"}, "x{3}"),
+        ({"syntax": "regex", "definition": r"^(say \"x\"|\\)$"}, r'say "x"|\\'),
+        ({"syntax": "lark", "definition": 'start: "add" /[0-9]{2}/ ";"'}, "add[0-9]{2};"),
+        ({"syntax": "lark", "definition": 'start: line+\nline: "a\\n" | "b\\n"'}, "(a\n|b\n)+"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_gets_text_of_its_grammar(
+    client: openai.OpenAI, form: dict[str, Any], matches: str, stream: bool
+) -> None:
+    """Named, it is called with a text that follows its grammar, whole and streamed."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "input": "Hello",
+        "tools": [{"type": "custom", "name": "ap", "format": {"type": "grammar", **form}}],
+        "tool_choice": {"type": "custom", "name": "ap"},
+        "max_output_tokens": 400,
+    }
+    if stream:
+        with client.responses.stream(**body) as events:
+            response = events.get_final_response()
+    else:
+        response = client.responses.create(**body)
+    item = response.output[-1]
+    assert item.type == "custom_tool_call"
+    assert item.name == "ap"
+    if response.status == "completed":
+        assert re.fullmatch(matches, item.input), item.input
+    assert not (response.model_extra or {}).get("warnings")
+
+
+def test_a_grammar_that_is_not_enforced_is_spoken_of(http: httpx.Client) -> None:
+    """Where the model may choose, the response says that the grammar was only told to it; where it must call
+    some tool, a Lark grammar is refused by its field."""
+    form = {"type": "grammar", "definition": "a"}
+    tools = [
+        {"type": "custom", "name": name, "format": {**form, "syntax": syntax}}
+        for name, syntax in (("l", "lark"), ("r", "regex"))
+    ]
+    body = {"input": "Hello", "tools": tools, "max_output_tokens": 2}
+    warnings = http.post("/v1/responses", json=body).json()["warnings"]
+    assert [warning.partition(":")[0] for warning in warnings] == ["tools[0].format", "tools[1].format"]
+    refused = http.post("/v1/responses", json={**body, "tool_choice": "required"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools[0].format"
+    wrong = {**tools[0], "format": {**form, "syntax": "lark", "definition": "start: nothing"}}
+    named = {**body, "tools": [wrong], "tool_choice": {"type": "custom", "name": "l"}}
+    refused = http.post("/v1/responses", json=named)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].format")
+
+
+@pytest.mark.parametrize("field", ["grammar", "regex", "ebnf", "json_schema", "structural_tag"])
+def test_constraints_of_other_servers_are_refused_in_every_dialect(http: httpx.Client, field: str) -> None:
+    """Ignored, the output would not have the form that was asked for."""
+    for path, body in (
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 2}),
+        ("/v1/responses", {"input": "Hello"}),
+    ):
+        answer = http.post(path, json={**body, field: "x"})
+        assert answer.status_code == 400
+        assert field in answer.json()["error"]["message"]

@@ -20,6 +20,7 @@ from engine.detokenizer import (
     TokenDecoder,
 )
 from engine.sampling_params import SamplingParams
+from engine.structured_output.params import ThoughtSpan
 from engine.tokenizer import Tokenizer
 
 
@@ -213,3 +214,35 @@ def test_special_tokens_are_text_only_if_asked_for(tokenizer: Tokenizer) -> None
         detokenizer = IncrementalDetokenizer(tokenizer, SamplingParams(skip_special_tokens=skip), [])
         detokenizer.update(token_ids, finished=True, stop_token=False)
         assert detokenizer.next_output(finished=True, delta=False)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "cut"),
+    [
+        ("<think>", "<think>a STOP b</think>the answer STOP more", "<think>a STOP b</think>the answer "),
+        ("<think>", "\n<think>STOP</think>STOP", "\n<think>STOP</think>"),
+        ("<think>", "no thought STOP more", "no thought "),
+        ("<think>", "<thSTOP", "<th"),
+        ("<think>", "<think>a STOP b", "<think>a STOP b"),
+        (None, "a STOP b</think>c STOP d", "a STOP b</think>c "),
+        (None, "a ST</think>OP STOP", "a ST</think>OP "),
+        (None, "a STOP", "a STOP"),
+    ],
+)
+@pytest.mark.parametrize("delta", [False, True])
+def test_stop_strings_end_the_answer_not_the_thoughts(
+    start: str | None, text: str, cut: str, delta: bool
+) -> None:
+    """Thoughts may speak of them; from the answer's first character on they count, however tokens come."""
+    for size in (1, 3, 100):
+        params = SamplingParams(stop=["STOP"], thought=ThoughtSpan("</think>", start))
+        detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])
+        token_ids, given, stop = byte_level_ids(text.encode()), "", None
+        for at in range(0, len(token_ids), size):
+            ends = at + size >= len(token_ids)
+            stop = detokenizer.update(token_ids[at : at + size], finished=ends, stop_token=False)
+            new, _ = detokenizer.next_output(finished=ends or stop is not None, delta=delta)
+            given = given + new if delta else new
+            if stop is not None:
+                break
+        assert (given, stop) == (cut, "STOP" if cut != text else None)

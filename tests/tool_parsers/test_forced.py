@@ -7,8 +7,9 @@ import pytest
 from engine.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import GrammarBackend, TokenTable
-from engine.structured_output.params import StructuredOutputsParams
+from engine.structured_output.params import StructuredOutputsParams, ToolArguments
 from engine.tokenizer import Tokenizer
+from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import TOOL_FORMATS, ReplyFormat
 from engine.worker.tiny_models import make_model_folder
 from tests.tool_parsers.families import FAMILIES, GLM47, MISTRAL_BARE, TOOLS, Family
@@ -28,9 +29,10 @@ class Follower:
         self.tokenizer = tokenizer
         self._backend = GrammarBackend(TokenTable.of(tokenizer, len(tokenizer.hf)))
 
-    def accepts(self, grammar: str, text: str) -> bool:
+    def accepts(self, grammar: CallGrammar, text: str) -> bool:
         """Whether the whole text is one that the grammar allows."""
-        compiled = self._backend.compile(StructuredOutputsParams(grammar=grammar))
+        arguments = [ToolArguments(each.function, each.schema, each.strict) for each in grammar.arguments]
+        compiled = self._backend.compile(StructuredOutputsParams(grammar=grammar.rules, arguments=arguments))
         follower = compiled.start(SamplingParams())
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return all(follower.accept(token_id) for token_id in token_ids) and follower.matcher.is_accepting()

@@ -16,7 +16,7 @@ from engine.api.config import DefaultThinking
 from engine.api.errors import ThreadsUnsupportedError
 from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
-from engine.api.openai.protocol import Int64, ListOf, TokenId
+from engine.api.openai.protocol import Int64, ListOf, TokenId, refuse_other_constraints
 from engine.api.thinking_effort import effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
@@ -170,6 +170,11 @@ class MessagesRequest(PromptRequest):
     is_last_step: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_other_constraints(self) -> Self:
+        refuse_other_constraints(self.model_extra or {})
+        return self
 
     def identity(self) -> ClientIdentity:
         """What the body says of the job this turn belongs to."""

@@ -43,12 +43,18 @@ def _check_num_values(text: bytes) -> None:
             raise RequestError(f"The request's body holds more than {MAX_JSON_VALUES} JSON values.")
 
 
+_SCHEMAS = frozenset({"tools", "response_format", "text", "output_config", "output_format"})
+"""Fields that hold JSON schemas, which go as text: their bounds may be of any size."""
+
+
 def _check_integers(text: bytes) -> None:
     """The engine's processes tell each other integers of 64 bits."""
     try:
         body = json.loads(text, parse_int=_as_integer)
     except (ValueError, RecursionError):
         return  # the parser proper will say what is wrong
+    if isinstance(body, dict):
+        body = {key: value for key, value in body.items() if key not in _SCHEMAS}
     for path in _too_large(body, ""):
         raise RequestError(f"{path} must fit in 64 bits.", path)
 

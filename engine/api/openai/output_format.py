@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -20,14 +21,22 @@ class JsonSchemaFormat(BaseModel):
     """What of the schema cannot be enforced is an error; else it is ignored."""
 
 
+FORM_WORDS = ("schema", "json_schema", "grammar", "regex", "pattern", "definition")
+"""What a form may be said with. Beside a type that does not take it, it would be ignored."""
+
+
 class ResponseFormat(BaseModel):
     """``text``, some JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        given = {**(self.model_extra or {}), "json_schema": self.json_schema}
+        refuse_other_forms("response_format", self.type, given, taken=("json_schema",))
         if self.type == "json_schema" and self.json_schema is None:
             raise RequestError(
                 "response_format of type 'json_schema' needs json_schema.", "response_format.json_schema"
@@ -44,6 +53,15 @@ class ResponseFormat(BaseModel):
             lenient=not self.json_schema.strict,
             asked_in="response_format.json_schema.schema",
         )
+
+
+def refuse_other_forms(field: str, kind: str, given: Mapping[str, object], taken: Sequence[str]) -> None:
+    """RequestError if a form is said in words that its type does not take; "json_schema" takes some."""
+    for word in FORM_WORDS:
+        if given.get(word) is not None and not (kind == "json_schema" and word in taken):
+            raise RequestError(
+                f"{field}.{word} does not go with type {kind!r}: use type 'json_schema'.", f"{field}.{word}"
+            )
 
 
 class StructuredOutputs(BaseModel):

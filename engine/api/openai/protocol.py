@@ -5,6 +5,7 @@ Fields that would change the result and are not supported are refused rather tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar, cast
 
 import msgspec
@@ -43,7 +44,22 @@ def _not_too_many(biases: object) -> object:
     return biases
 
 
+_OTHER_CONSTRAINTS = {
+    "grammar": "grammar is not a field here; use structured_outputs.grammar.",
+    "grammar_triggers": "grammar_triggers is not supported; use structured_outputs.grammar.",
+    "regex": "regex is not a field here; use structured_outputs.regex.",
+    "ebnf": "ebnf is not a field here; use structured_outputs.grammar.",
+    "choice": "choice is not a field here; use structured_outputs.choice.",
+    "json_schema": "json_schema is not a field here; use response_format.",
+    "response_schema": "response_schema is not a field here; use response_format.",
+    "format": "format is not a field here; use response_format.",
+    "guided_decoding": "guided_decoding is not a field here; use structured_outputs.",
+    "structural_tag": "structural_tag is not supported; use structured_outputs.grammar.",
+}
+"""What other servers call the form that an output must have. Ignored, it would not have it."""
+
 _UNSUPPORTED = {
+    **_OTHER_CONSTRAINTS,
     "guided_json": "guided_json is no longer a field; use structured_outputs.json.",
     "guided_regex": "guided_regex is no longer a field; use structured_outputs.regex.",
     "guided_choice": "guided_choice is no longer a field; use structured_outputs.choice.",
@@ -52,7 +68,6 @@ _UNSUPPORTED = {
     "guided_whitespace_pattern": (
         "guided_whitespace_pattern is no longer a field; use structured_outputs.whitespace_pattern."
     ),
-    "structural_tag": "structural_tag is not supported; use structured_outputs.grammar.",
     "functions": "functions is not supported; use tools.",
     "use_beam_search": "use_beam_search is not supported.",
     "best_of": "best_of is not supported; use n.",
@@ -175,6 +190,13 @@ _SAMPLING_FIELDS = tuple(
     for name in SamplingParams.__struct_fields__
     if name in GenerationRequest.model_fields and name not in ("max_tokens", "logprobs", "structured_outputs")
 )
+
+
+def refuse_other_constraints(fields: Mapping[str, object]) -> None:
+    """RequestError for a field of another server that says what form the output must have."""
+    for name, value in fields.items():
+        if value and name in _OTHER_CONSTRAINTS:
+            raise RequestError(_OTHER_CONSTRAINTS[name], name)
 
 
 def _changes_nothing(name: str, value: object) -> bool:

@@ -19,7 +19,7 @@ from engine.api.openai_responses.store import (
     broken_chain,
     conversation_of,
     decoder,
-    encoder,
+    encoded,
     goes_on_from,
     turn_decoder,
 )
@@ -108,7 +108,7 @@ class MemoryStore:
         response_id, conversation_id = stored.response.id, conversation_of(stored)
         before = self._own.remove(response_id)
         entry = _Entry(
-            encoder.encode(stored),
+            encoded(stored),
             conversation_id,
             alive_until_of(stored, self._clock()),
             before is not None and before.is_cancelled,

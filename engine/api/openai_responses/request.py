@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from engine.api.identity import ClientIdentity
+from engine.api.openai.output_format import refuse_other_forms
 from engine.api.openai.protocol import GenerationRequest, Int64, ListOf
 from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ReasoningConfig, TextConfig
@@ -138,6 +139,7 @@ class ResponsesRequest(GenerationRequest):
     def _structured_output(self) -> StructuredOutputsParams | None:
         """What ``text.format`` asks for. A schema that is not strict is followed as far as it can be."""
         form = (self.text or TextParam()).format or {}
+        refuse_other_forms("text.format", str(form.get("type", "text")), form, taken=("schema",))
         match form.get("type", "text"):
             case "text":
                 return None

@@ -23,7 +23,7 @@ from engine.api.openai_responses.store import (
     broken_chain,
     conversation_of,
     decoder,
-    encoder,
+    encoded,
     goes_on_from,
     owned_key,
     turn_decoder,
@@ -170,7 +170,7 @@ class SqliteStore:
         key, named = self._key(stored.response.id), conversation_of(stored)
         previous = None if stored.previous_id is None else self._key(stored.previous_id)
         conversation = None if named is None else self._key(named)
-        data = encoder.encode(stored)
+        data = encoded(stored)
         alive_until, now = alive_until_of(stored, self._clock()), time.monotonic_ns()
         self._db.execute(_PUT, (key, previous, conversation, len(data), now, alive_until, self._owner or ""))
         self._db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (key, data))

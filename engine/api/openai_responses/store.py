@@ -8,6 +8,7 @@ top, and how many there are is bounded by ``max_background_responses`` of each p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,9 +126,27 @@ class ResponseStore(Protocol):
         """Its conversation, if it still has it locked, is free."""
 
 
-encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder()
 decoder = msgspec.msgpack.Decoder(StoredResponse)
 turn_decoder = msgspec.msgpack.Decoder(PastTurn)
+
+
+def encoded(stored: StoredResponse) -> bytes:
+    """A response as it is kept. Bounds in schemas may be integers of any size, which become floats."""
+    try:
+        return _encoder.encode(stored)
+    except OverflowError:
+        return _encoder.encode(_in_64_bits(msgspec.to_builtins(stored)))
+
+
+def _in_64_bits(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _in_64_bits(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_64_bits(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value) if abs(value) < 2**1000 else math.copysign(math.inf, value)
+    return value
 
 
 def owned_key(owner: str | None, name: str) -> str:

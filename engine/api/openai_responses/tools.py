@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api.conversation import NamedTool, ToolChoice
+from engine.api.conversation import FreeInput, NamedTool, ToolChoice
 from engine.api.openai_responses.custom_input import PARAMETER
 from engine.errors import RequestError
 
@@ -68,6 +68,10 @@ class Tools:
     names: dict[str, ToolName] = field(default_factory=dict)
     """By the name that is shown."""
     warnings: list[str] = field(default_factory=list)
+    _free_inputs: dict[str, FreeInput] = field(default_factory=dict)
+    """Of custom tools whose text follows a Lark grammar, by the name that is shown."""
+    _patterns: dict[str, str] = field(default_factory=dict)
+    """The field that has it, for those whose text matches an expression."""
 
     def find(self, shown: str) -> ToolName:
         """The tool that the model means; a name it made up is a function's."""
@@ -118,6 +122,7 @@ class Tools:
             format_note = _format_note(tool.get("format"), f"{where}.format")
             function["description"] = "\n\n".join(filter(None, (description, format_note)))
             function["parameters"] = _CUSTOM_PARAMETERS
+            self._add_format(tool.get("format"), f"{where}.format", function)
         else:
             function |= {"description": description} if description else {}
             function["parameters"] = _parameters_of(tool, where)
@@ -125,15 +130,55 @@ class Tools:
             function["strict"] = tool["strict"]
         self.functions.append({"type": "function", "function": function})
 
+    def _add_format(self, form: Any, where: str, function: Tool) -> None:
+        """How the text of a custom tool is kept to its form; it has been checked."""
+        if form is None or form["type"] == "text":
+            return
+        if form["syntax"] == "lark":
+            self._free_inputs[function["name"]] = FreeInput(PARAMETER, form["definition"], where)
+            return
+        pattern = form["definition"].removeprefix("^")
+        pattern = pattern if pattern.endswith("\\$") else pattern.removesuffix("$")
+        text = {**_CUSTOM_PARAMETERS["properties"][PARAMETER], "pattern": f"^(?:{pattern})$"}
+        function["parameters"] = {**_CUSTOM_PARAMETERS, "properties": {PARAMETER: text}}
+        function["strict"] = True
+        self._patterns[function["name"]] = where
+
+    def _named(self, shown: str) -> NamedTool:
+        return NamedTool(shown, self._free_inputs.get(shown))
+
+    def _tell_of_formats(self, mode: ToolChoice) -> None:
+        """Grammars of custom tools that the mode leaves to the model."""
+        shown = {tool["function"]["name"] for tool in self.functions}
+        grammars = {name: free.asked_in for name, free in self._free_inputs.items() if name in shown}
+        if mode == "required" and grammars:
+            where = next(iter(grammars.values()))
+            raise RequestError(
+                f"{where}: a Lark grammar can be enforced only where tool_choice names the tool; with "
+                "'required' it cannot.",
+                where,
+            )
+        if mode == "auto":
+            patterns = {name: where for name, where in self._patterns.items() if name in shown}
+            self.warnings += [
+                f"{where}: the model is told of it; it is enforced where tool_choice names the tool."
+                for where in (grammars | patterns).values()
+            ]
+
     def choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:
         """The ``tool_choice`` of a request; ``allowed_tools`` leaves the others out of ``functions``."""
+        chosen = self._choose(choice)
+        self._tell_of_formats(chosen)
+        return chosen
+
+    def _choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:
         if choice is None:
             return "auto"
         if isinstance(choice, str):
             return self._mode(choice, "tool_choice", ("auto", "none", "required"))
         match choice.get("type"):
             case "function" | "custom":
-                return NamedTool(self._chosen(choice, "tool_choice"))
+                return self._named(self._chosen(choice, "tool_choice"))
             case "allowed_tools":
                 return self._choose_among(choice)
         raise RequestError(

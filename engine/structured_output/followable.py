@@ -1,0 +1,156 @@
+"""What of the schemas of a request can be followed: the grammar library does not have all that clients send.
+
+One tool with an odd schema must not cost the request. It must not know the library, only whether it compiles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.structured_output.params import StructuredOutputsParams, ToolArguments
+
+Compile = Callable[[StructuredOutputsParams], object]
+"""RequestError if it cannot be followed."""
+
+MAX_TRIES = 300
+"""Of one schema's parts; what is odd beyond that is left out as a whole."""
+
+MAX_DEPTH = 64
+
+_DEFINITIONS = ("$defs", "definitions")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)
+_LISTS_OF_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_OPTIONS = "x-guidance"
+"""How the library is to write JSON: no part of the schema."""
+
+
+def followable(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
+    """The same, less what cannot be followed of schemas that are not strict. RequestError for the rest."""
+    try:
+        compiles(params)
+    except RequestError:
+        loosened = _loosened(params, compiles)
+        if loosened == params:
+            raise
+        compiles(loosened)
+        return loosened
+    return params
+
+
+def without_lenient_schemas(params: StructuredOutputsParams) -> StructuredOutputsParams:
+    """The same with any object as the arguments of tools that are not strict."""
+    arguments = [each if each.strict else _any_object(each) for each in params.arguments or ()]
+    return msgspec.structs.replace(params, arguments=arguments or None)
+
+
+def _loosened(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
+    arguments = [_loosened_arguments(each, compiles) for each in params.arguments or ()]
+    loosened = msgspec.structs.replace(params, arguments=arguments or None)
+    if params.json is None or not params.lenient:
+        return loosened
+    try:
+        schema = json.loads(params.schema_text())
+    except (ValueError, RecursionError):
+        return loosened
+
+    def follows(text: str) -> bool:
+        alone = msgspec.structs.replace(params, json=text, thought=None, calls=None, arguments=None)
+        return _compiles(alone, compiles) is None
+
+    if follows(params.schema_text()):
+        return loosened
+    left = _Loosening(schema, follows).result()
+    # Where nothing is left of a schema it was none, and the request is better told.
+    return msgspec.structs.replace(loosened, json=json.dumps(left)) if left else loosened
+
+
+def _loosened_arguments(arguments: ToolArguments, compiles: Compile) -> ToolArguments:
+    """RequestError that names the tool if it is strict."""
+
+    def fault(text: str) -> RequestError | None:
+        alone = StructuredOutputsParams(grammar=f"start: %json {text}\n", asked_in="tools")
+        return _compiles(alone, compiles)
+
+    error = fault(arguments.schema)
+    if error is None:
+        return arguments
+    if arguments.strict:
+        raise RequestError(
+            f"tools: {arguments.tool[:100]!r} is strict, and its schema cannot be enforced. {error}", "tools"
+        )
+    schema = json.loads(arguments.schema)
+    loosened = _Loosening(schema, lambda text: fault(text) is None).result()
+    if not isinstance(loosened, dict):
+        return _any_object(arguments)
+    kept = {**loosened, "type": "object", _OPTIONS: schema[_OPTIONS]}
+    return ToolArguments(arguments.tool, json.dumps(kept))
+
+
+def _any_object(arguments: ToolArguments) -> ToolArguments:
+    options = json.loads(arguments.schema)[_OPTIONS]
+    return ToolArguments(arguments.tool, json.dumps({"type": "object", _OPTIONS: options}))
+
+
+def _compiles(params: StructuredOutputsParams, compiles: Compile) -> RequestError | None:
+    """What is wrong, if anything is."""
+    try:
+        compiles(params)
+    except RequestError as error:
+        return error
+    return None
+
+
+class _Loosening:
+    """A schema from which the smallest parts are taken that cannot be followed."""
+
+    def __init__(self, schema: Any, follows: Callable[[str], bool]) -> None:
+        self._schema = schema
+        self._follows = follows
+        self._num_tries = 0
+        self._beside: dict[str, Any] = {}
+        """What goes with each part that is tried: definitions that it may refer to, and options."""
+
+    def result(self) -> Any:
+        """The schema that is left; without any keyword it allows everything."""
+        if not isinstance(self._schema, dict):
+            return {}
+        schema = dict(self._schema)
+        self._beside = {key: schema[key] for key in (*_DEFINITIONS, _OPTIONS) if key in schema}
+        for key in _DEFINITIONS:
+            if isinstance(schema.get(key), dict):
+                parts = {name: self._loosen(part, 1) for name, part in schema[key].items()}
+                self._beside[key] = schema[key] = parts
+        return self._loosen(schema, 0)
+
+    def _can_follow(self, part: dict[str, Any]) -> bool:
+        self._num_tries += 1
+        return self._num_tries <= MAX_TRIES and self._follows(json.dumps({**self._beside, **part}))
+
+    def _loosen(self, part: Any, depth: int) -> Any:
+        if isinstance(part, bool):
+            return part
+        if not isinstance(part, dict) or depth > MAX_DEPTH:
+            return {}
+        if self._can_follow(part):
+            return part
+        inner = {key: self._loosen_inner(key, value, depth + 1) for key, value in part.items()}
+        if self._can_follow(inner):
+            return inner
+        kept: dict[str, Any] = {}
+        for key, value in inner.items():
+            if self._can_follow({**kept, key: value}):
+                kept[key] = value
+        return kept
+
+    def _loosen_inner(self, key: str, value: Any, depth: int) -> Any:
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            return {name: self._loosen(part, depth) for name, part in value.items()}
+        if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            return [self._loosen(part, depth) for part in value]
+        return self._loosen(value, depth) if key in _SCHEMAS else value
