@@ -34,6 +34,12 @@ class LoadPlan:
         return self.options.load_format == "dummy"
 
     @property
+    def weights_name(self) -> str | None:
+        """The file of weights that the config names, which few do."""
+        name = getattr(self.config, "transformers_weights", None)
+        return name if isinstance(name, str) else None
+
+    @property
     def architecture(self) -> str:
         return architecture_of(self.config)
 

@@ -103,7 +103,7 @@ def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
 
 def _load_native(plan: LoadPlan) -> CausalModel:
     model = Decoder(plan.config, plan.dtype, plan.group)
-    checkpoint = None if plan.dummy else Checkpoint(plan.folder)
+    checkpoint = None if plan.dummy else Checkpoint(plan.folder, plan.weights_name)
     if checkpoint is not None:
         _check_tensors(checkpoint, model.checkpoint_parts(), plan)
     check_memory(model, plan)
@@ -137,6 +137,7 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
                 f"Tensor {name} in {entry.file} has shape {list(entry.shape)}, "
                 f"but {plan.architecture} needs {list(part.whole_shape)}."
             )
+    checkpoint.check_types(parts.keys(), plan.dtype)
     for name in checkpoint.entries.keys() - parts.keys():
         # Tied models may carry a copy of the embedding, old checkpoints their rope frequencies.
         if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):

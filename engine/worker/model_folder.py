@@ -11,7 +11,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.worker.models.rotary import STATIC_ROPE_TYPES, rope_parameters
+from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 from engine.worker.native_config import native_config
 
 if TYPE_CHECKING:
@@ -131,8 +131,17 @@ def choose_max_model_len(model: ModelConfig, config: PreTrainedConfig) -> int:
 def _own_max_model_len(config: PreTrainedConfig) -> int | None:
     text = config.get_text_config(decoder=True)
     limit: int | None = getattr(text, "max_position_embeddings", None)
-    rope = rope_parameters(text)
-    if limit is None or rope.get("rope_type") not in _STRETCHING_ROPE_TYPES:
+    if limit is None:
+        return None
+    # A window's layers need no more than its length, whatever their rope.
+    reaches = [
+        _stretched(limit, rope) for kind, rope in all_ropes(text).items() if kind != "sliding_attention"
+    ]
+    return min(reaches, default=limit)
+
+
+def _stretched(limit: int, rope: dict[str, Any]) -> int:
+    if rope.get("rope_type") not in _STRETCHING_ROPE_TYPES:
         return limit
     original: int = rope.get("original_max_position_embeddings") or limit
     return max(limit, int(original * rope.get("factor", 1.0)))
@@ -141,13 +150,14 @@ def _own_max_model_len(config: PreTrainedConfig) -> int | None:
 def check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
     """Refuse frequencies that change with a sequence's length: one batch holds sequences of many lengths."""
     text = config.get_text_config(decoder=True)
-    rope = rope_parameters(text)
-    rope_type = rope.get("rope_type", "default")
-    if not isinstance(rope_type, str) or rope_type in STATIC_ROPE_TYPES | {"proportional"}:
-        return
-    original: int = rope.get("original_max_position_embeddings") or text.max_position_embeddings
-    if max_model_len > original:
-        raise ModelLoadError(
-            f"Rope type {rope_type!r} is served only up to its original length; "
-            f"set max_model_len to at most {original}."
-        )
+    for kind, rope in all_ropes(text).items():
+        rope_type = rope.get("rope_type") or "default"
+        if rope_type in STATIC_ROPE_TYPES | {"proportional"}:
+            continue
+        original: int = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        if max_model_len > original:
+            whose = f" of its {kind} layers" if kind else ""
+            raise ModelLoadError(
+                f"Rope type {rope_type!r}{whose} is served only up to its original length; "
+                f"set max_model_len to at most {original}."
+            )

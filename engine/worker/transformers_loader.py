@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelLoadError
-from engine.worker.checkpoint import Checkpoint
+from engine.worker.checkpoint import Checkpoint, check_fits
 from engine.worker.load_plan import LoadPlan, check_memory
 from engine.worker.model_folder import read_by_transformers
 from engine.worker.models.base import CausalModel
@@ -24,7 +24,11 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
     plan = replace(plan, config=config)  # a native one is enough to decide by, but not to build from
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
     if not plan.dummy:
-        Checkpoint(plan.folder)
+        checkpoint = Checkpoint(plan.folder, plan.weights_name)
+        # Old checkpoints hold buffers of whole numbers that nobody reads, and some names are not the model's.
+        parameters = {name for name, _ in model.skeleton.named_parameters()}
+        floats = {name for name, entry in checkpoint.entries.items() if entry.dtype.startswith(("BF", "F"))}
+        checkpoint.check_types(parameters | floats, plan.dtype)
     check_memory(model.skeleton, plan)
     with _no_progress_bars():
         loaded = _random_transformers(plan, model) if plan.dummy else _pretrained(plan, model)
@@ -56,6 +60,9 @@ def _pretrained(plan: LoadPlan, model: TransformersModel) -> PreTrainedModel:
             f"but {plan.architecture} needs {list(needed)}."
         )
     assert isinstance(loaded, PreTrainedModel)
+    if plan.dtype == torch.float16:
+        for parameter in loaded.parameters():
+            check_fits(parameter)
     return loaded
 
 

@@ -148,6 +148,84 @@ def test_weights_that_are_absent_cut_or_pickled(damaged: Damaged) -> None:
     assert "convert it to safetensors" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_files_beside_the_weights_are_left_alone(name: str, damaged: Damaged) -> None:
+    """Adapters, another library's names, and an index that an older upload has left: transformers reads
+    model.safetensors, and so do we. Pickled weights beside it are not looked at."""
+    folder = damaged(name)
+    prompt = random_tokens(30, seed=1)
+    expected = SmallEngine(folder).generate(prompt)
+    other = {"lora.weight": torch.zeros(4, 4)}
+    for file in ("consolidated.safetensors", "adapter_model.safetensors", "model-00001-of-00002.safetensors"):
+        save_file(other, folder / file, metadata={"format": "pt"})
+    index = {"weight_map": {"lora.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle")
+    assert SmallEngine(folder).generate(prompt) == expected
+
+
+def test_the_file_that_the_config_names_is_read(damaged: Damaged) -> None:
+    """Before any other; one beyond the folder is refused."""
+    folder = damaged("llama")
+    prompt = random_tokens(30, seed=1)
+    expected = SmallEngine(folder).generate(prompt)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    save_file({"lora.weight": torch.zeros(4, 4)}, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, transformers_weights="weights.safetensors")
+    assert SmallEngine(folder).generate(prompt) == expected
+    edit_config(folder, transformers_weights="../llama/weights.safetensors")
+    assert "not in its folder" in refusal(folder)
+    edit_config(folder, transformers_weights="none.safetensors")
+    assert "none.safetensors named by config.json is missing" in refusal(folder)
+
+
+def test_shards_are_found_without_an_index_and_held_to_one(damaged: Damaged) -> None:
+    """Without it beside an adapter; with a tensor in two files, or a file elsewhere, they are refused."""
+    folder = damaged("qwen3")
+    prompt = random_tokens(30, seed=1)
+    expected = SmallEngine(folder).generate(prompt)
+    index = folder / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+    index.unlink()
+    save_file({"lora.weight": torch.zeros(4, 4)}, folder / "adapter_model.safetensors")
+    assert SmallEngine(folder).generate(prompt) == expected
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder / "model-00003-of-00003.safetensors")
+    assert "is both in" in refusal(folder)
+    name = next(iter(told["weight_map"]))
+    for wrong in ("../elsewhere.safetensors", 5, None):
+        index.write_text(json.dumps({"weight_map": told["weight_map"] | {name: wrong}}))
+        assert "weight" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_tensors_of_another_type_are_cast_or_refused(
+    name: str, damaged: Damaged, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other floats are cast, and that is told; what is no plain number has no meaning by itself; what float16
+    cannot hold is not made infinite."""
+    folder = damaged(name)
+    kept = load_file(folder / "model.safetensors")
+    expected = SmallEngine(folder).generate(random_tokens(30, seed=1))
+
+    def stored(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        save_file(
+            {key: change(x) for key, x in kept.items()},
+            folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+
+    stored(torch.Tensor.double)
+    with caplog.at_level("INFO"):
+        assert SmallEngine(folder).generate(random_tokens(30, seed=1)) == expected
+    assert "are stored as float64 and are cast to float32" in caplog.text
+    stored(lambda x: x.to(torch.float8_e4m3fn))
+    assert "is stored as F8_E4M3" in refusal(folder)
+    stored(lambda x: x.to(torch.int8))
+    assert "is stored as I8" in refusal(folder)
+    stored(lambda x: x * 1e30)
+    assert "float16" in refusal(folder, dtype="float16")
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_too_little_memory_names_both_sizes(family: str, tmp_path: Path) -> None:
     """Weights beyond the memory are refused before a byte is allocated, with needed and available bytes."""

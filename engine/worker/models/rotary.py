@@ -20,6 +20,13 @@ def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
     return parameters or {}
 
 
+def all_ropes(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
+    """The rope parameters of each type of layer that has its own; of all layers under an empty name."""
+    parameters = rope_parameters(config)
+    nested = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
+    return nested or {"": parameters}
+
+
 class RotaryEmbedding:
     """Turns positions into the cosines and sines that all layers of a step share."""
 

@@ -1,6 +1,7 @@
 """Any decoder-only architecture of transformers, run on our paged KV through its attention interface.
 
-All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask.
+All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask, but for
+one trial run that shows which mask it would make.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
+from engine.worker.models.trial_masks import TrialMasks
 
 _numbers = itertools.count()
 _NO_INTERFACE = "it does not use transformers' attention interface"
-_UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "alibi", "head_mask")
+_WITHOUT_BEARING = frozenset(
+    (
+        *("dropout", "is_causal", "output_attentions", "position_ids", "cache_position", "use_cache"),
+        *("sliding_window", "logits_to_keep"),
+    )
+)
+"""Arguments of the attention interface that say nothing beyond the mask; dropout is for training. Any other
+one that is given changes what attention computes, or may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,8 @@ class _LayerProbe:
     num_kv_heads: int
     head_dim: int
     value_dim: int
+    window: int | None
+    """Tokens that a query sees, itself included; None: all before it."""
 
 
 class TransformersModel:
@@ -40,12 +51,14 @@ class TransformersModel:
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
         self._config = config
-        self._windows = layer_windows(config.get_text_config(decoder=True))
+        self.windows = layer_windows(config.get_text_config(decoder=True))
+        """Of each layer: as the config says, until a trial run has shown what becomes of that."""
         self._attention: AttentionBackend | None = None
         self._probes: list[_LayerProbe] = []
         self._model: PreTrainedModel | None = None
         # One registration per model: the function must reach this model's backend and no other's.
         self.attention_name = f"paged_kv_{next(_numbers)}"
+        self._masks = TrialMasks(config)
         AttentionInterface.register(self.attention_name, self._attend)
         self.skeleton = self._build_skeleton(dtype, trust_remote_code)
         self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
@@ -91,14 +104,16 @@ class TransformersModel:
         assert isinstance(layer, int), "every attention interface of transformers numbers its layers"
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if self._attention is None:
-            return self._record(layer, module, query, key, value, arguments)
+            if scaling is not None and not isinstance(scaling, int | float):
+                raise cannot_be_served(self._config, "its attention scales by more than a number")
+            return self._record(layer, module, query, key, value, attention_mask, arguments)
         attended = self._attention.attend(
             layer,
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             scale=scale,
-            window=self._windows[layer],
+            window=self.windows[layer],
         )
         return attended[None], None
 
@@ -109,14 +124,16 @@ class TransformersModel:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
         arguments: dict[str, Any],
     ) -> tuple[torch.Tensor, None]:
-        for name in _UNSUPPORTED_ARGUMENTS:
-            if arguments.get(name) is not None:
+        for name, given in arguments.items():
+            if name not in _WITHOUT_BEARING and given is not None and given is not False:
                 raise cannot_be_served(self._config, f"its attention uses {name}")
-        if getattr(module, "is_causal", True) is False:
+        if getattr(module, "is_causal", True) is False or arguments.get("is_causal") is False:
             raise cannot_be_served(self._config, "its attention is not causal")
-        self._probes.append(_LayerProbe(layer, key.shape[1], key.shape[-1], value.shape[-1]))
+        window = self._masks.window_of(attention_mask)
+        self._probes.append(_LayerProbe(layer, key.shape[1], key.shape[-1], value.shape[-1], window))
         heads, tokens, dim = query.shape[1], query.shape[2], value.shape[-1]
         return query.new_zeros((1, tokens, heads, dim)), None
 
@@ -144,15 +161,16 @@ class TransformersModel:
 
     def _probe(self, model: PreTrainedModel) -> tuple[int, int, int]:
         """(num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
-        tokens = torch.zeros(2, dtype=torch.int64, device=model.device)
+        tokens = torch.arange(2, device=model.device)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._masks.made_for(self.attention_name):
                 self._logits(model, tokens, tokens, tokens[:1])
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
             raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
         probes, self._probes = self._probes, []
-        if [probe.layer for probe in probes] != list(range(len(self._windows))):
+        if [probe.layer for probe in probes] != list(range(len(self.windows))):
             raise cannot_be_served(self._config, "not every layer keeps its state in attention")
+        self.windows = [probe.window for probe in probes]
         shapes = {(probe.num_kv_heads, probe.head_dim, probe.value_dim) for probe in probes}
         if len(shapes) > 1:
             raise cannot_be_served(self._config, "its layers differ in the shape of their KV")

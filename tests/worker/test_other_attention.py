@@ -1,0 +1,125 @@
+"""Architectures whose attention is not plainly causal are refused in a sentence; windows and ropes are those
+that transformers itself computes with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from engine.config import ModelConfig
+from engine.errors import ModelLoadError
+from engine.worker.loader import load_model
+from engine.worker.models.transformers_model import TransformersModel
+from tests.worker.generation import SmallEngine, random_tokens
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def saved(folder: Path, model_type: str, **fields: Any) -> PreTrainedModel:
+    """A small model with random weights, kept in the folder."""
+    config = AutoConfig.for_model(model_type, **(SMALL | fields))
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """Each token from a run over all before it."""
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("doge", {}, "a mask of its own"),
+        ("granite_swa", {}, "uses s_aux"),
+        ("bert", {}, "not that of causal attention"),
+        ("llama4_text", {}, "chunked_attention layers"),
+    ],
+)
+def test_attention_that_is_not_plainly_causal_is_refused(
+    model_type: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Masks and arguments that are not known are refused, whatever their names."""
+    AutoConfig.for_model(model_type, **(SMALL | fields)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        load_model(ModelConfig(model=str(tmp_path), load_format="dummy", max_model_len=64))
+    assert "cannot be served" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "windows"),
+    [
+        ("moshi", {"sliding_window": 9, "ffn_dim": 128, "num_key_value_heads": 4}, [None, None]),
+        ("olmo3", {"sliding_window": 9, "num_hidden_layers": 4}, [9, 9, 9, None]),
+        ("starcoder2", {"sliding_window": 9}, [9, 9]),
+        ("gemma3_text", {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 16}, [9, None]),
+        ("qwen3_moe", {"num_experts": 8, "moe_intermediate_size": 64, "head_dim": 16}, [None, None]),
+    ],
+)
+def test_windows_are_those_of_the_architecture(
+    model_type: str, fields: dict[str, Any], windows: list[int | None], tmp_path: Path
+) -> None:
+    """Not those of the config alone, of which some make no use: the tokens are transformers'."""
+    model = saved(tmp_path, model_type, **fields)
+    loaded = load_model(ModelConfig(model=str(tmp_path))).model
+    assert isinstance(loaded, TransformersModel)
+    assert loaded.windows == windows
+    prompt = random_tokens(40, seed=1)
+    assert SmallEngine(tmp_path).generate(prompt)[:6] == greedy(model, prompt, 6)
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_a_rope_of_some_layers_is_checked_like_one_of_all(kind: str, tmp_path: Path) -> None:
+    """One that changes with the length is served up to its original length, and says whose it is."""
+    ropes = {"full_attention": PLAIN, "sliding_attention": PLAIN} | {kind: LONG}
+    model = saved(tmp_path, "olmo3", sliding_window=9, num_hidden_layers=4, rope_parameters=ropes)
+    with pytest.raises(ModelLoadError, match=f"'longrope' of its {kind} layers .* at most 64"):
+        load_model(ModelConfig(model=str(tmp_path)))
+    prompt = random_tokens(20, seed=2)
+    assert SmallEngine(tmp_path, max_model_len=64).generate(prompt)[:6] == greedy(model, prompt, 6)
+
+
+def test_a_stretched_rope_of_some_layers_gives_its_length(tmp_path: Path) -> None:
+    """As one of all layers does."""
+    ropes = {"full_attention": YARN | {"factor": 8.0}, "sliding_attention": PLAIN}
+    saved(tmp_path, "olmo3", sliding_window=9, num_hidden_layers=4, rope_parameters=ropes)
+    assert load_model(ModelConfig(model=str(tmp_path))).max_model_len == 512
