@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +21,39 @@ from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
 from engine.structured_output.params import StructuredOutputsParams
 from engine.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _TokenIds(msgspec.Struct):
+    """The tokens that end a text, as model folders name them."""
+
+    eos_token_id: _TokenId | list[_TokenId] | None = None
+
+    def as_list(self) -> list[int]:
+        ids = self.eos_token_id
+        return [] if ids is None else [ids] if isinstance(ids, int) else ids
+
+
+class _Recommended(msgspec.Struct):
+    """The fields of a ``generation_config.json`` that are used; others may be anything."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: Annotated[int, msgspec.Meta(le=2**53)] | None = None
+
+
+def _checked(kind: type[T], values: Mapping[str, Any], named_by: str) -> T:
+    """The fields of a file; ConfigError names the first that is of another type."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{named_by} is wrong: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +80,29 @@ class GenerationDefaults:
         if found is None and own_source:
             raise ConfigError(f"generation_config: no generation_config.json in {source!r}.")
         values = found or {}
-        eos = values.get("eos_token_id")
+        eos, named_by = values.get("eos_token_id"), f"generation_config.json of {source!r}"
         if eos is None:
             eos = (_read_json(config.model, "config.json") or {}).get("eos_token_id")
-        eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+            named_by = f"config.json of {config.model!r}"
+        defaults = cls(eos_token_ids=_checked(_TokenIds, {"eos_token_id": eos}, named_by).as_list())
         if config.generation_config == "vllm":
-            return cls(eos_token_ids=eos_token_ids)
-        return cls(
-            temperature=values.get("temperature"),
-            top_p=values.get("top_p"),
-            top_k=values.get("top_k"),
-            min_p=values.get("min_p"),
-            repetition_penalty=values.get("repetition_penalty"),
-            max_tokens=values.get("max_new_tokens"),
-            eos_token_ids=eos_token_ids,
+            return defaults
+        recommended = _checked(_Recommended, values, f"generation_config.json of {source!r}")
+        defaults = replace(
+            defaults,
+            temperature=recommended.temperature,
+            top_p=recommended.top_p,
+            top_k=recommended.top_k,
+            min_p=recommended.min_p,
+            repetition_penalty=recommended.repetition_penalty,
+            max_tokens=recommended.max_new_tokens,
         )
+        try:
+            defaults.sampling_params().verify()
+        except RequestError as error:
+            reason = str(error).replace("max_tokens", "max_new_tokens")
+            raise ConfigError(f"generation_config.json of {source!r}: {reason}") from error
+        return defaults
 
     def sampling_params(self) -> SamplingParams:
         """Parameters for a caller who gave none."""
@@ -88,7 +130,9 @@ def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:
         content = json.loads(Path(path).read_text("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{filename} of {folder_or_name!r} is not valid JSON: {error}.") from error
-    return content if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{filename} of {folder_or_name!r} is not a JSON object.")
+    return content
 
 
 class InputProcessor:
@@ -122,10 +166,15 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         job: JobRef | None = None,
+        fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The core's request, under an id of its own; RequestError if anything is wrong."""
+        """The core's request, under an id of its own; RequestError if anything is wrong. ``fits_context``:
+        ``max_tokens`` beyond the room that the prompt leaves means that room."""
         self._check_prompt(prompt_token_ids)
         params.verify()
+        if fits_context and params.max_tokens is not None:
+            room = self._max_model_len - len(prompt_token_ids)
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
         completed = self._complete(params, len(prompt_token_ids))
         completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:

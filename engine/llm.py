@@ -79,7 +79,8 @@ class LLM:
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Finished outputs in the order of the prompts, each a text or its token ids.
+        """Finished outputs in the order of the prompts, each a text or its token ids. Without parameters the
+        model's own defaults hold, as far as the context has room for them.
 
         A wrong request raises RequestError before any of them runs. One that fails inside the engine has the
         finish reason ``error``, and costs the others nothing.
@@ -95,7 +96,12 @@ class LLM:
         priorities = _one_each("priority", priority, count)
         requests = [
             self.engine.check_request(
-                str(next(self._request_ids)), prompt, _final_only(own), job=job, priority=p
+                str(next(self._request_ids)),
+                prompt,
+                _final_only(own),
+                job=job,
+                priority=p,
+                fits_context=sampling_params is None,
             )
             for prompt, own, job, p in zip(all_prompts, params, all_jobs, priorities, strict=True)
         ]

@@ -65,8 +65,10 @@ class LLMEngine:
         job: JobRef | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The request as the core will see it, not yet added; RequestError if it is wrong."""
+        """The request as the core will see it, not yet added; RequestError if it is wrong. ``fits_context``:
+        see InputProcessor.process."""
         arrival_time = self._clock.now()
         return self._inputs.process(
             request_id,
@@ -76,6 +78,7 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
             job=job,
+            fits_context=fits_context,
         )
 
     def add_request(

@@ -124,6 +124,40 @@ def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path
     assert defaults.eos_token_ids == [1]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("eos_token_id", value) for value in ("258", ["258"], [1, None], -1, {"a": 1}, 1.5, True)),
+        *(("temperature", value) for value in ("0.6", -1.0, [0.6], float("nan"), True)),
+        *(("top_p", value) for value in (0.0, 1.5, "1")),
+        *(("top_k", value) for value in (20.5, -2, "20")),
+        *(("min_p", value) for value in (-0.1, 2, "0")),
+        *(("max_new_tokens", value) for value in (0, -5, "100", 2.5, 10**30)),
+        *(("repetition_penalty", value) for value in (-1.0, 0, "1.1", float("inf"))),
+    ],
+)
+def test_a_wrong_generation_config_is_told_at_the_start(
+    field: str, value: object, model_folder: Path, tmp_path: Path
+) -> None:
+    """Every field that is used, by its type and its range: one sentence that names file and field."""
+    config = write_generation_config(model_folder, tmp_path, {field: value})
+    with pytest.raises(ConfigError, match=r"generation_config\.json") as caught:
+        GenerationDefaults.load(config)
+    assert field in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_generation_config_has_beside_is_nobodys(model_folder: Path, tmp_path: Path) -> None:
+    """Unknown fields may be anything, known ones may be null; a list is no object."""
+    content = {"do_sample": "yes", "num_beams": None, "temperature": None, "top_k": 0, "max_new_tokens": 7}
+    config = write_generation_config(model_folder, tmp_path, content)
+    defaults = GenerationDefaults.load(config)
+    assert (defaults.temperature, defaults.top_k, defaults.max_tokens) == (None, 0, 7)
+    (tmp_path / "generation_config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"generation_config\.json of .* is not a JSON object"):
+        GenerationDefaults.load(config)
+
+
 def test_a_named_generation_config_must_exist(model_folder: Path, tmp_path: Path) -> None:
     """An option that finds nothing is an error, not ignored."""
     for source in (tmp_path, tmp_path / "missing"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +108,25 @@ def test_prompts_may_be_texts_or_token_ids_one_or_many(fake_llm: LLM) -> None:
     assert [output.prompt for output in outputs] == ["Hello", None]
     assert fake_llm.generate([], params, use_tqdm=False) == []
     assert len(fake_llm.chat([CHAT, CHAT], params, use_tqdm=False)) == 2
+
+
+def test_the_models_own_defaults_mean_as_much_as_there_is_room(
+    model_folder: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Without parameters one gets what the prompt leaves of a long default, in ``chat`` too; who asks for too
+    much by name is told."""
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    recommended = {"max_new_tokens": 10**6, "temperature": 0.0}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    factory = FakeExecutorFactory(max_model_len=60)
+    with LLM(folder, executor_factory=factory, multiprocess=False) as llm:
+        prompts: list[str | list[int]] = [[5] * 50, [5] * 59, "Hello"]
+        for output in llm.generate(prompts, use_tqdm=False):
+            room = 60 - len(output.prompt_token_ids)
+            assert 1 <= len(output.outputs[0].token_ids) <= room
+        assert llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)[0].finished
+        with pytest.raises(RequestError, match="maximum context length is 60 tokens"):
+            llm.generate([[5] * 50], llm.get_default_sampling_params(), use_tqdm=False)
 
 
 def test_one_wrong_prompt_and_none_is_run(fake_llm: LLM) -> None:

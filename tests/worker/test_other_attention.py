@@ -42,7 +42,8 @@ def saved(folder: Path, model_type: str, **fields: Any) -> PreTrainedModel:
             if parameter.dim() > 1:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
     model.save_pretrained(folder)
-    return model.eval()  # type: ignore[no-any-return]
+    model.train(False)
+    return model
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
