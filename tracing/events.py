@@ -247,6 +247,8 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     ended: dict[str, str] = {}
     """Requests that ended by these tokens: stop (by a token or their grammar) | length | error (no token
     could follow)."""
+    forgotten: list[str] = []
+    """Those of them whose logits were no numbers: what their blocks hold is not found any more."""
     blocks: dict[str, bytes] = {}
     """Names of the blocks that these tokens filled, ``BLOCK_NAME_BYTES`` each, by request."""
     finished_loads: list[int] = []

@@ -6,7 +6,7 @@ and no device blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.core.block_hash import BlockHash
@@ -100,6 +100,14 @@ class DiskTier:
         if block_hash is not None:
             self._contents_written.remove(block_hash)
         return block_hash
+
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Contents that are of no use, but for those that a load reads. Their writes go on, for nothing."""
+        self.tier.discard(block_hashes)
+        gone = self._contents_written.intersection(block_hashes)
+        if gone:
+            self._writing = {s: None if h in gone else h for s, h in self._writing.items()}
+            self._contents_written -= gone
 
     def reset(self) -> bool:
         """Forget all; False, and no change, while a load reads here. A write goes on, for nothing."""

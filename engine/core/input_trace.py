@@ -24,6 +24,7 @@ from engine.messages import (
 )
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.request import Request, RequestStatus
+from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
     BLOCK_NAME_BYTES,
     EngineClosed,
@@ -171,6 +172,8 @@ class InputTrace:
                 blocks[request.request_id] = self._name_filled(request, (num_tokens - num_new) // size)
             if output.finish_reason is not None:
                 ended[request.request_id] = str(output.finish_reason)
+                if output.stop_reason == NOT_NUMBERS:
+                    event.forgotten.append(request.request_id)
         event.blocks, event.num_tokens, event.ended = blocks, counts, ended
         self._tracer.emit(event)
 

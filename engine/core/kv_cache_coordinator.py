@@ -44,6 +44,9 @@ class KVCacheCoordinator(Protocol):
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
         """Take back what ``cache_blocks`` promised beyond the first ``num_tokens`` tokens."""
 
+    def forget_blocks(self, request_id: str) -> None:
+        """Let nobody find the request's blocks any more, whoever else holds them."""
+
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
         """Remove a request: its blocks, still held, and how many of them are findable."""
 
@@ -98,9 +101,16 @@ class UnitaryKVCacheCoordinator:
 
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
         start = num_tokens // self.block_size
-        for block in self._blocks[request_id][start : self._num_cached[request_id]]:
-            self._pool.forget(block)
+        self._forget(self._blocks[request_id][start : self._num_cached[request_id]])
         self._num_cached[request_id] = min(start, self._num_cached[request_id])
+
+    def forget_blocks(self, request_id: str) -> None:
+        self._forget(self.blocks_of(request_id))
+
+    def _forget(self, blocks: Sequence[KVCacheBlock]) -> None:
+        for block in blocks:
+            if block.block_hash is not None:  # it may be another one's, too, who had it forgotten
+                self._pool.forget(block)
 
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
         return self._blocks.pop(request_id, []), self._num_cached.pop(request_id, 0)

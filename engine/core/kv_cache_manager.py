@@ -145,6 +145,10 @@ class KVCacheManager:
         if self.enable_caching and request_id in self._requests:
             self._coordinator.cache_blocks(request_id, request.block_hashes, request.num_computed_tokens)
 
+    def forget(self, request: Request) -> None:
+        """Let nobody find the blocks that the request holds: what they hold is of no use."""
+        self._coordinator.forget_blocks(request.request_id)
+
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
 

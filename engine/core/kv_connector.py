@@ -73,6 +73,10 @@ class KVConnector(Protocol):
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """The end of a chain that nobody is expected to ask for any more: its copies give way first."""
 
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        """These contents are of no use: their copies are not found any more, but for those that are being
+        loaded."""
+
     def reset_cache(self) -> bool:
         """Forget every copy; False, and no change, while a load reads any."""
 

@@ -180,6 +180,11 @@ class LoadHolder:
             self._num_offered.pop(request.request_id, None)
             self._connector.request_finished(request)
 
+    def forget(self, request: Request) -> None:
+        """What the request's blocks hold is of no use: nobody finds copies of it."""
+        if self._connector is not None:
+            self._connector.forget(request.block_hashes)
+
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Nobody is expected to ask for these any more."""
         if self._connector is not None:

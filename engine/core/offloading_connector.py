@@ -143,6 +143,11 @@ class OffloadingConnector:
         if self.disk is not None:
             self.disk.tier.give_way_first(block_hashes)
 
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        self.tier.discard(block_hashes)
+        if self.disk is not None:
+            self.disk.forget(block_hashes)
+
     def reset_cache(self) -> bool:
         if self._loads:
             return False

@@ -34,7 +34,7 @@ from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceip
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
-from engine.row_failures import GRAMMAR_LEFT, processing_failed
+from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, processing_failed
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
@@ -539,6 +539,9 @@ class Scheduler:
         else:
             self.policy.on_request_gone(request, now)
         self.loads.release(request)
+        if request.stop_reason == NOT_NUMBERS:  # from a token on, or from whoever computed its prefix
+            self.kv.forget(request)
+            self.loads.forget(request)
         if pin is not None:
             self.pins.hold(request, pin, now)
         else:

@@ -16,6 +16,7 @@ from engine.messages import EngineCoreOutput, JobRef
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import FcfsPolicy, SchedulingPolicy
 from engine.request import Request
+from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
@@ -112,6 +113,8 @@ class EngineRoom:
         self._num_known: dict[str, int] = {}
         """Tokens that the worker knows, or will when it has run what it took."""
         self.finished: dict[str, EngineCoreOutput] = {}
+        self.failing: set[str] = set()
+        """Requests whose next logits are no numbers."""
         self.last_plan: SchedulerOutput | None = None
 
     def add(
@@ -201,6 +204,7 @@ class EngineRoom:
             failed_loads=reports.failed_loads,
             finished_disk_writes=reports.finished_disk_writes,
             failed_disk_writes=reports.failed_disk_writes,
+            failed=dict.fromkeys(self.failing & running.sampled.keys(), NOT_NUMBERS),
         )
         for output in self.scheduler.update_from_output(running.work.plan, result, self.clock.now()):
             self.received[output.request_id] += output.new_token_ids

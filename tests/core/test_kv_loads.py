@@ -258,7 +258,8 @@ class BusyDay:
     def run(self, num_events: int) -> None:
         for _ in range(num_events):
             event = self.random.choices(
-                [self.turn, self.end_one, self.pause, self.reset, self.step], [30, 4, 2, 1, 63]
+                [self.turn, self.end_one, self.fail_one, self.pause, self.reset, self.step],
+                [30, 4, 2, 2, 1, 63],
             )[0]
             event()
             self.room.check_invariants()
@@ -289,6 +290,18 @@ class BusyDay:
             (self.room.finished[request_id],) = scheduler.finish_requests(
                 [request_id], status, self.room.clock.now()
             )
+
+    def fail_one(self) -> None:
+        """Its next logits are no numbers, if it comes to that: nobody finds what it held."""
+        if self.room.scheduler.running:
+            request_id = self.random.choice(self.room.scheduler.running).request_id
+            held = self.room.scheduler.kv.blocks_of_request(request_id)
+            self.room.failing = {request_id}
+            self.step()
+            if request_id in self.room.finished:
+                assert not any(block.block_hash for block in held)
+                self.seen["logits were no numbers"] += 1
+            self.room.failing.clear()
 
     def pause(self) -> None:
         self.room.scheduler.set_pause_state(self.random.choice(list(PauseState)), self.room.clock.now())
@@ -327,5 +340,6 @@ def test_a_busy_day() -> None:
     happened = (
         *("loaded", "failed", "preempted", "waited", "ended in WAITING_FOR_REMOTE_KVS", "reset False"),
         *("read from disk", "failed reading from disk", "written", "not written", "dropped"),
+        "logits were no numbers",
     )
     assert all(seen[event] > 5 for event in happened), seen

@@ -11,6 +11,7 @@ from engine.core.scheduler_report import PauseState
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import PolicyContext, PolicyFactory
+from engine.row_failures import NOT_NUMBERS
 from eval.trace.replay.block_names import BlockNames
 from eval.trace.replay.errors import NotReplayableError
 from eval.trace.replay.recorded_policy import recorded_policy
@@ -133,7 +134,11 @@ class RecordedEngine:
             failed_loads=event.failed_loads,
             finished_disk_writes=event.finished_disk_writes,
             failed_disk_writes=event.failed_disk_writes,
-            failed={req_id: "" for req_id in event.ended if event.num_tokens.get(req_id) == 0},
+            failed={
+                req_id: NOT_NUMBERS if req_id in event.forgotten else ""
+                for req_id in event.ended
+                if event.num_tokens.get(req_id) == 0
+            },
         )
         self.scheduler.update_from_output(plan, result, event.now)
 

@@ -1,0 +1,72 @@
+"""What a request leaves behind whose logits were no numbers: nothing that anybody finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum.cli import main
+from engine.llm import LLM
+from engine.row_failures import NOT_NUMBERS
+from engine.sampling_params import SamplingParams
+from engine.worker.tiny_models import make_model_folder
+from tests.broken_models import with_poisoned_token
+from tests.worker.generation import random_tokens
+
+POISON = 499
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+TIERS: dict[str, dict[str, Any]] = {
+    "the pool": {},
+    "torch": {"attention_backend": "torch"},
+    "steps in one call": {"dtype": "bfloat16"},
+    "planned ahead": {"async_scheduling": True},
+    "host memory": {"num_host_blocks_override": 40, "num_gpu_blocks_override": 12},
+    "a disk": {"num_host_blocks_override": 4, "num_gpu_blocks_override": 12, "num_disk_blocks_override": 90},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    sound = make_model_folder(path / "sound", "qwen3", hidden_size=128, num_heads=4)
+    return with_poisoned_token(sound, path / "poisoned", POISON)
+
+
+@pytest.mark.parametrize("where", TIERS)
+def test_nobody_finds_what_it_computed(where: str, folder: Path, tmp_path: Path) -> None:
+    """A prompt that goes on otherwise gets its answer, although tokens before the poison were computed beside
+    it, or were found and computed beside it by another one; wherever copies of them may be."""
+    options = dict(TIERS[where])
+    if "num_disk_blocks_override" in options:
+        options |= {"kv_offloading_disk_path": str(tmp_path), "kv_offloading_disk_min_tokens": 1}
+    prefix, others = random_tokens(124, seed=1, vocab_size=400), random_tokens(140, seed=2, vocab_size=400)
+    with LLM(
+        str(folder), multiprocess=False, max_model_len=160, **{"num_gpu_blocks_override": 40} | options
+    ) as llm:
+
+        def ask(*prompts: list[int]) -> list[tuple[list[int], int | str | None]]:
+            outputs = llm.generate(list(prompts), GREEDY, use_tqdm=False)
+            llm.engine.check_invariants()
+            return [(output.outputs[0].token_ids, output.outputs[0].stop_reason) for output in outputs]
+
+        sound = ask([*prefix, 9])
+        assert llm.reset_prefix_cache()
+        for tokens in ([], [5] * 20):
+            assert ask([*prefix, POISON, *tokens]) == [([], NOT_NUMBERS)]
+            ask(others)  # for which others have to leave a small pool
+            assert ask([*prefix, 9]) == sound
+
+
+def test_a_replay_forgets_it_too(folder: Path, tmp_path: Path) -> None:
+    """The decisions of the trace are made again, prefix hits among them."""
+    trace, prefix = tmp_path / "trace.jsonl", random_tokens(64, seed=3, vocab_size=400)
+    with LLM(str(folder), multiprocess=False, num_gpu_blocks_override=300, trace_path=str(trace)) as llm:
+        cached = [
+            llm.generate([[*prefix, *end]], GREEDY, use_tqdm=False)[0].num_cached_tokens
+            for end in ([7], [POISON, 8], [9], [10])
+        ]
+    assert cached == [0, 64, 0, 64]
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert main(["trace", "validate", str(trace)]) == 0
