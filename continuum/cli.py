@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from continuum import interrupts
 from continuum.config import ContinuumConfig
 from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
 from engine.errors import EngineError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
+
+interrupts.back_to_usual()
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""

@@ -98,8 +98,11 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    from_environment = os.environ.get(API_KEY_VARIABLE, "").split(",")
-    return (*(args.api_key or ()), *(key.strip() for key in from_environment if key.strip()))
+    given = os.environ.get(API_KEY_VARIABLE)
+    from_environment = [] if given is None else [key.strip() for key in given.split(",") if key.strip()]
+    if given is not None and not from_environment:
+        raise ConfigError(f"{API_KEY_VARIABLE} is set but holds no key; without keys it must not be set.")
+    return (*(args.api_key or ()), *from_environment)
 
 
 def continuum_config(args: argparse.Namespace) -> ContinuumConfig:
@@ -230,6 +233,8 @@ def _add_limits_flags(group: _Group) -> None:
     group.add(
         "request_timeout_s", "a request is ended with 504 after this; never by default", float, "SECONDS"
     )
+    group.add("core_silence_s", "/health is 503 if the core does not answer for this", float, "SECONDS")
+    group.add("core_step_s", "/health is 503 if the core is in one step for this", float, "SECONDS")
     group.add(
         "sse_keep_alive_interval", "a silent stream sends a comment this often; 0: never", float, "SECONDS"
     )
@@ -247,6 +252,12 @@ def _add_access_flags(group: _Group) -> None:
     group.add_switch(
         "share_prefixes_across_tenants",
         "owners of different keys reuse each other's prefixes, and so can tell what others have sent",
+    )
+    group.add_names(
+        "allowed_hosts",
+        "names in Host to answer to beside addresses and local names, such as *.example.org, or *; "
+        "all by default, but for a server on a loopback address without keys",
+        "NAMES",
     )
     group.add_names("allowed_origins", "web pages that may ask (CORS): URLs or *; none by default", "URLS")
     group.add_names("allowed_methods", "methods these may use; all by default", "METHODS")

@@ -251,6 +251,10 @@ class AsyncLLM:
         """Drop pins and forget cached prefixes; False while requests hold blocks."""
         return await self._utility("reset_prefix_cache", bool)
 
+    async def step_age_s(self) -> float:
+        """How long the core has been in the step that it is in; 0 if it is in none."""
+        return await self._utility("step_age_s", float)
+
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
 

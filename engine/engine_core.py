@@ -71,6 +71,7 @@ class _Submitted:
 
     plan: SchedulerOutput
     pending: PendingOutput
+    at: float
 
     @property
     def has_tokens(self) -> bool:
@@ -100,7 +101,8 @@ class EngineCore:
         self._changed = threading.Condition(threading.RLock())
         self._stopping = False
         self._stalled = False
-        self._num_pins_told = 0
+        self._told = (0, 0)
+        """Pins and requests that there were when the front end was told last."""
         """As last reported in the stats: pins also end while nothing runs."""
         self._failed: list[EngineCoreOutput] = []
         """Last outputs of requests that ended outside of a step, to be told with the next."""
@@ -132,6 +134,7 @@ class EngineCore:
         self.utilities = CoreUtilities(self.scheduler, clock, self._changed)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),
+            "step_age_s": self.step_age_s,
             "trace_state": self._trace.state,
             "switch_trace": self._trace.switch,
             "watch": watch.watch,
@@ -264,12 +267,16 @@ class EngineCore:
             while not self._stopping:
                 if self._failed or (self._has_work() and not self._stalled):
                     return True
-                if self._log_stats and self.scheduler.kv.num_pins != self._num_pins_told:
+                if self._log_stats and self._to_tell() != self._told:
                     return True
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
                 self.scheduler.expire(self._clock.now())
             return False
+
+    def _to_tell(self) -> tuple[int, int]:
+        """What may change while no step runs: a pin ends, a request is given up."""
+        return self.scheduler.kv.num_pins, len(self.scheduler.requests)
 
     def _has_work(self) -> bool:
         """A step under way is work too, also if nobody waits for its tokens: it holds blocks."""
@@ -315,14 +322,15 @@ class EngineCore:
 
     def _submit_next(self) -> None:
         with self._changed:
-            plan = self.scheduler.schedule(self._clock.now())
+            now = self._clock.now()
+            plan = self.scheduler.schedule(now)
             runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
             self._stalled = runs_nothing and not self.scheduler.made_room and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
                 plan.masks = self._masks.promise()
             if not self._submitted:
                 self._fill_masks(plan)
-        self._submitted.append(_Submitted(plan, self._submit(plan)))
+        self._submitted.append(_Submitted(plan, self._submit(plan), now))
 
     def _fill_masks(self, plan: SchedulerOutput) -> None:
         """All tokens sampled before this plan's are known now."""
@@ -339,10 +347,10 @@ class EngineCore:
         self._failed = []
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
-        num_pins = self.scheduler.kv.num_pins
-        if not outputs and not plan.total_num_scheduled_tokens and num_pins == self._num_pins_told:
+        to_tell = self._to_tell()
+        if not outputs and not plan.total_num_scheduled_tokens and to_tell == self._told:
             return None
-        self._num_pins_told = num_pins
+        self._told = to_tell
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
@@ -376,6 +384,11 @@ class EngineCore:
 
     def now(self) -> float:
         return self._clock.now()
+
+    def step_age_s(self) -> float:
+        """How long the step that is under way has taken by now; 0 if there is none."""
+        with self._changed:
+            return self._clock.now() - self._submitted[0].at if self._submitted else 0.0
 
     def call_utility(self, method: str, args: list[Any]) -> Any:
         """One of the utilities by name; RequestError for any other."""

@@ -9,10 +9,8 @@ import contextlib
 import logging
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from engine.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
 from engine.interpreter import new_interpreter
 from engine.messages import EngineReady, EngineStartFailed
+from engine.private_folder import make_private_folder, remove_private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ class CoreProcess:
 
     def launch(self) -> None:
         """Let the process begin, without a client yet: it loads the model while we load our libraries."""
-        self.folder = tempfile.mkdtemp(prefix="engine-")
+        self.folder = make_private_folder("engine-")
         self._process = subprocess.Popen(new_interpreter("engine.core_proc"), stdin=subprocess.PIPE)
         self._send_start(self._process)
 
@@ -214,7 +213,7 @@ class CoreProcess:
             logger.warning("The engine core did not stop within %s s and is killed.", STOP_TIMEOUT_S)
             process.kill()
             self._exited.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_private_folder(self.folder)
 
 
 def start_error(failure: EngineStartFailed) -> EngineError:

@@ -64,9 +64,13 @@ def _token_buckets(limit: int) -> tuple[float, ...]:
     return tuple(step for step in steps if step <= limit)
 
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which the library is told where several processes count together."""
+
+
 def shared_metrics_environment(folder: Path) -> dict[str, str]:
     """What must be in a process's environment at its start for its metrics to be counted in this folder."""
-    return {"PROMETHEUS_MULTIPROC_DIR": str(_files_in(folder))}
+    return {METRICS_FOLDER: str(_files_in(folder))}
 
 
 def _files_in(folder: Path) -> Path:

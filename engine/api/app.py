@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,8 +21,12 @@ from engine.api.dashboard import endpoints as dashboard
 from engine.api.dashboard.audience import Audience
 from engine.api.endpoints import answer_error
 from engine.api.http.auth import ApiKeys, AuthMiddleware
+from engine.api.http.content_encoding import ContentEncodingMiddleware
 from engine.api.http.exact_paths import ExactPaths
+from engine.api.http.head import HeadRequests
+from engine.api.http.hosts import HostMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
+from engine.api.http.unknown_paths import allowed_methods, told_of_method, told_of_unknown
 from engine.api.openai import chat, completions
 from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
@@ -48,7 +53,7 @@ ROUTERS = (
 def create_app(model: ServedModel) -> ASGIApp:
     """The application of one served model."""
     routers = (*ROUTERS, dashboard.router) if model.config.dashboard else ROUTERS
-    return _guarded(ExactPaths(_described(model, routers), routers), model.config)
+    return _guarded(HeadRequests(ExactPaths(_described(model, routers), routers)), model.config)
 
 
 def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
@@ -79,6 +84,7 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
 def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     """What is put around it last sees a request first."""
     limits, access = config.limits, config.access
+    app = ContentEncodingMiddleware(app, max_bytes=limits.max_body_bytes)
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
     app = OriginMiddleware(app, allowed=access.allowed_origins)
     app = AuthMiddleware(app, keys=ApiKeys(access.api_keys) if access.api_keys else None)
@@ -91,8 +97,22 @@ def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
             allow_credentials=access.allow_credentials,
             expose_headers=("X-Request-Id", "Retry-After"),
         )
+    hosts = config.hosts
+    if hosts is not None:
+        app = HostMiddleware(app, allowed=hosts)
     return RequestIdMiddleware(app)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: a path or a method that is not there."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        error = HTTPException(404, told_of_unknown(request.scope, _public_routes()))
+    elif error.status_code == 405:
+        allowed = allowed_methods(request.scope, _public_routes())
+        error = HTTPException(405, told_of_method(request.scope, allowed), {"Allow": ", ".join(allowed)})
     return answer_error(request, error)
+
+
+def _public_routes() -> list[APIRoute]:
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.api.http.auth import ApiKeys
+from engine.api.http.auth import ApiKeys, fault_of_keys
+from engine.api.http.hosts import ANY, is_loopback
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
@@ -32,6 +33,10 @@ class LimitsConfig:
     body_timeout_s: float = 60.0
     request_timeout_s: float | None = None
     """From a request's start in the engine to its last token; None is no limit."""
+    core_silence_s: float = 5.0
+    """An engine core that does not answer for so long stands still: /health is 503 until it does."""
+    core_step_s: float = 300.0
+    """So does one that is in the same step for so long."""
     sse_keep_alive_interval: float = 15.0
     """A stream that has been silent for so many seconds sends a comment; 0: never."""
 
@@ -40,7 +45,10 @@ class LimitsConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ConfigError(f"{name} must be at least 1, got {limit}.")
-        for name in ("head_timeout_s", "body_timeout_s", "request_timeout_s"):
+        for name in (
+            *("head_timeout_s", "body_timeout_s", "request_timeout_s"),
+            *("core_silence_s", "core_step_s"),
+        ):
             seconds = getattr(self, name)
             if seconds is not None and not seconds > 0:
                 raise ConfigError(f"{name} must be above 0, got {seconds}.")
@@ -57,6 +65,9 @@ class AccessConfig:
     share_prefixes_across_tenants: bool = False
     """Whether what the owner of one key has sent shortens the prompts of others: then they can tell that
     somebody has sent it."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that the server answers to beside addresses and local ones, ``*`` is all; none: all, unless it
+    can be reached from its own machine alone and has no keys."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages whose scripts may ask (CORS); none by default, ``*`` is all."""
     allowed_methods: tuple[str, ...] = ("*",)
@@ -64,8 +75,8 @@ class AccessConfig:
     allow_credentials: bool = False
 
     def __post_init__(self) -> None:
-        if any(not key.rpartition(":")[2].strip() for key in self.api_keys):
-            raise ConfigError("api_key must not be empty.")
+        if (fault := fault_of_keys(self.api_keys)) is not None:
+            raise ConfigError(fault)
 
     @property
     def parts_prefixes(self) -> bool:
@@ -163,6 +174,25 @@ class ServerConfig:
             raise ConfigError("keep_alive_s and shutdown_grace_s must not be negative.")
         if self.api_server_count < 1:
             raise ConfigError(f"api_server_count must be at least 1, got {self.api_server_count}.")
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Names that ``Host`` may have beside local ones; None: it may have any.
+
+        Who shows a key, or reaches the server by a socket's path, is no page whose name was pointed here.
+        """
+        named = self.access.allowed_hosts
+        if self.uds is not None or ANY in named:
+            return None
+        if named:
+            return named
+        return () if is_loopback(self.host) and not self.access.api_keys else None
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether whoever reaches this machine may use the server."""
+        everywhere = self.uds is None and self.host in (None, "", "0.0.0.0", "::")
+        return everywhere and not self.access.api_keys and self.tls.cert_reqs != ssl.CERT_REQUIRED
 
     def reply_format(
         self, chat_template: str | None, special_tokens: Mapping[str, int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -87,6 +88,9 @@ def _request_body(body: type[BaseModel] | None) -> dict[str, Any] | None:
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
     """Bytes to a checked request; bad UTF-8, bad or too deeply nested JSON and wrong types are one error."""
+    body = body.removeprefix(
+        BOM_UTF8
+    )  # which a parser may ignore (RFC 8259, 8.1), and Windows likes to write
     body = without_halves(body)
     check_json(body)
     return kind.model_validate_json(body)

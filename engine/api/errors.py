@@ -103,6 +103,10 @@ class ServerClosingError(EngineError):
         super().__init__("The server is shutting down; the request was ended before it was complete.")
 
 
+class CoreStalledError(EngineError):
+    """The engine core is there, but does not get on (HTTP 503)."""
+
+
 class OverloadedError(EngineError):
     """There is as much work in hand as the server takes (HTTP 503)."""
 
@@ -197,7 +201,7 @@ def explain(error: Exception) -> Failure:
             return _failure(400, str(error), error.field)
         case ValidationError():
             return _from_validation(error)
-        case EngineDeadError() | ServerClosingError() | OverloadedError():
+        case EngineDeadError() | CoreStalledError() | ServerClosingError() | OverloadedError():
             return _failure(503, str(error))
         case RequestTimeoutError():
             return _failure(504, str(error))

@@ -32,6 +32,28 @@ async def ping(request: Request) -> Response:
     return await health(request)
 
 
+@endpoint(router, "GET", "/")
+async def root(request: Request) -> Response:
+    """What this is, and where its API is described."""
+    return JSONResponse(
+        {
+            "name": "continuum",
+            "version": package_version(),
+            "description": "An LLM server for agents, with the APIs of OpenAI and Anthropic.",
+            "endpoints": {
+                "chat": "/v1/chat/completions",
+                "responses": "/v1/responses",
+                "messages": "/v1/messages",
+                "completions": "/v1/completions",
+                "models": "/v1/models",
+                "jobs": "/v1/jobs",
+                "health": "/health",
+                "description": "/openapi.json",
+            },
+        }
+    )
+
+
 @endpoint(router, "GET", "/version")
 async def version(request: Request) -> Response:
     """The version of this server."""

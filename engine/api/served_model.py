@@ -15,6 +15,7 @@ import msgspec
 
 from engine.api.chat_messages import Message, normalise
 from engine.api.config import ServerConfig
+from engine.api.core_pulse import CorePulse
 from engine.api.errors import ModelNotFoundError, RequestTimeoutError, ServerClosingError
 from engine.api.http.streams import Patience
 from engine.api.limits import Admission, Seat
@@ -59,6 +60,7 @@ class ServedModel:
         self._board = LoadBoard(siblings)
         self._admission = Admission(config.limits, self._board, self.metrics.record_rejection)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
+        self.pulse = CorePulse(engine, config.limits.core_silence_s, config.limits.core_step_s)
         self._request_timeout_s = config.limits.request_timeout_s
         self._chat_template = config.chat_template
         self._trusts_templates = config.trust_request_chat_template
@@ -349,8 +351,10 @@ class ServedModel:
         return receipt if self.gives_receipts else None
 
     async def check_health(self) -> None:
-        """EngineDeadError if the engine is dead, ServerClosingError if no more requests are taken."""
+        """EngineDeadError if the engine is dead, CoreStalledError if it stands still, ServerClosingError if
+        no more requests are taken."""
         await self.engine.check_health()
+        self.pulse.check()
         if self._draining:
             raise ServerClosingError
 

@@ -16,12 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.api.http.middleware import refusal
 
-OPEN_PATHS = frozenset(("/health", "/ping", "/version", "/metrics", "/dashboard"))
+OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/metrics", "/dashboard"))
 """What probes, scrapers and browsers ask without a key: nothing of any request's content is told there. (The
 page of /dashboard is the same for everybody; what it shows it asks for with its reader's key.)"""
 OWNER_HEADER = "x-continuum-owner"
 """Whose key it was: its name; empty for one without a name beside others that have one; not there where no
 key has a name. What a client says here itself is taken away, whether there are keys or not."""
+
+MAX_SHOWN_NAME_CHARS = 40
 
 KEY_NAME = r"[A-Za-z0-9_.-]{1,64}"
 _NAMED_KEY = re.compile(rf"({KEY_NAME}):(.+)", re.DOTALL)
@@ -46,6 +48,26 @@ class ApiKeys:
             if compare_digest(known, digest):
                 found, owner = True, name
         return found, owner
+
+
+def fault_of_keys(keys: Sequence[str]) -> str | None:
+    """What is wrong with keys that an operator gave, in a sentence without any secret; None if nothing is."""
+    owners: dict[str, str | None] = {}
+    for key in keys:
+        name, secret = _named(key)
+        if not key.rpartition(":")[2].strip():
+            return "api_key must not be empty."
+        if name is None and ":" in key:
+            before = ascii(key.partition(":")[0][:MAX_SHOWN_NAME_CHARS])
+            return (
+                f"api_key: what stands before the colon, {before}, is no name; a name has up to 64 letters, "
+                "digits, dots, dashes and underscores, and a key without one has no colon."
+            )
+        if secret in owners:
+            whose = [each or "a key without a name" for each in (owners[secret], name)]
+            return f"api_key: {whose[0]} and {whose[1]} have the same secret; whose request would it be?"
+        owners[secret] = name
+    return None
 
 
 def _named(key: str) -> tuple[str | None, str]:

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.api.errors import Dialect, describe
 from engine.api.http import sse
+from engine.api.http.head import IS_HEAD
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -62,6 +63,10 @@ class EventStream(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get(IS_HEAD):
+            await self._events.aclose()
+            await Response(headers=dict(self.headers), media_type=self.media_type)(scope, receive, send)
+            return
         wire = _Wire(send, self._keep_alive)
         interval_s = scope["app"].state.model.sse_keep_alive_s
         keeping = None if interval_s is None else asyncio.create_task(wire.keep_alive(interval_s))

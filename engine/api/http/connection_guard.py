@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.exceptions import HTTPException
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from engine.api.errors import RETRY_AFTER_S, error_response
+from engine.api.http.half_close import HalfClosed
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -25,6 +27,7 @@ LINGER_S = 5.0
 sends may never see why."""
 WRITE_STALL_S = 300.0
 """A client that takes nothing of its answer for so long is cut off."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Received since the last request's end, as long as the next one's head is incomplete."""
         self._head_bytes = 0
         self._reads_body = False
+        self._skips_head = False
+        """A head is being read that has been read before."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -95,23 +100,48 @@ class GuardedProtocol(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
 
-    def eof_received(self) -> None:
-        """The client leaves. uvloop closes a connection some turns later: its request is given up now."""
-        if self.cycle is not None and not self.cycle.response_complete:
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client will send no more. One whose request is complete may still wait for the answer; any
+        other leaves: uvloop closes its connection some turns later, its request is given up now."""
+        if self.cycle is None or self.cycle.response_complete:
+            return None
+        if self._reads_body or self.scheme == "https":  # which cannot be closed by halves
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            return None
+        HalfClosed(self.cycle, self.loop)
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         self._unparsed_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if not self._is_idle:
             self._unparsed_bytes = 0
         elif self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         elif self._unparsed_bytes and self._timer is None:
             self._start_timer(self._guard.head_timeout_s, self._head_timed_out)
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            # It stops behind the head: what follows would be of the protocol that we do not speak. The client
+            # goes on as without its offer (RFC 9110, 7.8), and so do we.
+            self._read_on_without_upgrade()
+            self._parse(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _read_on_without_upgrade(self) -> None:
+        """A parser that has read this request's head without the offer: what it says of the body's end."""
+        self.parser = HttpRequestParser(self)
+        lines = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+        self._skips_head = True
+        self.parser.feed_data(b"\r\n".join((b"POST / HTTP/1.1", *lines, b"", b"")))
 
     @property
     def _is_idle(self) -> bool:
@@ -121,23 +151,33 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the request ----
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = 0
+        if not self._skips_head:
+            super().on_message_begin()
+            self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count_head(len(url))
+        if not self._skips_head:
+            super().on_url(url)
+            self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count_head(len(name) + len(value))
+        if not self._skips_head:
+            super().on_header(name, value)
+            self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        if self._skips_head:
+            self._skips_head = False
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             # Pipelined: served later, nobody would notice until then that the client has left. It may send
             # the request again on another connection; this one ends with the answer it waits for.
             self.cycle.keep_alive = False
             self._refused = True
+            raise _Refused
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._refuse(400, f"A request needs one Host header, this one has {num_hosts}.")
             raise _Refused
         super().on_headers_complete()
         self._reads_body = True
@@ -145,6 +185,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_timer()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # so says the parser of every head with an offer
         super().on_message_complete()
         self._reads_body = False
         self._unparsed_bytes = 0

@@ -99,7 +99,10 @@ def _begin_log(db: sqlite3.Connection) -> None:
 class SqliteStore:
     """Keeps responses in a file that several processes of this machine share. It need not survive a crash."""
 
-    def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``clock``: one that all processes of the machine read alike, and that nobody sets."""
         self.limits = limits
         self._clock = clock
         self._owner: str | None = None

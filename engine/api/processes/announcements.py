@@ -12,6 +12,12 @@ from engine.api.processes.listener import address_of
 def say_ready(config: ServerConfig, sock: socket.socket) -> None:
     print(f"Serving {config.served_model_names[0]} at {address_of(config, sock)}", flush=True)
 
+    if config.is_open_to_all:
+        _complain(
+            "Warning: the server listens on all interfaces without an API key: whoever reaches this machine "
+            "may use it. --host 127.0.0.1 keeps it to this machine; CONTINUUM_API_KEY asks for a key."
+        )
+
 
 def say_core_died() -> None:
     _complain("The engine core process has died; the server stops.")

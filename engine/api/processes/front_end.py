@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -27,9 +28,13 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.launcher import CoreSeat, JoinedCore
 from engine.messages import EngineStartFailed
+from engine.metrics import METRICS_FOLDER
+from engine.private_folder import remove_if_left
 from engine.process_log import begin_log
 
 logger = logging.getLogger(__name__)
+
+PARENT_GOES_WITHIN_S = 2.0
 
 READY, FAILED = b"R", b"F"
 """First byte of the report to the parent; after FAILED comes an EngineStartFailed."""
@@ -54,15 +59,23 @@ def main() -> None:
     load_tokenizers()
     try:
         start: FrontEndStart = pickle.load(sys.stdin.buffer)
-    except EOFError:  # the core could not start
+    except EOFError:  # the core could not start, or our parent has ended
+        _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
         return
     begin_log(start.log_level, f"front end {os.getpid()}")
     core = JoinedCore(start.seat)
     threading.Thread(target=_await_end, args=(core,), name="parent-watch", daemon=True).start()
     exit_code = _serve(start, core)
-    if os.getppid() != parent and start.siblings.folder is not None:
-        shutil.rmtree(start.siblings.folder, ignore_errors=True)  # nobody else is left to do it
+    if start.siblings.folder is not None:
+        _clear_away(parent, start.siblings.folder)
     sys.exit(exit_code)
+
+
+def _clear_away(parent: int, folder: Path) -> None:
+    """The folder of all front ends, if their parent has gone and so cannot: it may still be about to go."""
+    deadline = time.monotonic() + PARENT_GOES_WITHIN_S
+    while not remove_if_left(folder) and os.getppid() != parent and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _await_end(core: JoinedCore) -> None:

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from engine.interpreter import new_interpreter
 from engine.launcher import CoreProcess, CoreSeat, start_error
 from engine.messages import EngineStartFailed
 from engine.metrics import shared_metrics_environment
+from engine.private_folder import make_private_folder, remove_private_folder
 
 MAX_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
@@ -82,8 +82,11 @@ class FrontEnds:
         previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            with tempfile.TemporaryDirectory(prefix="continuum-", ignore_cleanup_errors=True) as folder:
+            folder = make_private_folder("continuum-")
+            try:
                 return self._run(Path(folder))
+            finally:
+                remove_private_folder(folder)
         finally:
             for number, handler in previous:
                 signal.signal(number, handler)
@@ -128,7 +131,14 @@ class FrontEnds:
             if isinstance(event, _Ready):
                 waiting.discard(event.process)
             elif isinstance(event, _Ended):
-                raise event.process.failure or EngineDeadError("A front-end process died while it started.")
+                # Others may serve already, and what ended it need not end the next one.
+                if event.process.failure is not None:
+                    raise event.process.failure
+                waiting.discard(event.process)
+                self._let_go(event.process)
+                if self._restarts_in_vain():
+                    raise EngineDeadError("Front-end processes die while they start.")
+                waiting.add(self._replace(event.process))
             else:
                 raise EngineDeadError("The engine core died while the front ends started.")
 
@@ -146,8 +156,13 @@ class FrontEnds:
                 if self._restarts_in_vain():
                     say_giving_up(len(self._ended_at), RESTART_WINDOW_S)
                     return self._drain(1)
-                say_front_end_ended(event.process.pid, event.process.exit_code)
-                self._seat(self._start(event.process.siblings))
+                self._replace(event.process)
+
+    def _replace(self, ended: _FrontEndProcess) -> _FrontEndProcess:
+        say_front_end_ended(ended.pid, ended.exit_code)
+        process = self._start(ended.siblings)
+        self._seat(process)
+        return process
 
     def _let_go(self, process: _FrontEndProcess) -> None:
         """What the process had in hand is nobody's now."""
@@ -169,6 +184,8 @@ class FrontEnds:
     def _drain(self, exit_code: int) -> int:
         """Take no more connections; each front end lets its requests end as if it were alone."""
         self._sock.close()
+        if self._running:
+            self._running[0].siblings.say_all_end()
         for process in self._running:
             process.ask_to_stop()
         return self._await_ends(self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S, exit_code)

@@ -26,6 +26,8 @@ DEATH_LINGER_S = 2.0
 """How long the server answers 503 after the core died, so that streams end and probes see it."""
 FORCED_END_S = 2.0
 """After the grace period, how long the errors may take to reach the clients."""
+ACCEPTED_S = 0.2
+"""How long a connection that was just taken may need until its request is there."""
 BACKLOG = 2048
 """Connections that may wait until a process takes them."""
 
@@ -72,6 +74,7 @@ class HttpServer:
         self._config = config
         self._engine = engine
         self._sock = sock
+        self._siblings = siblings
         self._on_ready = on_ready
         self._on_death = on_death
         # Ctrl-C of a terminal reaches all: among siblings their parent decides what it means.
@@ -102,13 +105,14 @@ class HttpServer:
         serving = asyncio.create_task(self._http.serve([self._sock]))
         stop = asyncio.create_task(self._stop.wait())
         dead = asyncio.create_task(self._engine.dead.wait())
+        listening = asyncio.create_task(self._model.pulse.listen())
         await asyncio.wait({serving, stop, dead}, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             self._on_death()
             await asyncio.wait({serving, stop}, timeout=DEATH_LINGER_S, return_when=asyncio.FIRST_COMPLETED)
             self._http.force_exit = True  # nothing is left to wait for
         await self._end(serving)
-        for task in (stop, dead):
+        for task in (stop, dead, listening):
             task.cancel()
         return 1 if self._engine.errored else 0
 
@@ -123,8 +127,19 @@ class HttpServer:
             self._http.force_exit = True  # asked twice: do not wait for anybody
         self._stop.set()
 
+    async def _leave_to_others(self) -> None:
+        """Take no more connections: the siblings do. Those just taken still get their answer."""
+        for server in self._http.servers:
+            server.close()
+        for connection in list(self._http.server_state.connections):
+            if getattr(connection, "cycle", None) is not None:
+                connection.shutdown()  # at once, or after the answer that is under way
+        await asyncio.sleep(ACCEPTED_S)
+
     async def _end(self, serving: asyncio.Task[None]) -> None:
         """Answer 503 to all that is new, let running requests go on for the grace period, then end them."""
+        if self._siblings.others_go_on:
+            await self._leave_to_others()
         drained = asyncio.create_task(self._model.drain())
         await asyncio.wait(
             {serving, drained}, timeout=self._config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED

@@ -6,8 +6,6 @@ None of them is the engine core's own: whatever becomes of one, the core can sti
 from __future__ import annotations
 
 import pickle
-import shutil
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.private_folder import make_private_folder, remove_private_folder
 from engine.worker.parallel.rank_messages import RankOrder, RankReady, StepPlan
 from engine.worker.parallel.rank_process import RankProcess
 from engine.worker.parallel.report_merger import ReportMerger
@@ -48,7 +47,7 @@ class MultiprocExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         num_ranks = config.model.tensor_parallel_size
-        self._folder = tempfile.mkdtemp(prefix="engine-ranks-")
+        self._folder = make_private_folder("engine-ranks-")
         self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
         self._changing = threading.Lock()
         """Held while the pending steps, or whether there can be any, change."""
@@ -170,7 +169,7 @@ class MultiprocExecutor:
             rank.send(_LEAVE)
         for rank in self._ranks:
             rank.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_private_folder(self._folder)
 
 
 def _with_messages(ranks: list[RankProcess]) -> list[RankProcess]:

@@ -1,0 +1,180 @@
+"""Bodies that come compressed are read as they were before: in gzip, deflate or zstd, never beyond a size.
+
+They are unpacked piece by piece, so a kilobyte that says it is a gigabyte costs no more than the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.api.http.middleware import refusal
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+else:
+    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+
+PIECE_BYTES = 256 * 1024
+"""Unpacked at a time; between two pieces the other connections have their turn."""
+ENCODINGS = ("gzip", "deflate", "zstd")
+_MAX_WINDOW_LOG = 23
+"""Of zstd: 8 MiB, what every decoder has to take (RFC 8878, 3.1.1.1.2) and no more."""
+_GZIP, _ZLIB, _PLAIN = 31, 15, -15
+"""zlib's numbers for what stands around the data."""
+
+
+class _Unpacker(Protocol):
+    """Unpacks one member or frame."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def unpack(self, data: bytes) -> bytes:
+        """At most PIECE_BYTES of what comes out; what has not been looked at yet is kept."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something may come out without anything new going in."""
+
+
+class _Zlib:
+    def __init__(self, window_bits: int) -> None:
+        self._zlib = zlib.decompressobj(window_bits)
+        self._is_full = False
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._zlib.unconsumed_tail) or self._is_full
+
+    def unpack(self, data: bytes) -> bytes:
+        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, PIECE_BYTES)
+        self._is_full = len(piece) == PIECE_BYTES
+        return piece
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._zstd = ZstdDecompressor(options={DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+
+    @property
+    def eof(self) -> bool:
+        return self._zstd.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zstd.unused_data
+
+    @property
+    def has_more(self) -> bool:
+        return not self._zstd.eof and not self._zstd.needs_input
+
+    def unpack(self, data: bytes) -> bytes:
+        return self._zstd.decompress(data, PIECE_BYTES)
+
+
+class _Body:
+    """What is in a compressed body, member after member."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._unpacker: _Unpacker | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._unpacker is not None and self._unpacker.eof
+
+    def unpack(self, data: bytes) -> Iterator[bytes]:
+        """The pieces that can be had by now."""
+        while data or (self._unpacker is not None and self._unpacker.has_more):
+            if self._unpacker is None or self._unpacker.eof:
+                self._unpacker = self._begin(data)
+            yield self._unpacker.unpack(data)
+            data = self._unpacker.unused_data if self._unpacker.eof else b""
+
+    def _begin(self, data: bytes) -> _Unpacker:
+        if self._encoding == "zstd":
+            return _Zstd()
+        if self._encoding == "gzip":
+            return _Zlib(_GZIP)
+        # Half of all clients leave out what the standard wants around deflated data.
+        has_header = data[0] & 0x0F == 8 and (len(data) < 2 or (data[0] * 256 + data[1]) % 31 == 0)
+        return _Zlib(_ZLIB if has_header else _PLAIN)
+
+
+class ContentEncodingMiddleware:
+    """Unpacks bodies; 415 for an encoding that is not known, 413 for more than ``max_bytes`` of content."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = _encoding(scope)
+        if encoding is None:
+            await self._app(scope, receive, send)
+        elif encoding not in ENCODINGS:
+            error = HTTPException(
+                415,
+                f"Content-Encoding {encoding[:40]!r} is not supported; use one of {', '.join(ENCODINGS)}.",
+                {"Accept-Encoding": ", ".join(ENCODINGS)},
+            )
+            await refusal(error, scope)(scope, receive, send)
+        else:
+            await self._app(scope, self._unpacked(encoding, receive), send)
+
+    def _unpacked(self, encoding: str, receive: Receive) -> Receive:
+        """The errors are raised where the body is read, so that the endpoint answers in its dialect."""
+        body = _Body(encoding)
+        num_bytes = 0
+        is_done = False
+
+        async def receive_unpacked() -> Message:
+            nonlocal num_bytes, is_done
+            message = await receive()
+            if is_done or message["type"] != "http.request":
+                return message
+            pieces: list[bytes] = []
+            try:
+                for piece in body.unpack(message.get("body", b"")):
+                    num_bytes += len(piece)
+                    if num_bytes > self._max_bytes:
+                        raise HTTPException(
+                            413, f"The request's unpacked body exceeds {self._max_bytes} bytes."
+                        )
+                    pieces.append(piece)
+                    await asyncio.sleep(0)
+            except (zlib.error, ZstdError):
+                raise HTTPException(400, f"The request's body is not {encoding}.") from None
+            is_done = not message.get("more_body", False)
+            if is_done and not body.is_whole:
+                raise HTTPException(400, f"The request's body is cut off, or is not {encoding}.")
+            return {**message, "body": b"".join(pieces)}
+
+        return receive_unpacked
+
+
+def _encoding(scope: Scope) -> str | None:
+    """What the request says of its body; None where nothing is to be done."""
+    if scope["type"] != "http":
+        return None
+    said = Headers(scope=scope).getlist("content-encoding")
+    named = [name.strip().lower() for line in said for name in line.split(",")]
+    named = [name.removeprefix("x-") for name in named if name not in ("", "identity")]
+    return ", ".join(named) or None

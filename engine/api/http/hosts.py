@@ -1,0 +1,82 @@
+"""Under which names the server answers: a web page whose own name was pointed at this machine gets nothing.
+
+A browser takes such a page for a page of the server's own, and lets it read and ask (DNS rebinding). It says
+what it believes to speak to in ``Host``, and a stranger's name there cannot be meant for a server that only
+this machine reaches.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.api.http.middleware import refusal
+
+ANY = "*"
+LOCAL_DOMAINS = (".localhost", ".internal")
+"""Nobody can buy a name there (RFC 6761; ICANN for private use): ``host.docker.internal`` is one."""
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether what listens there is reached from its own machine alone."""
+    if host is None:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return _is_local(host)
+
+
+class HostMiddleware:
+    """403 for a request to a name that is not this server's.
+
+    Addresses, names of one word and this machine's own always pass: no stranger's page can have them.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        """``allowed``: further names; ``*.example.org`` is every name that ends so."""
+        self._app = app
+        self._own = socket.gethostname().lower()
+        self._names = frozenset(name.lower().rstrip(".") for name in allowed if not name.startswith("*."))
+        self._suffixes = tuple(name.lower().rstrip(".")[1:] for name in allowed if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._may_be_asked(_name(Headers(scope=scope).get("host", ""))):
+            await self._app(scope, receive, send)
+            return
+        error = HTTPException(
+            403, "This server does not answer to the name in Host; --allowed-hosts names those it has."
+        )
+        await refusal(error, scope)(scope, receive, send)
+
+    def _may_be_asked(self, name: str) -> bool:
+        return (
+            _is_local(name)
+            or _is_address(name)
+            or name in self._names
+            or name in (self._own, f"{self._own}.local")
+            or name.endswith(self._suffixes)
+        )
+
+
+def _name(host: str) -> str:
+    """The header without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower().rstrip(".")
+
+
+def _is_local(name: str) -> bool:
+    return "." not in name or name.endswith(LOCAL_DOMAINS)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""What is told of a path that is not there, or not by this method: its name, and what may have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from engine.api.http.head import IS_HEAD
+
+MAX_SHOWN_CHARS = 200
+_NOT_HERE = {
+    "/embeddings": "This server makes no embeddings: its model generates text.",
+    "/rerank": "This server ranks nothing: its model generates text.",
+    "/audio": "This server neither hears nor speaks: its model generates text.",
+    "/images": "This server draws nothing: its model generates text.",
+}
+
+
+def told_of_unknown(scope: Scope, routes: Iterable[APIRoute]) -> str:
+    """A sentence about a path that no endpoint has."""
+    path, routes = scope["path"], list(routes)
+    told = f"There is no {_method(scope)} {_shown(path)} here."
+    for part, why in _NOT_HERE.items():
+        if part in path:
+            return f"{told} {why}"
+    near = _nearest(path, scope, routes)
+    return told if near is None else f"{told} Did you mean {near}?"
+
+
+def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:
+    """The methods that the path has endpoints for; HEAD wherever GET is."""
+    methods = {
+        method
+        for route in routes
+        if route.matches(scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
+def told_of_method(scope: Scope, allowed: Iterable[str]) -> str:
+    """A sentence about a path that has endpoints, none of them for this method."""
+    return f"{_shown(scope['path'])} does not take {_method(scope)}; it takes {', '.join(allowed)}."
+
+
+def _method(scope: Scope) -> str:
+    return "HEAD" if scope.get(IS_HEAD) else str(scope["method"])
+
+
+def _nearest(path: str, scope: Scope, routes: list[APIRoute]) -> str | None:
+    shorter = path
+    while "/v1/v1" in shorter:
+        shorter = shorter.replace("/v1/v1", "/v1")
+    shorter = shorter.rstrip("/") or "/"
+    for guess in (shorter, f"/v1{shorter}", shorter.removeprefix("/v1")):
+        if guess != path and any(
+            route.matches({**scope, "path": guess})[0] is not Match.NONE for route in routes
+        ):
+            return _shown(guess)
+    known = [route.path for route in routes if not route.param_convertors]
+    close = get_close_matches(path[:MAX_SHOWN_CHARS], known, n=1)
+    return close[0] if close else None
+
+
+def _shown(path: str) -> str:
+    """As it was asked for, without what would change a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in path[:MAX_SHOWN_CHARS])

@@ -1,0 +1,66 @@
+"""Folders of a running server for itself alone, in the folder for temporary files. One that was killed leaves
+its own behind; the next that starts on the machine takes it away.
+
+Whoever runs holds a lock on a file in its folder, which the system lets go of when the process has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_MARK, _UNFINISHED_MARK = ".in-use", ".begins"
+_held: dict[str, int] = {}
+"""Descriptors of the locks, by folder: never closed while the process lives, unless the folder goes."""
+
+
+def make_private_folder(prefix: str) -> str:
+    """A new one, readable by this user alone; those that others of this prefix left behind are gone then."""
+    _sweep(prefix)
+    folder = tempfile.mkdtemp(prefix=prefix)
+    unfinished = os.path.join(folder, _UNFINISHED_MARK)
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # a file system without locks: nobody sweeps there either
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(unfinished, os.path.join(folder, _MARK))  # seen by others from now on, and locked
+    _held[folder] = descriptor
+    return folder
+
+
+def remove_private_folder(folder: str) -> None:
+    """It and all that is in it; repeatable."""
+    shutil.rmtree(folder, ignore_errors=True)
+    descriptor = _held.pop(folder, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def remove_if_left(folder: str | Path) -> bool:
+    """Take the folder of another process away if that has ended; whether it is gone."""
+    mark = Path(folder) / _MARK
+    with suppress(OSError):
+        _remove_if_left(mark)
+    return not mark.exists()
+
+
+def _sweep(prefix: str) -> None:
+    for mark in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_MARK}"):
+        with suppress(OSError):  # somebody else's, or gone meanwhile
+            if mark.stat().st_uid == os.getuid() and not mark.parent.is_symlink():
+                _remove_if_left(mark)
+
+
+def _remove_if_left(mark: Path) -> None:
+    descriptor = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(mark.parent, ignore_errors=True)
+    finally:
+        os.close(descriptor)
