@@ -115,7 +115,7 @@ class BreakRule:
         """
         if now < self._look_again_s.get(requester.request_id, now):
             return
-        waited_s = now - requester.arrival_time
+        waited_s = now - self._wait_bound.since_s(requester)
         num_seen = 0
         for pin in pins:
             num_seen += 1

@@ -1,4 +1,6 @@
-"""How a prompt relates to where the turns of a job ended: it goes on from one, repeats one, or parts from it.
+"""How a prompt relates to where the turns of a job ended: it goes on from one, or parts from it.
+
+One that was answered and is asked again is a branch: sub-agents, votes and samples ask alike.
 
 Told by block hashes and, at the seams, by tokens; and by how many replies the prompt holds, where the front
 end could count them. Decides nothing about blocks.
@@ -20,8 +22,6 @@ class Continuation:
     frontier: Frontier | None = None
     """The one it takes the place of."""
     num_shared_blocks: int = 0
-    is_retry: bool = False
-    """It is that turn's own prompt once more."""
     diverged_at_token: int | None = None
     """Where it parts from the frontier nearest to it, in full blocks: the first token of the block that
     differs. None: it does not."""
@@ -59,9 +59,6 @@ def prompt_tail(request: Request, block_size: int) -> tuple[int, ...]:
 def continuation_of(frontiers: Iterable[Frontier], request: Request, block_size: int) -> Continuation:
     """What the prompt of a new turn does with the frontiers of its job."""
     near = [_Nearness(each, request, block_size) for each in frontiers]
-    repeated = next((one for one in near if one.is_retry), None)
-    if repeated is not None:
-        return Continuation(repeated.frontier, repeated.num_shared_blocks, is_retry=True)
     continued = max(
         (one for one in near if one.continues), key=lambda one: one.num_shared_blocks, default=None
     )
@@ -95,7 +92,7 @@ def continuation_of_one(frontier: Frontier, request: Request, block_size: int) -
 
 def _going_on(near: _Nearness) -> Continuation:
     at_token, num_tokens = near.divergence()
-    return Continuation(near.frontier, near.num_shared_blocks, False, at_token, num_tokens)
+    return Continuation(near.frontier, near.num_shared_blocks, at_token, num_tokens)
 
 
 def _parting(near: _Nearness) -> Continuation:
@@ -103,8 +100,8 @@ def _parting(near: _Nearness) -> Continuation:
     no other turn it could mean, it still takes that one's place; else that may be a branch of its own."""
     at_token, num_tokens = near.divergence()
     if near.is_next and near.frontier.is_alone:
-        return Continuation(near.frontier, near.num_shared_blocks, False, at_token, num_tokens)
-    return Continuation(None, 0, False, at_token, num_tokens)
+        return Continuation(near.frontier, near.num_shared_blocks, at_token, num_tokens)
+    return Continuation(None, 0, at_token, num_tokens)
 
 
 class _Nearness:
@@ -117,18 +114,6 @@ class _Nearness:
         self.num_shared_blocks = frontier.chain.num_shared(request.block_hashes)
         self._request = request
         self._block_size = block_size
-
-    @property
-    def is_retry(self) -> bool:
-        num_tokens = self._request.num_prompt_tokens
-        if num_tokens != self.frontier.num_prompt_tokens or not self._shares_all_but_tail(num_tokens):
-            return False
-        return self.frontier.prompt_tail == prompt_tail(self._request, self._block_size)
-
-    def _shares_all_but_tail(self, num_prompt_tokens: int) -> bool:
-        if num_prompt_tokens < self._block_size:
-            return True
-        return self.num_shared_blocks >= num_blocks_to_share(num_prompt_tokens, self._block_size)
 
     @property
     def continues(self) -> bool:

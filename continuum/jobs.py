@@ -137,6 +137,12 @@ class Turn:
     """Prompt of the first turn of its line."""
     landmarks: Landmarks = ()
     """Of its prompt."""
+    repeats: str | None = None
+    """Request of the same turn, which its client had cut."""
+    kept_since_s: float | None = None
+    """Since when that one had waited, if it still did."""
+    keeps_warm: bool = False
+    """Its KV was held for that one."""
 
     @property
     def external_id(self) -> str:
@@ -146,6 +152,15 @@ class Turn:
     def warm(self) -> bool:
         """Whether the KV it continues is still held for it."""
         return self.frontier is not None and self.frontier.pin is not None
+
+    @property
+    def stands_warm(self) -> bool:
+        """Whether it stands in the queue as one whose KV is held."""
+        return self.warm or self.keeps_warm
+
+    @property
+    def waits_since_s(self) -> float:
+        return self.request.arrival_time if self.kept_since_s is None else self.kept_since_s
 
     @property
     def num_recomputed_tokens(self) -> int:

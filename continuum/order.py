@@ -41,7 +41,7 @@ def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
     """Of the turn's job, from now on. ``work_s``: what the forecast of its work weighs."""
     first_s = turn.job.first_arrival_s
-    return first_s + (1.0 - age_weight) * (turn.request.arrival_time - first_s) + work_s
+    return first_s + (1.0 - age_weight) * (turn.waits_since_s - first_s) + work_s
 
 
 def waiting_key(
@@ -49,11 +49,11 @@ def waiting_key(
 ) -> WaitingKey:
     """Smaller first. A request without a job is a program of one turn."""
     if is_overdue:
-        return (OVERDUE, request.arrival_time)
+        return (OVERDUE, request.arrival_time if turn is None else turn.waits_since_s)
     rank = turn.job.rank if turn is not None else request.arrival_time
     if request.status is RequestStatus.PREEMPTED:
         standing = PREEMPTED
-    elif turn is not None and turn.warm:
+    elif turn is not None and turn.stands_warm:
         standing = WARM
     else:
         standing = PARKED if is_parked else COLD

@@ -19,6 +19,7 @@ from continuum.continuation import (
     left_behind_by,
     prompt_tail,
 )
+from continuum.cut_turns import CutTurn, CutTurns
 from continuum.dead_ends import DeadEnds
 from continuum.forecast import WorkForecast
 from continuum.gap_lessons import GapLessons
@@ -53,7 +54,7 @@ from engine.messages import (
     TurnReceipt,
 )
 from engine.policy import DeadEnd, Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
-from engine.request import Request
+from engine.request import Request, RequestStatus
 
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")
@@ -91,6 +92,7 @@ class ContinuumPolicy:
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, context.block_size)
         self._pins = PinTable(int(context.num_blocks * config.pin_budget), config.pin_tenant_share)
         self._dead_ends = DeadEnds(self._jobs, context.num_blocks)
+        self._cut_turns = CutTurns(context.block_size)
         self._turns: dict[str, Turn] = {}
         self._frontiers: dict[str, Frontier] = {}
         """Of turns that ended and may still get a signal, by request id."""
@@ -152,10 +154,10 @@ class ContinuumPolicy:
             continuation = continuation_of_one(recognised, request, self._block_size)
         else:
             continuation = continuation_of(job.frontiers, request, self._block_size)
-        turn = self._open_turn(job, request, continuation)
-        self._wait_bound.arrived(request, self._max_wait_s(turn))
+        turn = self._open_turn(job, request, continuation, self._cut_turns.take(request, now))
+        self._wait_bound.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
         if turn.frontier is not None:
-            self._come_back(turn, turn.frontier, now, is_retry=continuation.is_retry)
+            self._come_back(turn, turn.frontier, now)
         if self._config.release_superseded:
             self._supersede(turn, continuation)
         if turn.frontier is not None:
@@ -167,13 +169,13 @@ class ContinuumPolicy:
         config = self._config
         return min(config.max_wait_s, config.max_return_wait_s) if turn.number > 1 else config.max_wait_s
 
-    def _open_turn(self, job: Job, request: Request, continuation: Continuation) -> Turn:
-        """A retry is the turn that it repeats, not one more."""
+    def _open_turn(self, job: Job, request: Request, continuation: Continuation, cut: CutTurn | None) -> Turn:
+        """``cut``: the turn that it repeats, and is, if that was this job's; not one more."""
         job.is_finished = False  # whatever was said
         job.priority = request.priority
         frontier = continuation.frontier
-        if continuation.is_retry and frontier is not None:
-            number = frontier.turn_number
+        if cut is not None and cut.job is job:
+            number = cut.number
         else:
             number = job.num_turns = job.num_turns + 1
             if job.num_turns > 1:
@@ -189,9 +191,16 @@ class ContinuumPolicy:
             num_diverged_tokens=continuation.num_diverged_tokens,
             num_task_tokens=request.num_prompt_tokens if frontier is None else frontier.num_task_tokens,
         )
+        if cut is not None:
+            self._keep_place(turn, cut)
         job.turns[request.request_id] = self._turns[request.request_id] = turn
         self._jobs.begin_turn(turn, request.num_prompt_tokens // self._block_size)
         return turn
+
+    def _keep_place(self, turn: Turn, cut: CutTurn) -> None:
+        """It waits for as long as the one that it repeats had, and on."""
+        turn.repeats, turn.kept_since_s, turn.keeps_warm = cut.request_id, cut.waits_since_s, cut.was_warm
+        turn.job.first_arrival_s = min(turn.job.first_arrival_s, turn.waits_since_s)
 
     def _count_turn(self, job: Job, request: Request) -> None:
         """A question that is only asked once tells nothing of jobs: it counts when a second turn comes."""
@@ -206,17 +215,17 @@ class ContinuumPolicy:
         for _ in range(num_turns):
             job.course.begin_turn()
 
-    def _come_back(self, turn: Turn, frontier: Frontier, now: float, *, is_retry: bool) -> None:
+    def _come_back(self, turn: Turn, frontier: Frontier, now: float) -> None:
         """The turn takes the place of this frontier and, when it is admitted, of its pin."""
         self._jobs.remove_frontier(frontier)
         self._working_set.continued(frontier, turn.request)
         self._frontiers.pop(frontier.request_id, None)
         if frontier.is_superseded:
             frontier.is_superseded, turn.job.has_come_back = False, True
-        if not is_retry:
-            turn.gap_s = max(0.0, turn.request.arrival_time - frontier.ended_s)
+        turn.gap_s = max(0.0, turn.request.arrival_time - frontier.ended_s)
+        if turn.repeats is None:
             self._tally.gap_closed(frontier, turn.gap_s)
-            self._gaps.returned(turn, frontier, turn.gap_s, now)
+        self._gaps.returned(turn, frontier, turn.gap_s, now)
         if frontier.pin is not None:
             self._pins.claim(frontier.pin)
 
@@ -338,6 +347,8 @@ class ContinuumPolicy:
         if turn is None:
             return
         self._trace.turn_aborted(turn, now)
+        if request.status is RequestStatus.FINISHED_ABORTED:
+            self._cut_off(turn, now)
         if turn.frontier is not None:
             self._jobs.restore_frontier(turn.frontier)
             self._working_set.awaits(turn.frontier, now)
@@ -346,6 +357,27 @@ class ContinuumPolicy:
         elif not turn.job.turns and not turn.job.frontiers and turn.job.is_inferred:
             self._jobs.remove(turn.job)
             self._trace.job_forgotten(turn.job, now)
+
+    def _cut_off(self, turn: Turn, now: float) -> None:
+        """Its client gave it up. It may have asked again before that was noticed."""
+        self._cut_turns.remember(turn, now)
+        if turn.num_cached_tokens is not None:
+            return
+        for again in turn.job.turns.values():
+            waits = again.num_cached_tokens is None and again.repeats is None
+            is_later = waits and again.number > turn.number
+            if is_later and self._cut_turns.asks_the_same(again.request, turn.request):
+                self._move_up(again, now)
+                return
+
+    def _move_up(self, turn: Turn, now: float) -> None:
+        """It waits already when it shows that it repeats a turn."""
+        cut = self._cut_turns.take(turn.request, now)
+        if cut is not None:
+            self._keep_place(turn, cut)
+            self._wait_bound.arrived(turn.request, self._max_wait_s(turn), turn.waits_since_s)
+            self._rank(turn)
+            self._changed.append(turn.request)
 
     def take_receipt(self, request: Request) -> TurnReceipt | None:
         return self._receipts.pop(request.request_id, None)

@@ -22,21 +22,19 @@ class PolicyTrace:
 
     def turn_arrived(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
-            continues = turn.frontier.request_id if turn.frontier is not None else None
-            earlier_id = turn.job.earlier_id
-            self._turn(
-                "turn_arrived", turn, now, gap_s=turn.gap_s, continues=continues, earlier_id=earlier_id
-            )
+            event = self._turn_event("turn_arrived", turn, now)
+            event.gap_s = turn.gap_s
+            event.continues = turn.frontier.request_id if turn.frontier is not None else None
+            event.earlier_id = turn.job.earlier_id
+            event.repeats, event.waits_since_s = turn.repeats, turn.kept_since_s
+            self._tracer.emit(event)
 
     def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
         if self._tracer.on:
-            self._turn(
-                "turn_parked",
-                turn,
-                now,
-                needed_blocks=working_set.needed_before(turn.request),
-                room_blocks=working_set.num_room_blocks,
-            )
+            event = self._turn_event("turn_parked", turn, now)
+            event.needed_blocks = working_set.needed_before(turn.request)
+            event.room_blocks = working_set.num_room_blocks
+            self._tracer.emit(event)
 
     def turn_admitted(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
@@ -85,40 +83,25 @@ class PolicyTrace:
         if self._tracer.on:
             self._tracer.emit(JobEvent(now=now, kind="forgotten", job_id=job.job_id, turn=job.num_turns))
 
-    def _turn(
-        self,
-        kind: str,
-        turn: Turn,
-        now: float,
-        *,
-        gap_s: float | None = None,
-        continues: str | None = None,
-        earlier_id: str | None = None,
-        needed_blocks: int = 0,
-        room_blocks: int = 0,
-    ) -> None:
-        self._tracer.emit(
-            JobEvent(
-                now=now,
-                kind=kind,
-                job_id=turn.job.job_id,
-                req_id=turn.request.request_id,
-                turn=turn.number,
-                continues=continues,
-                earlier_id=earlier_id,
-                num_prompt_tokens=turn.request.num_prompt_tokens,
-                num_output_tokens=turn.request.num_output_tokens,
-                num_known_tokens=turn.num_known_tokens,
-                cached_tokens=turn.num_cached_tokens or 0,
-                recomputed_tokens=turn.num_recomputed_tokens if turn.num_cached_tokens is not None else 0,
-                gap_s=gap_s,
-                diverged_at_token=turn.diverged_at_token,
-                diverged_tokens=turn.num_diverged_tokens,
-                supersedes=turn.supersedes,
-                superseded_tokens=turn.num_superseded_tokens,
-                needed_blocks=needed_blocks,
-                room_blocks=room_blocks,
-            )
+    def _turn(self, kind: str, turn: Turn, now: float) -> None:
+        self._tracer.emit(self._turn_event(kind, turn, now))
+
+    def _turn_event(self, kind: str, turn: Turn, now: float) -> JobEvent:
+        return JobEvent(
+            now=now,
+            kind=kind,
+            job_id=turn.job.job_id,
+            req_id=turn.request.request_id,
+            turn=turn.number,
+            num_prompt_tokens=turn.request.num_prompt_tokens,
+            num_output_tokens=turn.request.num_output_tokens,
+            num_known_tokens=turn.num_known_tokens,
+            cached_tokens=turn.num_cached_tokens or 0,
+            recomputed_tokens=turn.num_recomputed_tokens if turn.num_cached_tokens is not None else 0,
+            diverged_at_token=turn.diverged_at_token,
+            diverged_tokens=turn.num_diverged_tokens,
+            supersedes=turn.supersedes,
+            superseded_tokens=turn.num_superseded_tokens,
         )
 
     # ---- pins ----

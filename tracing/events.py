@@ -398,7 +398,11 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     turn: int = 0
     """Number of the turn in its job, from 1; for ``finished``: how many there were."""
     continues: str | None = None
-    """For ``turn_arrived``: the request of the turn that it continues, or repeats if ``gap_s`` is None."""
+    """For ``turn_arrived``: the request of the turn that it continues."""
+    repeats: str | None = None
+    """For ``turn_arrived``: a request of the same turn, which its client had cut."""
+    waits_since_s: float | None = None
+    """For ``turn_arrived``: since when that one had waited, if it still did; this one keeps its place."""
     earlier_id: str | None = None
     """For ``turn_arrived``: the job id of the job's records up to the turn in which its client named it."""
     num_prompt_tokens: int = 0

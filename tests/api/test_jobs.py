@@ -101,6 +101,18 @@ def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
     assert answer["usage"]["receipt"]["pinned_tokens"] > 0
 
 
+def test_equal_prompts_of_a_job_are_branches(http: httpx.Client) -> None:
+    """As of sub-agents that are asked alike: counted by arrival, each held, each continued by itself."""
+    body = {"prompt": "look into this, all of you " * 8, "max_tokens": 4, "job_id": "fan-out"}
+    answers = [http.post("/v1/completions", json=body).json() for _ in range(3)]
+    receipts = [answer["usage"]["receipt"] for answer in answers]
+    assert [receipt["turn"] for receipt in receipts] == [1, 2, 3]
+    assert all(receipt["pinned_tokens"] > 0 and receipt["previous_pin"] is None for receipt in receipts)
+    text = body["prompt"] + answers[0]["choices"][0]["text"] + " go on"
+    last = http.post("/v1/completions", json=body | {"prompt": text}).json()["usage"]["receipt"]
+    assert (last["turn"], last["previous_pin"]) == (4, "handed_over")
+
+
 def test_a_question_that_nobody_named_is_told_that_nothing_is_held(http: httpx.Client) -> None:
     """Its receipt has a name by which the job would be known if it went on."""
     answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()

@@ -82,34 +82,21 @@ def test_samples_of_one_prompt_asked_at_once_are_branches() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 16, 17, 96, 101])
-def test_a_retry_replaces_the_turn_it_repeats_and_no_other(length: int) -> None:
-    """Of prompts of any length: only the very same tokens are a retry; one token else is a branch."""
+def test_what_was_answered_and_is_asked_again_is_a_branch(length: int) -> None:
+    """Sub-agents may be asked alike one after the other: each has its number, by arrival, and what it holds;
+    prompts of any length."""
     room = JobRoom()
     prompt = MAIN[:length]
-    room.turn("r1", prompt, "job")
-    assert room.turn("r1-again", prompt, "job").turn == 1
-    assert room.num_pins == 1
-    assert room.turn("other", [*prompt[:-1], 7], "job").turn == 2
-    assert room.num_pins == 2
+    for number in range(1, 4):
+        receipt = room.turn(f"r{number}", prompt, "job", num_replies=0)
+        room.read(f"r{number}", "ls")
+        assert (receipt.turn, receipt.gap_s, receipt.previous_pin) == (number, None, None)
+        assert room.num_pins == number
+    for number in (2, 1, 3):
+        receipt = room.turn(f"r{number}-next", [*room.said(f"r{number}"), 7], "job", num_replies=1)
+        assert receipt.previous_pin == "handed_over"
+    assert (receipt.turn, room.num_pins) == (6, 3)
     room.scheduler.check_invariants()
-
-
-def test_a_retry_that_waits_keeps_what_it_repeats() -> None:
-    """Past its deadline the pin still holds for the retry in the queue."""
-    room = JobRoom()
-    room.turn("r1", MAIN, "job")
-    for i in range(4):
-        room.ask(f"busy{i}", [400 + i] * 4, max_tokens=60)
-    room.step()
-    room.ask("again", MAIN, "job")
-    room.advance(60)
-    room.step()
-    assert any(each.request_id == "r1" for each in room.policy.pins())
-    room.run()
-    receipt = room.finished["again"].receipt
-    assert receipt is not None
-    # Of a prompt all of whose KV is there the last block is computed: something must be sampled from.
-    assert (receipt.cached_tokens, receipt.recomputed_tokens <= 16) == (80, True)
 
 
 # ---- where a prompt parts from its job ----

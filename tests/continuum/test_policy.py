@@ -164,18 +164,6 @@ def test_frontiers_of_one_job_are_kept_apart() -> None:
     assert pins(room) == 2
 
 
-def test_a_retry_of_a_turn_takes_its_place() -> None:
-    """The same prompt again has the first attempt's pin handed over and learns no tool time: one pin, and the
-    same turn, not a second one."""
-    room = make_room()
-    turn(room, "r1", "a", list(range(20)))
-    retry = turn(room, "r1-again", "a", list(range(20)))
-    assert (retry.turn, retry.gap_s, retry.previous_pin) == (1, None, "handed_over")
-    assert pins(room) == 1
-    assert turn(room, "r2", "a", prompt_of(room, "r1-again", 7)).turn == 2
-    assert pins(room) == 1
-
-
 def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
     """The next prompt differs from where the reply began: the old pin is replaced, not left to rot."""
     room = make_room()
