@@ -133,8 +133,8 @@ class WorkingSet:
         probability = 0.0
         if not frontier.is_at_rest:
             probability = self._tools.return_probability(frontier, now + self._horizon_s, now)
-            probability *= 1 - self._tools.last_turn_probability(frontier.tools)
-        growth_tokens = self._tools.prompt_growth(frontier.tools) or 0.0
+            probability *= 1 - self._tools.last_turn_probability(frontier.tools, frontier.job.tenant)
+        growth_tokens = self._tools.prompt_growth(frontier.tools, frontier.job.tenant) or 0.0
         num_blocks = len(frontier.chain) - frontier.job.num_shared_blocks + growth_tokens / self._block_size
         need = Need(frontier.place[0], max(0, round(probability * num_blocks)))
         self._put(self._awaited, frontier.request_id, need)

@@ -66,20 +66,24 @@ class CutTurns:
 
     def take(self, request: Request, now: float) -> CutTurn | None:
         """What this request repeats, the first of several; each is repeated once."""
+        self._forget_old(now)
+        question = self._question(request) if self._cut else None
+        turns = self._cut.pop(question, None) if question is not None else None
+        if question is None or turns is None:
+            return None
+        in_time = (cut for cut in turns if now - cut.cut_s < KEPT_S)
+        first, rest = next(in_time, None), deque(in_time, maxlen=MAX_OF_ONE)
+        if rest:
+            self._cut[question] = rest
+            self._cut.move_to_end(question, last=False)  # of equal age or older than those it is put before
+        return first
+
+    def _forget_old(self, now: float) -> None:
         while self._cut:
             question, turns = next(iter(self._cut.items()))
             if now - turns[-1].cut_s < KEPT_S:
-                break
+                return
             del self._cut[question]
-        question = self._question(request) if self._cut else None
-        turns = self._cut.get(question) if question is not None else None
-        while turns:
-            cut = turns.popleft()
-            if not turns and question is not None:
-                del self._cut[question]
-            if now - cut.cut_s < KEPT_S:
-                return cut
-        return None
 
     def asks_the_same(self, request: Request, other: Request) -> bool:
         """Whether one repeats the other."""

@@ -21,7 +21,7 @@ class GapLessons:
 
     def remaining(self, frontier: Frontier, now: float) -> SurvivalCurve:
         """Time until the turn returns, from now, by experience and by what its client has said."""
-        known = self._tools.curve(frontier.tools, frontier.job.job_id)
+        known = self._tools.curve(frontier.tools, frontier.job.job_id, frontier.job.tenant)
         return self._told.remaining(frontier, known, now)
 
     def returned(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
@@ -29,27 +29,31 @@ class GapLessons:
         if frontier.tools is None or frontier.learned:
             return
         frontier.learned = True
-        job_id = frontier.job.job_id
+        job_id, tenant = frontier.job.job_id, frontier.job.tenant
         if self._published is not None:
             self._published.returned(frontier, gap_s)
         with_result = _brings_result(turn, frontier)
         if with_result and frontier.told is not None:
-            self._told.observe(frontier, gap_s, self._tools.curve(frontier.tools, job_id))
-        self._tools.observe(frontier.tools, gap_s, now, censored=not with_result, job_id=job_id)
+            self._told.observe(frontier, gap_s, self._tools.curve(frontier.tools, job_id, tenant))
+        self._tools.observe(
+            frontier.tools, gap_s, now, censored=not with_result, job_id=job_id, tenant=tenant
+        )
         growth_tokens = turn.request.num_prompt_tokens - len(frontier.chain) * self._block_size
-        self._tools.observe_next_turn(frontier.tools, growth_tokens)
+        self._tools.observe_next_turn(frontier.tools, growth_tokens, tenant)
 
     def cut_off(self, frontier: Frontier, now: float) -> None:
         """Its tools ran for so long and then were heard of no more."""
         if frontier.tools and not frontier.learned:
             frontier.learned = True
-            waited_s = now - frontier.ended_s
-            self._tools.observe(frontier.tools, waited_s, now, censored=True, job_id=frontier.job.job_id)
+            job, waited_s = frontier.job, now - frontier.ended_s
+            self._tools.observe(
+                frontier.tools, waited_s, now, censored=True, job_id=job.job_id, tenant=job.tenant
+            )
 
     def was_last(self, frontier: Frontier) -> None:
         """No turn came after it, or will. A question that was only asked once tells nothing of jobs."""
         if frontier.tools is not None and frontier.job.is_established:
-            self._tools.observe_last_turn(frontier.tools)
+            self._tools.observe_last_turn(frontier.tools, frontier.job.tenant)
 
 
 def _brings_result(turn: Turn, frontier: Frontier) -> bool:

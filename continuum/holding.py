@@ -117,7 +117,9 @@ class Holding:
 
     def _decide(self, frontier: Frontier, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
         """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
-        curve = self._tools.curve(frontier.tools, frontier.job.job_id) if remaining is None else remaining
+        job, curve = frontier.job, remaining
+        if curve is None:
+            curve = self._tools.curve(frontier.tools, job.job_id, job.tenant)
         elapsed_s = 0.0 if remaining is None else now - frontier.ended_s
         inputs = self._inputs(frontier, curve)
         decision = self._choose_ttl(frontier, inputs)
@@ -129,12 +131,17 @@ class Holding:
         self.tell(frontier, decision)
         return decision
 
+    def _of_any_tool(self, frontier: Frontier) -> SurvivalCurve:
+        if self._published is not None:
+            return self._published.curve_of_all(frontier)
+        return self._tools.curve(None, tenant=frontier.job.tenant)
+
     def _inputs(self, frontier: Frontier, curve: SurvivalCurve) -> TtlInputs:
         num_tokens = len(frontier.chain) * self._block_size
         published = self._published
         return TtlInputs(
             curve=curve if published is None else published.curve(frontier),
-            global_curve=(self._tools.curve(None) if published is None else published.curve_of_all(frontier)),
+            global_curve=self._of_any_tool(frontier),
             num_blocks=len(frontier.chain),
             pool_share=len(frontier.chain) / self._num_blocks,
             prefill_s=self._kv_cost.prefill_s(num_tokens),
@@ -142,7 +149,7 @@ class Holding:
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._forecast.lengths.value,
             called_tools=frontier.tools is None or bool(frontier.tools),
-            last_probability=self._tools.last_turn_probability(frontier.tools),
+            last_probability=self._tools.last_turn_probability(frontier.tools, frontier.job.tenant),
             has_plain_tool=frontier.tools is None or frontier.plain_tool is not None,
             plain_mean_s=None if published is None else published.mean_s(frontier),
         )

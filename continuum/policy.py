@@ -78,6 +78,11 @@ def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
+def _kind_name(job: Job) -> tuple[str | None, BlockHash] | None:
+    """As its tenant's jobs are told apart: equal prompts of two tenants are two kinds."""
+    return None if job.kind is None else (job.tenant, job.kind)
+
+
 class ContinuumPolicy:
     """Jobs, pins and order; implements ``engine.policy.SchedulingPolicy``."""
 
@@ -210,7 +215,7 @@ class ContinuumPolicy:
             return
         num_turns = 1
         if job.course is None:
-            job.course = self._forecast.course(job.kind, request.num_prompt_tokens)
+            job.course = self._forecast.course(_kind_name(job), request.num_prompt_tokens)
             num_turns = job.num_turns
         for _ in range(num_turns):
             job.course.begin_turn()
@@ -270,7 +275,7 @@ class ContinuumPolicy:
         """Seconds of service that the job is forecast to need beyond what jobs usually do; 0 if nothing is
         known."""
         course = turn.job.course
-        return course.excess_s if course is not None else self._forecast.excess_s(turn.job.kind)
+        return course.excess_s if course is not None else self._forecast.excess_s(_kind_name(turn.job))
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request.request_id)

@@ -11,8 +11,9 @@ from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.messages import ToolCall
 from estimator.durations import DurationEstimator
-from estimator.state import EstimatorStateError, Learned, load_learned, restore, snapshot, write_state
+from estimator.state import EstimatorStateError, load_learned, restore, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
+from estimator.tenants import Learned, Tenants
 from estimator.tool_key import ToolKey, tool_key
 
 logger = logging.getLogger(__name__)
@@ -22,15 +23,13 @@ SAVE_EVERY_S = 60.0
 
 
 class ToolMemory:
-    """Durations of tool calls by kind of tool and by job, and what follows a turn by what ended it."""
+    """Durations of tool calls by kind of tool, tenant and job, and what follows a turn by what ended it."""
 
     def __init__(self, tuning: Tuning, path: str | None = None) -> None:
         """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
         self._path = path
         self._tuning = tuning
         self._learned = _nothing_learned(tuning)
-        self._tools = self._learned.durations
-        self._turns = self._learned.turns
         if path is not None:
             self._know(_load(path))
         self._unsaved_since_s: float | None = None
@@ -41,17 +40,20 @@ class ToolMemory:
 
     # ---- how long tools take ----
 
-    def curve(self, tools: Sequence[ToolKey] | None, job_id: str | None = None) -> SurvivalCurve:
-        """Time until the turn returns: the slowest of parallel calls. ``job_id``: what that job saw counts.
+    def curve(
+        self, tools: Sequence[ToolKey] | None, job_id: str | None = None, tenant: str | None = None
+    ) -> SurvivalCurve:
+        """Time until the tenant's turn returns: the slowest of parallel calls. ``job_id``: what that job saw
+        counts.
 
         None: not known what runs, any tool. Empty: nothing runs, and nothing is learned of when, or whether,
         an answer is answered.
         """
         if tools is None:
-            return self._tools.survival(ToolKey(()))
+            return self._learned.survival(tenant or "", ToolKey(()), None)
         if not tools:
             return NOTHING_KNOWN
-        curves = [self._tools.survival(key, job_id) for key in tools]
+        curves = [self._learned.survival(tenant or "", key, job_id) for key in tools]
         return curves[0] if len(curves) == 1 else max_of(curves)
 
     def observe(
@@ -61,17 +63,19 @@ class ToolMemory:
         now: float,
         censored: bool = False,
         job_id: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
         if not tools:
             return
-        key = max(tools, key=lambda k: self._tools.survival(k, job_id).median_remaining(0.0))
-        self._tools.observe(key, duration_s, censored, job=job_id, now=now)
+        learned, name = self._learned, tenant or ""
+        key = max(tools, key=lambda k: learned.survival(name, k, job_id).median_remaining(0.0))
+        learned.observe(name, key, duration_s, censored, job_id, now)
         self._save_now_and_then(now)
 
     def return_probability(self, frontier: Frontier, deadline_s: float, now: float) -> float:
         """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
-        curve = self.curve(frontier.tools, frontier.job.job_id)
+        curve = self.curve(frontier.tools, frontier.job.job_id, frontier.job.tenant)
         if not curve.support:
             return self._tuning.unseen_return
         gone = curve.cdf(max(0.0, now - frontier.ended_s))
@@ -81,22 +85,24 @@ class ToolMemory:
 
     # ---- what follows a turn ----
 
-    def observe_last_turn(self, tools: Sequence[ToolKey]) -> None:
+    def observe_last_turn(self, tools: Sequence[ToolKey], tenant: str | None = None) -> None:
         """No turn followed the one that ended with these calls (none: with an answer)."""
-        self._turns.observe_last(tools)
+        self._learned.observe_last(tenant or "", tools)
 
-    def observe_next_turn(self, tools: Sequence[ToolKey], growth_tokens: int) -> None:
+    def observe_next_turn(
+        self, tools: Sequence[ToolKey], growth_tokens: int, tenant: str | None = None
+    ) -> None:
         """A turn followed, its prompt so much longer than the prompt and the answer before it."""
-        self._turns.observe_next(tools, growth_tokens)
+        self._learned.observe_next(tenant or "", tools, growth_tokens)
 
-    def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
+    def last_turn_probability(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float:
         """P(no turn follows one that ended so); None: not known what it called."""
-        return self._turns.last_turn_probability(tools)
+        return self._learned.turns_of(tenant or "").last_turn_probability(tools)
 
-    def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
+    def prompt_growth(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float | None:
         """Expected tokens that the next prompt adds to this one and its answer; None while nothing is
         learned."""
-        return self._turns.prompt_growth(tools)
+        return self._learned.turns_of(tenant or "").prompt_growth(tools)
 
     # ---- the file ----
 
@@ -122,11 +128,11 @@ class ToolMemory:
         """Know what another one knew when it told its ``state``; EstimatorStateError if it is not that."""
         self._know(restore(state.encode()))
 
-    def _know(self, learned: Learned) -> None:
+    def _know(self, learned: Tenants) -> None:
         """What is learned comes from elsewhere, how it is weighed does not."""
         self._learned = learned
-        self._tools, self._turns = learned.durations, learned.turns
-        _tune(learned, self._tuning)
+        for each in (learned.of_all, *learned.own.values()):
+            _tune(each, self._tuning)
 
     def wait_until_written(self) -> None:
         if self._writing is not None:
@@ -139,10 +145,10 @@ class ToolMemory:
             _write(snapshot(self._learned), self._path)
 
 
-def _nothing_learned(tuning: Tuning) -> Learned:
+def _nothing_learned(tuning: Tuning) -> Tenants:
     learned = Learned(DurationEstimator(num_bins=tuning.num_bins))
     _tune(learned, tuning)
-    return learned
+    return Tenants(learned)
 
 
 def _tune(learned: Learned, tuning: Tuning) -> None:
@@ -158,7 +164,7 @@ def _tune(learned: Learned, tuning: Tuning) -> None:
     learned.turns.last_after_answer = tuning.last_after_answer
 
 
-def _load(path: str) -> Learned:
+def _load(path: str) -> Tenants:
     try:
         learned = load_learned(path)
         # Whoever cannot write there wants to know now, not when the server stops.

@@ -1,4 +1,4 @@
-"""Learns how much a job's own calls tell of its next one. Knows nothing of keys or jobs.
+"""Learns how much somebody's own calls tell of the next one: a job's, a tenant's. Knows nothing of keys.
 
 In some work the same tests take as long as last time, in some every call is a new draw. So several strengths
 of the belief about all jobs are tried on every call that a job repeats, and the one that foretold best is
@@ -20,13 +20,14 @@ MIN_JUDGED = 20.0
 """So many judgements make a choice; with fewer it is left to a more general kind of call."""
 
 
-class JobCredibility:
+class Credibility:
     """Of one kind of call: how well each strength foretold, old judgements fading."""
 
-    __slots__ = ("losses", "num_judged")
+    __slots__ = ("losses", "num_judged", "strengths")
 
-    def __init__(self) -> None:
-        self.losses = [0.0] * len(STRENGTHS)
+    def __init__(self, strengths: Sequence[float] = STRENGTHS) -> None:
+        self.strengths = strengths
+        self.losses = [0.0] * len(strengths)
         """Sum over judgements."""
         self.num_judged = 0.0
 
@@ -39,10 +40,16 @@ class JobCredibility:
         """The best one; None while too little was judged."""
         if self.num_judged < min_judged:
             return None
-        return STRENGTHS[self.losses.index(min(self.losses))]
+        return self.strengths[self.losses.index(min(self.losses))]
 
 
-def losses_of(of_job: Sequence[float], of_all: Sequence[float], weight: float, index: int) -> list[float]:
+def losses_of(
+    of_job: Sequence[float],
+    of_all: Sequence[float],
+    weight: float,
+    index: int,
+    strengths: Sequence[float] = STRENGTHS,
+) -> list[float]:
     """How far each strength's distribution was from a call that ended in bin ``index``: [num_strengths].
 
     ``of_job``: weights of the job's calls per bin; ``of_all``: the belief about all jobs, which rests on
@@ -55,7 +62,7 @@ def losses_of(of_job: Sequence[float], of_all: Sequence[float], weight: float, i
     # Of (own + b·usual) / (calls + b), squared and summed, only b differs between the strengths.
     squared, crossed, usual_squared = dot(own, own), dot(own, usual), dot(usual, usual)
     losses = []
-    for strength in STRENGTHS:
+    for strength in strengths:
         borrowed = min(strength, weight)
         total = num_calls + borrowed
         losses.append(

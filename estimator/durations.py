@@ -10,11 +10,11 @@ import inspect
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterable, Sequence
+from collections.abc import Container, ItemsView, Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from estimator.credibility import MIN_JUDGED, JobCredibility, losses_of
+from estimator.credibility import MIN_JUDGED, Credibility, losses_of
 from estimator.plain_math import geometric, halved
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tool_key import ToolKey
@@ -61,10 +61,17 @@ class Belief:
 NO_BELIEF = Belief([], 1.0, 0.0)
 
 
+class Lender(Protocol):
+    """Others who know kinds of calls."""
+
+    def of(self, parts: tuple[str, ...]) -> tuple[Belief, float]:
+        """What they believe of one, and how many observations of it they lend; 0: none."""
+
+
 class DurationHistogram:
     """What was seen of one key: weights of durations per bin, of those that ended and those cut off."""
 
-    __slots__ = ("_belief", "_parent", "censored", "ended", "of_jobs", "seen_s")
+    __slots__ = ("_belief", "_borrowed", "censored", "ended", "of_jobs", "seen_s")
 
     def __init__(self, num_bins: int) -> None:
         self.ended = [0.0] * num_bins
@@ -72,10 +79,11 @@ class DurationHistogram:
         """None while nothing was cut off, which is most of the time and saves most of the work."""
         self.seen_s = 0.0
         """When it last learned something, on the estimator's clock."""
-        self.of_jobs: JobCredibility | None = None
+        self.of_jobs: Credibility | None = None
         """What a job's own calls of the key are worth; None until a job repeated one."""
         self._belief: Belief | None = None
-        self._parent: Belief | None = None
+        self._borrowed: tuple[Belief, Belief, float] | None = None
+        """What that rests on beside its own: the parent's belief, and what was lent."""
 
     def add(self, index: int, censored: bool, keep: float) -> None:
         """One observation more; all earlier ones count ``keep`` times as much as before."""
@@ -87,21 +95,29 @@ class DurationHistogram:
         (self.censored if censored and self.censored is not None else self.ended)[index] += 1.0
         self._belief = None
 
-    def belief(self, parent: Belief, strength: float) -> Belief:
-        """What these observations say together with up to ``strength`` that are borrowed from the parent."""
-        if self._belief is None or self._parent is not parent:
+    def belief(self, parent: Belief, strength: float, lent: Belief = NO_BELIEF, num: float = 0.0) -> Belief:
+        """What these observations say together with up to ``strength`` that are borrowed from the parent, and
+        ``num`` that others lend."""
+        if self._belief is None or not self._rests_on(parent, lent, num):
             borrowed = min(strength, parent.weight)
             ended = self.ended
             if borrowed:
                 ended = [own + borrowed * mass for own, mass in zip(ended, parent.masses, strict=True)]
             outlasting = borrowed * parent.tail
+            if num:
+                ended = [own + num * mass for own, mass in zip(ended, lent.masses, strict=True)]
+                outlasting += num * lent.tail
             if self.censored is None:
                 weight = max(math.fsum(ended) + outlasting, TINY)
                 self._belief = Belief([each / weight for each in ended], outlasting / weight, weight)
             else:
                 self._belief = _product_limit(ended, self.censored, outlasting)
-            self._parent = parent
+            self._borrowed = parent, lent, num
         return self._belief
+
+    def _rests_on(self, parent: Belief, lent: Belief, num: float) -> bool:
+        known = self._borrowed
+        return known is not None and known[0] is parent and known[1] is lent and known[2] == num
 
 
 def _product_limit(ended: list[float], censored: list[float], outlasting: float) -> Belief:
@@ -212,8 +228,7 @@ class DurationEstimator:
             self.start()
         if now is not None:
             self._advance(now)
-        # Bin i covers (edge i, edge i + 1]; a duration of 0 belongs to the first, one past max_s to the last.
-        index = min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
+        index = self.bin_of(duration_s)
         if job is not None and not censored:
             self._judge(key.parts, job, index)
         for depth in range(len(key.parts), -1, -1):
@@ -223,17 +238,22 @@ class DurationEstimator:
             self._learn(self.job_histograms_, (job, key.parts), index, censored)
             _forget(self.job_histograms_, self.max_job_keys)
 
+    def bin_of(self, duration_s: float) -> int:
+        """Bin i covers (edge i, edge i + 1]; a duration of 0 belongs to the first, one past max_s to the
+        last."""
+        return min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
+
     def _judge(self, parts: tuple[str, ...], job: str, index: int) -> None:
         """Before a call is learned: would the job's own calls of its kind have foretold it?"""
         of_job = self.job_histograms_.get((job, parts))
         if of_job is None or of_job.censored is not None:
             return
-        belief, _ = self._of_kind(parts)
+        belief, _ = self._of_kind(parts, None)
         losses = losses_of(of_job.ended, belief.masses, belief.weight, index)
         for depth in range(len(parts) + 1):
             histogram = self.histograms_.get(parts[:depth])
             if histogram is not None:
-                histogram.of_jobs = histogram.of_jobs or JobCredibility()
+                histogram.of_jobs = histogram.of_jobs or Credibility()
                 histogram.of_jobs.add(losses, halved(1 / self.half_life))
 
     def _learn(
@@ -280,36 +300,57 @@ class DurationEstimator:
         return (self.histograms_ if self._is_started else {}).items()
 
     @property
+    def kinds(self) -> Container[tuple[str, ...]]:
+        """Parts of the keys that are known."""
+        return self.histograms_ if self._is_started else ()
+
+    def ended(self, parts: tuple[str, ...]) -> Sequence[float] | None:
+        """Weights of the calls of a key that ended, by bin; None if it is not known, or some were cut off."""
+        histogram = self.histograms_.get(parts) if self._is_started else None
+        return None if histogram is None or histogram.censored is not None else histogram.ended
+
+    def belief(self, parts: tuple[str, ...]) -> Belief:
+        """What is believed of a key, or of its nearest known parent."""
+        return self._of_kind(parts, None)[0] if self._is_started else NO_BELIEF
+
+    @property
     def clock_s(self) -> float:
         """``clock_s_``, 0 before the start."""
         return self.clock_s_ if self._is_started else 0.0
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def survival(self, key: ToolKey, job: str | None = None) -> SurvivalCurve:
+    def survival(self, key: ToolKey, job: str | None = None, lender: Lender | None = None) -> SurvivalCurve:
         """The curve of a key, in a job if one is named; of its nearest known parent, trusted less, if it was
-        never seen. A call with a limit has ended by then."""
-        if not self.items():
+        never seen. A call with a limit has ended by then. ``lender``: others who may know it."""
+        if not self.items() and lender is None:
             return NOTHING_KNOWN
-        curve = self._curve(key.parts, job)
-        return curve if key.limit_s is None else curve.ended_by(key.limit_s)
+        if not self._is_started:
+            self.start()
+        curve = self._curve(key.parts, job, lender)
+        return curve if key.limit_s is None or curve is NOTHING_KNOWN else curve.ended_by(key.limit_s)
 
-    def _curve(self, parts: tuple[str, ...], job: str | None) -> SurvivalCurve:
-        belief, is_own = self._of_kind(parts)
+    def _curve(self, parts: tuple[str, ...], job: str | None, lender: Lender | None) -> SurvivalCurve:
+        belief, is_own = self._of_kind(parts, lender)
+        if not belief.weight:
+            return NOTHING_KNOWN
         of_job = self.job_histograms_.get((job, parts)) if job is not None else None
         if of_job is not None:
             return of_job.belief(belief, self._job_strength(parts)).curve(self.edges_)
         curve = belief.curve(self.edges_)
         return curve if is_own else curve.resting_on(min(self.prior_strength, belief.weight))
 
-    def _of_kind(self, parts: tuple[str, ...]) -> tuple[Belief, bool]:
+    def _of_kind(self, parts: tuple[str, ...], lender: Lender | None) -> tuple[Belief, bool]:
         """What is believed of a key, or of its nearest known parent, and whether it is the key's own."""
         belief = NO_BELIEF
         for depth in range(len(parts) + 1):
             histogram = self.histograms_.get(parts[:depth])
-            if histogram is None:
+            lent, num = (NO_BELIEF, 0.0) if lender is None else lender.of(parts[:depth])
+            if histogram is None and not num:
                 return belief, False
-            belief = histogram.belief(belief, self.prior_strength)
+            if histogram is None:
+                histogram = DurationHistogram(self.num_bins)
+            belief = histogram.belief(belief, self.prior_strength, lent, num)
         return belief, True
 
     def _job_strength(self, parts: tuple[str, ...]) -> float:

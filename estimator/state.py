@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from estimator.credibility import MIN_JUDGED, STRENGTHS, JobCredibility
+from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
+from estimator.tenants import LENT, Learned, Tenants
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
-STATE_VERSION = 3
+STATE_VERSION = 4
+VERSION_WITHOUT_TENANTS = 3
+"""Written while no tenant has a name, and read."""
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -29,14 +31,6 @@ class EstimatorStateError(Exception):
     """The file holds no state that this version can read; its text is one sentence for the user."""
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """All that survives a restart."""
-
-    durations: DurationEstimator = field(default_factory=DurationEstimator)
-    turns: TurnOutcomes = field(default_factory=TurnOutcomes)
-
-
 class _Head(msgspec.Struct):
     """As much of a state file as every version has."""
 
@@ -45,7 +39,7 @@ class _Head(msgspec.Struct):
 
 
 class _KeyState(msgspec.Struct, array_like=True):
-    """One key: the bins in which something was seen, and the weights there; then its JobCredibility."""
+    """One key: the bins in which something was seen, and the weights there; then what its jobs tell."""
 
     parts: tuple[str, ...]
     bins: list[Index]
@@ -67,6 +61,22 @@ class _TurnState(msgspec.Struct, array_like=True):
     growth_tokens: Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
+class _TenantState(msgspec.Struct):
+    """What is learned of one."""
+
+    name: str
+    keys: list[_KeyState]
+    turns: list[_TurnState]
+
+
+class _CreditState(msgspec.Struct, array_like=True):
+    """How well what tenants lend foretold calls of a kind."""
+
+    parts: tuple[str, ...]
+    num_judged: Weight
+    losses: list[Weight]
+
+
 class _State(msgspec.Struct):
     prior_strength: float
     half_life: float
@@ -82,43 +92,64 @@ class _State(msgspec.Struct):
     turns: list[_TurnState]
     """In the order of ``TurnOutcomes.tallies``."""
     min_judged: float = MIN_JUDGED
+    only: str | None = None
+    """See ``Tenants``."""
+    tenants: list[_TenantState] = []
+    """In the order of ``Tenants.own``."""
+    credit: list[_CreditState] = []
     format: str = "tool-durations"
     version: int = STATE_VERSION
 
 
-def snapshot(learned: Learned) -> bytes:
+def snapshot(learned: Learned | Tenants) -> bytes:
     """All that ``restore`` needs, as JSON. Quick: a loop takes it and leaves ``write_state`` to a thread."""
-    durations = learned.durations
+    known = learned if isinstance(learned, Tenants) else Tenants(learned)
+    names_tenants = bool(known.own or known.only)
     state = _State(
-        keys=[_key_state(parts, histogram) for parts, histogram in durations.items()],
-        turns=[_turn_state(parts, tally) for parts, tally in learned.turns.tallies.items()],
-        clock_s=durations.clock_s,
-        **durations.get_params(),
+        keys=_key_states(known.durations),
+        turns=_turn_states(known.turns),
+        clock_s=known.durations.clock_s,
+        only=known.only or None,
+        tenants=[
+            _TenantState(name, _key_states(own.durations), _turn_states(own.turns))
+            for name, own in known.own.items()
+        ],
+        credit=[_CreditState(parts, each.num_judged, each.losses) for parts, each in known.credit.items()],
+        version=STATE_VERSION if names_tenants else VERSION_WITHOUT_TENANTS,
+        **known.durations.get_params(),
     )
     return msgspec.json.encode(state)
 
 
-def restore(data: bytes) -> Learned:
+def _key_states(durations: DurationEstimator) -> list[_KeyState]:
+    return [_key_state(parts, histogram) for parts, histogram in durations.items()]
+
+
+def _turn_states(turns: TurnOutcomes) -> list[_TurnState]:
+    return [_turn_state(parts, tally) for parts, tally in turns.tallies.items()]
+
+
+def restore(data: bytes) -> Tenants:
     """What answers as what was saved does; EstimatorStateError if ``data`` is not that."""
     try:
         version = msgspec.json.decode(data, type=_Head).version
-        if version != STATE_VERSION:
+        if version not in (STATE_VERSION, VERSION_WITHOUT_TENANTS):
             raise EstimatorStateError(
                 f"it has version {version}, this program reads version {STATE_VERSION}: "
                 "move it away to learn anew"
             )
         state = msgspec.json.decode(data, type=_State)
-        return Learned(_durations(state), _turns(state))
+        return _tenants(state)
     except (ValueError, IndexError, RecursionError) as error:
         raise EstimatorStateError(f"it is damaged or of another program: {error}") from error
 
 
-def load_learned(path: str | Path) -> Learned:
+def load_learned(path: str | Path) -> Tenants:
     """What was saved at ``path``, nothing yet if there is no such file; EstimatorStateError if not ours."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        return Learned()
+        return Tenants()
     except OSError as error:
         raise EstimatorStateError(f"The estimator state {path} cannot be read: {error.strerror}.") from error
     try:
@@ -162,19 +193,37 @@ def _turn_state(parts: tuple[str, ...], tally: TurnTally) -> _TurnState:
     return _TurnState(parts, tally.num_turns, tally.num_last, tally.num_followed, tally.growth_tokens)
 
 
-def _durations(state: _State) -> DurationEstimator:
+def _tenants(state: _State) -> Tenants:
+    tenants = Tenants(Learned(_durations(state, state.keys), _turns(state.turns)))
+    tenants.only = state.only
+    for each in state.tenants:
+        tenants.add(each.name, Learned(_durations(state, each.keys), _turns(each.turns)))
+    for credit in state.credit:
+        tenants.credit[credit.parts] = _credit(credit)
+    return tenants
+
+
+def _credit(state: _CreditState) -> Credibility:
+    if len(state.losses) != len(LENT):
+        raise EstimatorStateError(f"what tenants lend of {'/'.join(state.parts) or '*'} is not whole")
+    credit = Credibility(LENT)
+    credit.num_judged, credit.losses = state.num_judged, state.losses
+    return credit
+
+
+def _durations(state: _State, keys: list[_KeyState]) -> DurationEstimator:
     estimator = DurationEstimator(**{name: getattr(state, name) for name in DurationEstimator().get_params()})
     estimator.start()
     estimator.clock_s_ = state.clock_s
-    for key in state.keys:
+    for key in keys:
         estimator.histograms_[key.parts] = _histogram(key, estimator.num_bins)
     _check_order(list(estimator.histograms_), "call")
     return estimator
 
 
-def _turns(state: _State) -> TurnOutcomes:
+def _turns(turns: list[_TurnState]) -> TurnOutcomes:
     outcomes = TurnOutcomes()
-    for turn in state.turns:
+    for turn in turns:
         tally = TurnTally(turn.num_turns, turn.num_last, turn.num_followed, turn.growth_tokens)
         outcomes.tallies[turn.parts] = tally
     _check_order(list(outcomes.tallies), "turn")
@@ -198,12 +247,12 @@ def _histogram(key: _KeyState, num_bins: int) -> DurationHistogram:
     return histogram
 
 
-def _credibility(key: _KeyState) -> JobCredibility | None:
+def _credibility(key: _KeyState) -> Credibility | None:
     if not key.job_losses:
         return None
     if len(key.job_losses) != len(STRENGTHS):
         raise EstimatorStateError(f"what jobs tell of {'/'.join(key.parts) or '*'} is not whole")
-    credibility = JobCredibility()
+    credibility = Credibility()
     credibility.num_judged = key.num_judged
     credibility.losses = key.job_losses
     return credibility

@@ -52,6 +52,11 @@ class TurnOutcomes:
         """By ``call`` and the parts of the key, or ``answer``; the one seen least recently first, a
         parent always after its children."""
 
+    def weigh_alike(self, other: TurnOutcomes) -> None:
+        """The other is to weigh what it sees as this one does."""
+        other.prior_strength, other.half_life = self.prior_strength, self.half_life
+        other.last_after_call, other.last_after_answer = self.last_after_call, self.last_after_answer
+
     def observe_last(self, tools: Sequence[ToolKey]) -> None:
         """A turn that ended with these calls (none: an answer) was the last of its job."""
         for tally in self._tallies_of(tools):

@@ -89,8 +89,10 @@ class WithoutToolKinds(ContinuumPolicy):
 
 
 class _OfNoJob(ToolMemory):
-    def curve(self, tools: Sequence[ToolKey] | None, job_id: str | None = None) -> SurvivalCurve:
-        return super().curve(tools)
+    def curve(
+        self, tools: Sequence[ToolKey] | None, job_id: str | None = None, tenant: str | None = None
+    ) -> SurvivalCurve:
+        return super().curve(tools, tenant=tenant)
 
 
 class WithoutOwnCalls(ContinuumPolicy):

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.durations import DurationEstimator
-from estimator.state import Learned, restore, snapshot
+from estimator.state import restore, snapshot
 from estimator.survival import SurvivalCurve, max_of
+from estimator.tenants import Learned
 from eval.estimate.calls import Call, Played
 
 FloatArray = NDArray[np.float64]

@@ -308,3 +308,33 @@ def test_prefixes_may_be_shared(model: Path) -> None:
                 http.headers["x-api-key"] = key
                 assert bool(ask(http, LONG)["prompt_tokens_details"]["cached_tokens"]) is cached
         assert server.interrupt() == 0
+
+
+def call_tool(client: httpx.Client, job_id: str) -> tuple[str, dict[str, Any]]:
+    """A job's first turn, which calls a tool; the prompt that goes on from it, and what is decided of it."""
+    prompt = f"{job_id} reads a file of the folder and says what is in it"
+    answer = client.post("/v1/completions", json={"prompt": prompt, "job_id": job_id, "max_tokens": 4}).json()
+    told = {"state": "started", "tool": "read_file"}
+    decided: dict[str, Any] = client.post(f"/v1/jobs/{job_id}/signals", json=told).json()["frontiers"][0]
+    return prompt + answer["choices"][0]["text"] + " and so on", decided
+
+
+def bring_result(client: httpx.Client, job_id: str, prompt: str) -> None:
+    said = {"prompt": prompt, "job_id": job_id, "max_tokens": 4, "is_last_step": True}
+    assert client.post("/v1/completions", json=said).status_code == 200
+
+
+def test_what_one_owners_tools_take_decides_nothing_for_another(
+    alice: httpx.Client, bob: httpx.Client
+) -> None:
+    """Fifty calls of bob's that each take as long as a hundred requests, beside five shorter ones of alice's:
+    of her next call as much is known as before."""
+    for client, name, number in ((alice, "short", 5), (bob, "long", 50)):
+        prompts = {f"{name}{each}": call_tool(client, f"{name}{each}")[0] for each in range(number)}
+        for job_id, prompt in prompts.items():
+            bring_result(client, job_id, prompt)
+        _, of_alice = call_tool(alice, f"alice-beside-{name}")
+        _, of_bob = call_tool(bob, f"bob-beside-{name}")
+        assert of_alice["num_observations"] == pytest.approx(9, abs=0.5)  # 4 are lent by all her calls
+        assert of_bob["num_observations"] > 30 if name == "long" else of_bob["num_observations"] == 0
+    assert of_bob["expected_return_s"] > 2 * of_alice["expected_return_s"]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from estimator.durations import DurationEstimator
-from estimator.state import Learned, restore, snapshot
+from estimator.state import restore, snapshot
+from estimator.tenants import Learned
 from estimator.tool_key import ToolKey, tool_key
 
 ANY = ToolKey(())

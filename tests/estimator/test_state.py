@@ -14,12 +14,12 @@ from estimator.durations import DurationEstimator
 from estimator.state import (
     STATE_VERSION,
     EstimatorStateError,
-    Learned,
     load_learned,
     restore,
     snapshot,
     write_state,
 )
+from estimator.tenants import Learned, Tenants
 from estimator.tool_key import ToolKey, tool_key
 
 CALLS = [tool_key("bash", "pytest"), tool_key("bash", "ls")]
@@ -30,11 +30,11 @@ SEEN = st.tuples(st.sampled_from(KEYS), st.floats(0, 1e5), st.booleans())
 TURNS = st.tuples(st.lists(st.sampled_from(CALLS), max_size=2), st.none() | st.integers(0, 10**6))
 
 
-def learn(learned: Learned, seen: tuple[ToolKey, float, bool], job: str | None = None) -> None:
+def learn(learned: Learned | Tenants, seen: tuple[ToolKey, float, bool], job: str | None = None) -> None:
     learned.durations.observe(*seen, job=job)
 
 
-def follow(learned: Learned, turn: tuple[list[ToolKey], int | None]) -> None:
+def follow(learned: Learned | Tenants, turn: tuple[list[ToolKey], int | None]) -> None:
     tools, growth_tokens = turn
     if growth_tokens is None:
         learned.turns.observe_last(tools)
@@ -148,3 +148,43 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             load_learned(path)
     with pytest.raises(EstimatorStateError, match="cannot be read: Is a directory"):
         load_learned(tmp_path)
+
+
+def of_tenants() -> Tenants:
+    tenants = Tenants()
+    for second in range(30):
+        for tenant, duration_s in (("alice", 2.0), ("bob", 33.0), ("", 5.0)):
+            tenants.observe(tenant, CALLS[0], duration_s, False, f"job of {tenant}", float(second))
+    tenants.observe_last("bob", CALLS)
+    return tenants
+
+
+def test_what_each_tenant_learned_survives_too() -> None:
+    """With what they lend each other; and who is the only one is known, so that its lessons stay its own."""
+    running = of_tenants()
+    restarted = restore(snapshot(running))
+    for tenant in ("alice", "bob", "", "eve"):
+        before, after = (each.survival(tenant, CALLS[0], None) for each in (running, restarted))
+        assert (after.probabilities, after.num_observations) == (
+            before.probabilities,
+            before.num_observations,
+        )
+        turns = [each.turns_of(tenant).last_turn_probability(CALLS) for each in (running, restarted)]
+        assert turns[0] == turns[1]
+    assert snapshot(restarted) == snapshot(running)
+    alone = Tenants()
+    alone.observe("alice", CALLS[0], 2.0, False, None, 0.0)
+    assert restore(snapshot(alone)).survival("bob", CALLS[0], None).num_observations == 0
+
+
+def test_the_version_before_tenants_is_read_and_written_while_none_has_a_name() -> None:
+    """What it tells is the first tenant's that comes."""
+    learned = some_learned()
+    state = msgspec.json.decode(snapshot(learned))
+    assert state["version"] == 3
+    old = {name: value for name, value in state.items() if name not in ("only", "tenants", "credit")}
+    for name in ("", "alice"):
+        restarted = restore(msgspec.json.encode(old))
+        curve = restarted.survival(name, CALLS[0], None)
+        assert curve.probabilities == learned.durations.survival(CALLS[0]).probabilities
+    assert msgspec.json.decode(snapshot(of_tenants()))["version"] == STATE_VERSION == 4
