@@ -10,7 +10,9 @@ from engine.errors import RequestError
 Message = dict[str, Any]
 """A message stays the open record of the client's JSON: templates read fields that we do not know."""
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_CHAT_ROLES = {"developer": "system", "function": "tool"}
+"""Roles under the names that templates know."""
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """One name in V1's answers, others in chat templates: a template finds the thought under its own."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
@@ -25,11 +27,11 @@ def _normalise_one(message: Message, where: str) -> Message:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
-    calls = message.get("tool_calls")
+    calls = message.get("tool_calls") or _older_call(message)
     content = _text_of(message.get("content"), f"{where}.content")
-    if content is None and role not in ("assistant", "tool"):
+    if content is None and role not in ("assistant", "tool", "function"):
         raise RequestError(f"{where}.content must be a string or a list of text parts.", f"{where}.content")
-    normal = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    normal = {**message, "role": _CHAT_ROLES.get(role, role), "content": content or ""}
     if reasoning := _reasoning_of(message, where):
         normal.update(dict.fromkeys(_REASONING_FIELDS, reasoning))
     if calls:
@@ -37,6 +39,12 @@ def _normalise_one(message: Message, where: str) -> Message:
     else:
         normal.pop("tool_calls", None)
     return normal
+
+
+def _older_call(message: Message) -> list[Message]:
+    """The one call of a message from before there were ``tool_calls``."""
+    function = message.get("function_call") if message.get("role") == "assistant" else None
+    return [{"type": "function", "id": "call_0", "function": function}] if function else []
 
 
 def _reasoning_of(message: Message, where: str) -> str | None:

@@ -126,6 +126,8 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [_RESPONSE, {"input": "hi", "max_output_tokens": 2, "stream": True}],
     "/v1/responses/input_tokens": [_RESPONSE],
     "/v1/conversations": [{"items": _ITEMS[:1], "metadata": {"a": "b"}}],
+    "/v1/conversations/{conversation_id}": [{"metadata": {"a": "b"}}],
+    "/v1/conversations/{conversation_id}/items": [{"items": _ITEMS[:1]}],
 }
 """Of every endpoint that takes a body, some that it accepts."""
 

@@ -413,3 +413,28 @@ def test_only_halves_are_replaced(http: httpx.Client, sent: bytes, read: str) ->
     )
     tokens = http.post("/tokenize", content=body).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == read
+
+
+def test_calls_from_before_there_were_tools_are_read(http: httpx.Client) -> None:
+    """``function_call`` and the role ``function``, in histories that are as old."""
+    messages = [
+        HELLO,
+        {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
+        {"role": "function", "name": "look", "content": "a cat"},
+    ]
+    name = "{{ m.tool_calls[0].function.name if m.tool_calls }}"
+    template = "{% for m in messages %}{{ m.role }} " + name + ";{% endfor %}"
+    text, _ = prompt_of(http, CHAT, {"messages": messages, "chat_template": template})
+    assert text == "user ;assistant look;tool ;"
+
+
+def test_tools_that_nobody_runs_are_told(http: httpx.Client) -> None:
+    """They are left out of what the model is offered, and not without a word."""
+    hosted = [{"type": kind} for kind in ("mcp", "file_search", "web_search", "image_generation")]
+    answer = http.post(RESPONSES, json={"input": "hi", "tools": hosted, "max_output_tokens": 1}).json()
+    assert len(answer["warnings"]) == len(hosted)
+    assert answer["usage"]["receipt"]["left_out"] == answer["warnings"]
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+    body = {"messages": [HELLO], "tools": tools, "mcp_servers": [{"type": "url", "url": "https://x"}]}
+    _, left_out = prompt_of(http, MESSAGES, body)
+    assert [note.partition(":")[0] for note in left_out] == ["tools.0", "mcp_servers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 1, "store": False},
     "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/conversations": {},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "hi"}]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},
     "/trace": {"enabled": False},
@@ -85,7 +88,7 @@ def test_every_number_of_every_body_is_refused_or_served_at_once(
         def ask(body: tuple[str, str]) -> int:
             started = time.monotonic()
             answer = http.post(
-                body[0].replace("{job_id}", "nobody"),
+                re.sub("{.*?}", "conv_1", body[0]),
                 content=body[1],
                 headers={"Content-Type": "application/json"},
             )

@@ -214,6 +214,20 @@ def test_a_deleted_run_ends(processes: tuple[httpx.Client, httpx.Client]) -> Non
         assert one.get(f"/v1/responses/{run['id']}").status_code == 404
 
 
+def test_items_of_a_conversation_are_everybodys(processes: tuple[httpx.Client, httpx.Client]) -> None:
+    """Added by one process, taken out by another; the conversation goes on from what is left."""
+    one, other = processes
+    first, second = ({"type": "message", "role": "user", "content": text} for text in ("one", "two"))
+    path = f"/v1/conversations/{one.post('/v1/conversations', json={'items': [first]}).json()['id']}"
+    added = other.post(f"{path}/items", json={"items": [second]}).json()
+    [newest, oldest] = one.get(f"{path}/items").json()["data"]
+    assert newest == added["data"][0]
+    assert one.delete(f"{path}/items/{oldest['id']}").status_code == 200
+    assert other.get(f"{path}/items").json()["data"] == [newest]
+    third = one.post(f"{path}/items", json={"items": [first]}).json()["data"]
+    assert other.get(f"{path}/items?order=asc").json()["data"] == [newest, *third]
+
+
 def test_a_late_refusal_is_told_in_the_stream(processes: tuple[httpx.Client, httpx.Client]) -> None:
     """A stream that was begun for fear of silence names its response before it says why there is none. (It is
     not so long that it would be refused by its length, untokenised.)"""

@@ -17,6 +17,9 @@ MESSAGE_TOOLS: Any = [
 ]
 
 
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+
+
 @pytest.fixture
 def client(wire: Wiretap) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=wire.url, api_key="none", max_retries=0) as client:
@@ -39,9 +42,13 @@ def streamed(client: anthropic.Anthropic, request: Any) -> anthropic.types.Messa
     return message
 
 
+@pytest.mark.parametrize("extra", [[], [PICTURE]], ids=["text", "pictures"])
 @pytest.mark.parametrize("create", [whole, streamed])
-def test_a_job_of_tool_calls(client: anthropic.Anthropic, wire: Wiretap, create: Any) -> None:
-    """The loop of the documentation; what usage says of the cache adds up to the tokens that were counted."""
+def test_a_job_of_tool_calls(
+    client: anthropic.Anthropic, wire: Wiretap, create: Any, extra: list[Any]
+) -> None:
+    """The loop of the documentation; what usage says of the cache adds up to the tokens that were counted.
+    Pictures in results end nothing."""
     weather = Weather()
     request: dict[str, Any] = {
         "model": "tiny",
@@ -63,7 +70,7 @@ def test_a_job_of_tool_calls(client: anthropic.Anthropic, wire: Wiretap, create:
             break
         request["messages"] += [
             {"role": "assistant", "content": message.content},
-            {"role": "user", "content": results_of(message, weather)},
+            {"role": "user", "content": results_of(message, weather, extra)},
         ]
     assert message.stop_reason == "end_turn"
     assert weather.calls == CALLS
@@ -72,12 +79,12 @@ def test_a_job_of_tool_calls(client: anthropic.Anthropic, wire: Wiretap, create:
     wire.check_one_kept_job(streamed=create is streamed)
 
 
-def results_of(message: anthropic.types.Message, weather: Weather) -> list[Any]:
+def results_of(message: anthropic.types.Message, weather: Weather, extra: list[Any]) -> list[Any]:
     return [
         {
             "type": "tool_result",
             "tool_use_id": block.id,
-            "content": weather.call(block.name, dict(block.input)),
+            "content": [{"type": "text", "text": weather.call(block.name, dict(block.input))}, *extra],
         }
         for block in message.content
         if block.type == "tool_use"

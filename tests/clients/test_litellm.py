@@ -7,6 +7,7 @@ from typing import Any
 
 import litellm
 import pytest
+from litellm.exceptions import ContextWindowExceededError, NotFoundError
 
 from tests.clients.test_openai_chat import CHAT_TOOLS
 from tests.clients.weather import ANSWER, CALLS, INSTRUCTIONS, Weather, question
@@ -65,3 +66,19 @@ def reply(wire: Wiretap, provider: str, messages: list[Any], *, streamed: bool) 
     if len(messages) > 2:
         assert answer.usage.prompt_tokens_details.cached_tokens > 0
     return message
+
+
+@pytest.mark.parametrize("provider", list(PATHS))
+def test_errors_are_what_the_library_knows_them_as(wire: Wiretap, provider: str) -> None:
+    """Agents shorten their history at one of these, and try another model at the other."""
+    arguments: dict[str, Any] = {
+        "api_base": wire.url + PATHS[provider],
+        "api_key": "none",
+        "num_retries": 0,
+        "max_tokens": 5,
+    }
+    long = [{"role": "user", "content": "word " * 60_000}]
+    with pytest.raises(ContextWindowExceededError):
+        litellm.completion(model=f"{provider}/tiny", messages=long, **arguments)
+    with pytest.raises(NotFoundError):
+        litellm.completion(model=f"{provider}/other", messages=long, **arguments)

@@ -75,6 +75,8 @@ def _conversation(
     left_out = LeftOut()
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)
+    if body.mcp_servers:
+        left_out.add("mcp_servers", "tools of MCP servers are not run by this server")
     extras = body if isinstance(body, MessagesRequest) else None
     return Conversation(
         request_id=request_id,

@@ -1,7 +1,7 @@
 """Bodies of the Messages API: Anthropic's fields, and V1's and ours as extras. Unknown fields are ignored.
 
 Ignored on purpose, as they ask for what only Anthropic's servers have or do: ``service_tier``,
-``container``, ``mcp_servers``, ``context_management``, ``inference_geo``, ``speed``. ``cache_control``
+``container``, ``context_management``, ``inference_geo``, ``speed``. ``cache_control``
 decides only how tokens are counted: every prefix is cached here. ``thinking.budget_tokens`` is no limit.
 """
 
@@ -98,6 +98,7 @@ class PromptRequest(BaseModel):
     output_format: OutputFormat | None = None
     cache_control: dict[str, Any] | None = None
     thread: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
 
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

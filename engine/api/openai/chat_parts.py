@@ -23,8 +23,8 @@ def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
 
 def _ends_with_own(messages: list[Message]) -> bool:
     """Whether the last message is what a user says by himself."""
-    before = messages[-2].get("role") if len(messages) > 1 else None
-    return messages[-1].get("role") == "user" and before not in ("tool", "function")
+    roles = [message.get("role") for message in messages[-2:]]
+    return roles[-1:] == ["user"] and roles[0] not in ("tool", "function")
 
 
 def _with_texts(message: Message, where: str, left_out: LeftOut, *, is_new: bool) -> Message:

@@ -98,11 +98,15 @@ async def delete_conversation(request: Request) -> HttpResponse:
 
 
 async def chain_of(keeper: ResponseKeeper, conversation_id: str) -> list[PastTurn]:
+    return await keeper.store.chain(await _newest(keeper, conversation_id), "conversation")
+
+
+async def _newest(keeper: ResponseKeeper, conversation_id: str) -> str:
     check_id(conversation_id, "conv_", "conversation")
     newest = await keeper.store.newest(conversation_id)
     if newest is None:
         raise ResponseNotStoredError(f"Conversation {conversation_id[:100]!r}", keeper.store.limits)
-    return await keeper.store.chain(newest, "conversation")
+    return newest
 
 
 def described(beginning: Response | PastResponse) -> Conversation:
@@ -132,6 +136,7 @@ def empty_link(
 @asynccontextmanager
 async def held(keeper: ResponseKeeper, conversation_id: str, by: str) -> AsyncGenerator[None, None]:
     """No turn of the conversation is made meanwhile."""
+    await _newest(keeper, conversation_id)
     lock = await ConversationLock.take(keeper.store, conversation_id, by)
     try:
         yield

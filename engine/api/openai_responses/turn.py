@@ -148,7 +148,7 @@ class ResponseTurn:
             priority=body.priority,
             cache_salt=body.cache_salt,
             chat_template_kwargs=body.template_kwargs(),
-            left_out=left_out.notes,
+            left_out=[*left_out.notes, *self._tools.warnings],
         )
 
     def _blank(self, response_id: str) -> Response:
