@@ -1,0 +1,138 @@
+"""What becomes of a server whose processes are stopped, killed or told to go at odd moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.api.openai_responses.sqlite_store import SqliteStore
+from engine.api.openai_responses.store import StoreLimits
+from engine.private_folder import make_private_folder, remove_if_left, remove_private_folder
+from engine.worker.tiny_models import make_model_folder
+from tests.processes.crowd import WITHIN_S, Crowd, running_crowd
+
+FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768", "--core-silence-s", "1")
+ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
+    pytest.mark.timeout(180),
+]
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
+    model = make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
+    with running_crowd(model, *FLAGS) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def health(crowd: Crowd) -> int:
+    return httpx.get(f"{crowd.url}/health", timeout=30).status_code
+
+
+def test_a_front_end_that_is_told_to_stop_takes_no_more(crowd: Crowd) -> None:
+    """It finishes what it has; whoever comes meanwhile is answered by its sibling, and never refused."""
+    victim = crowd.front_end_pids()[0]
+    with ExitStack() as stack:
+        client = stack.enter_context(crowd.client_of(victim))
+        stream = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
+        lines = stream.iter_lines()
+        assert next(lines)
+        os.kill(victim, signal.SIGTERM)
+        statuses: Counter[int] = Counter()
+        while Path(f"/proc/{victim}/cmdline").exists() and statuses.total() < 40:
+            statuses[health(crowd)] += 1
+        assert statuses.keys() == {200}
+        assert any(lines)
+    until(lambda: len(crowd.front_end_pids()) == 2 and victim not in crowd.front_end_pids())
+
+
+def test_a_core_that_stands_still_is_told(crowd: Crowd) -> None:
+    """Stopped, it is not dead: /health is 503 by the time that was named, and 200 when it goes on."""
+    until(lambda: health(crowd) == 200)
+    os.kill(crowd.core_pid(), signal.SIGSTOP)
+    try:
+        until(lambda: health(crowd) == 503)
+    finally:
+        os.kill(crowd.core_pid(), signal.SIGCONT)
+    until(lambda: health(crowd) == 200)
+
+
+@pytest.mark.parametrize("module", ["continuum.cli"])
+def test_an_interrupt_while_it_is_loaded_leaves_no_traceback(module: str) -> None:
+    """Ctrl-C right after the command was typed."""
+    command = [sys.executable, "-X", "importtime", "-m", module, "serve"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    told = [
+        line for line in iter(process.stderr.readline, "") if "continuum.config" not in line or _stop(process)
+    ]
+    process.wait(30)
+    process.stderr.close()
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert not any("Traceback" in line for line in told)
+
+
+def _stop(process: subprocess.Popen[str]) -> bool:
+    process.send_signal(signal.SIGINT)
+    return True
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_what_a_killed_server_left_goes_with_the_next_start(temporary: Path) -> None:
+    """Its folder may hold prompts and answers; those of servers that run are not touched."""
+    code = f"""
+import os, signal, tempfile
+tempfile.tempdir = {str(temporary)!r}
+from engine.private_folder import make_private_folder
+open(make_private_folder("continuum-") + "/prompts", "w").write("secret")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    own = Path(make_private_folder("continuum-"))
+    other = temporary / "continuum-of-somebody"
+    other.mkdir()
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert len(list(temporary.glob("continuum-*/prompts"))) == 1
+    second = Path(make_private_folder("continuum-"))
+    assert not list(temporary.glob("continuum-*/prompts"))
+    assert {own, second, other} == set(temporary.iterdir())
+    assert own.stat().st_mode & 0o077 == 0
+    for folder in (own, second):
+        remove_private_folder(str(folder))
+        assert remove_if_left(folder)
+
+
+async def test_a_lock_does_not_end_because_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Front ends share a clock that nobody sets: an hour more or less on the wall changes nothing."""
+    store = SqliteStore(tmp_path, StoreLimits())
+    assert await store.lock("conversation", "first")
+    now = time.time()
+    for later_s in (3600, -3600):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now + later_s)
+        assert not await store.lock("conversation", "second")
+    store.close()
