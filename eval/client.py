@@ -48,7 +48,8 @@ class Reply:
     """None where the server does not return them."""
     finish_reason: str | None
     ttft_s: float
-    """From sending the request to the first chunk with a choice."""
+    """From sending the request to the first chunk that holds something the model said: text, a thought or a
+    call. Of an answer that says nothing, to its end."""
     latency_s: float
     prompt_tokens: int
     cached_tokens: int | None
@@ -68,6 +69,18 @@ class ServerInfo:
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """Servers know thoughts by either name."""
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+    @property
+    def says_something(self) -> bool:
+        """Not so the chunk that opens an answer, which a server may send before it computes anything."""
+        texts = self.content or self.reasoning or self.reasoning_content or self.refusal
+        return bool(texts or self.tool_calls or self.function_call)
 
 
 class _Choice(msgspec.Struct):
@@ -77,6 +90,11 @@ class _Choice(msgspec.Struct):
     """Of a completion."""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        said = self.text or self.token_ids or self.finish_reason
+        return bool(said) or (self.delta is not None and self.delta.says_something)
 
 
 class _Chunk(msgspec.Struct):
@@ -304,6 +322,7 @@ class _ReplyReader:
         self._started = started
         self._parts: list[str] = []
         self._token_ids: list[int] = []
+        self._has_choices = False
         self._ttft_s: float | None = None
         self._latency_s: float | None = None
         self._finish_reason: str | None = None
@@ -321,7 +340,8 @@ class _ReplyReader:
         self._usage = chunk.usage or self._usage
 
     def _take(self, choice: _Choice) -> None:
-        if self._ttft_s is None:
+        self._has_choices = True
+        if self._ttft_s is None and choice.says_something:
             self._ttft_s = time.perf_counter() - self._started
         self._parts.append((choice.delta.content if choice.delta else choice.text) or "")
         self._token_ids.extend(choice.token_ids or ())
@@ -330,14 +350,14 @@ class _ReplyReader:
     def reply(self) -> Reply:
         if self._latency_s is None:
             raise TurnFailedError("the stream ended before [DONE]")
-        if self._ttft_s is None:
+        if not self._has_choices:
             raise TurnFailedError("the answer held no choices")
         details = self._usage.prompt_tokens_details
         return Reply(
             text="".join(self._parts),
             token_ids=self._token_ids or None,
             finish_reason=self._finish_reason,
-            ttft_s=self._ttft_s,
+            ttft_s=self._latency_s if self._ttft_s is None else self._ttft_s,
             latency_s=self._latency_s,
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=details.cached_tokens if details else None,

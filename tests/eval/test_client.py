@@ -38,6 +38,43 @@ async def test_a_streamed_answer_is_read_to_its_end() -> None:
     assert 0 <= reply.ttft_s <= reply.latency_s
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"delta":{"content":"w"}}',
+        '{"delta":{"content":null,"reasoning":"hm"}}',
+        '{"delta":{"reasoning_content":"hm"}}',
+        '{"delta":{"tool_calls":[{"index":0,"function":{"name":"ls","arguments":""}}]}}',
+        '{"delta":{"refusal":"no"}}',
+        '{"text":"w"}',
+        '{"text":"","token_ids":[5]}',
+        '{"delta":{},"finish_reason":"stop"}',
+    ],
+)
+async def test_the_first_token_is_the_first_that_was_said(said: str) -> None:
+    """Text, a thought or a call, else the end: not the chunk that opens an answer, nor an empty one, however
+    long before they come."""
+    moments: list[float] = []
+
+    async def lines() -> AsyncIterator[bytes]:
+        for opening in (ROLE, 'data: {"choices":[{"text":""}]}', 'data: {"choices":[{"delta":{}}]}'):
+            yield opening.encode()
+        moments.append(time.perf_counter())
+        yield f'data: {{"choices":[{said}]}}'.encode()
+        moments.append(time.perf_counter())
+        yield TEXT.encode()
+        yield DONE.encode()
+
+    reply = await read_reply(lines(), started=0.0)
+    assert moments[0] <= reply.ttft_s <= moments[1]
+
+
+async def test_an_answer_that_says_nothing_has_its_end_for_a_first_token() -> None:
+    """There is nothing else to wait for."""
+    reply = await read_reply(_lines(ROLE, DONE), started=time.perf_counter())
+    assert (reply.text, reply.ttft_s) == ("", reply.latency_s)
+
+
 async def test_a_server_that_counts_no_cached_tokens_is_read_too() -> None:
     """Without usage details the cached tokens are unknown and nothing breaks."""
     usage = (
