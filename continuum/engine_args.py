@@ -26,6 +26,7 @@ from engine.config import (
     TelemetryConfig,
     TraceConfig,
 )
+from engine.content_format import CONTENT_FORMATS
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 
@@ -166,6 +167,11 @@ def _add_server_flags(group: _Group) -> None:
     )
     group.add(
         "chat_template", "file of a chat template, or its text; the tokenizer's by default", metavar="PATH"
+    )
+    group.add(
+        "chat_template_content_format",
+        "contents as the chat template gets them: as it reads them (auto), texts, or lists of parts (openai)",
+        choices=CONTENT_FORMATS,
     )
     group.add_switch("trust_request_chat_template", "let requests bring chat templates, which are programs")
     group.add(

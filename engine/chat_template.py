@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Template
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.content_format import ContentFormat, takes_parts, takes_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,10 +28,19 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 them that is there."""
 
 _JSON_PROBE: dict[str, Any] = {"z": ["é", "<&'>", None, True, 1.5, {}], "a": ""}
+_TRIAL = (("user", "a trial"), ("assistant", "of shapes"), ("user", "and no more"))
 _OF_DICT = frozenset(dir(dict))
 _OF_LOOP = frozenset(
     ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ContentShape:
+    """What a template can read as the content of a message; one of both at least."""
+
+    texts: bool
+    parts: bool
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
@@ -52,6 +64,52 @@ class ChatTemplate:
         self._not_for_templates = _parameters_of(hf)
         self._environment = _environment() if self._not_for_templates else None
         self._compiled = lru_cache(MAX_COMPILED_TEMPLATES)(self._compile)
+        self._shape_of = lru_cache(MAX_COMPILED_TEMPLATES)(self._read_shape)
+
+    def content_shape(
+        self,
+        chat_template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        wanted: ContentFormat = ContentFormat.AUTO,
+    ) -> ContentShape:
+        """What the template is to be given for contents; whatever it raises where it is none."""
+        if wanted is not ContentFormat.AUTO:
+            return ContentShape(texts=wanted is ContentFormat.STRING, parts=wanted is ContentFormat.OPENAI)
+        if self._environment is None:  # the tokenizer has a way of its own
+            return ContentShape(texts=True, parts=False)
+        template: str = self._hf.get_chat_template(
+            chat_template,
+            list(tools) if tools else None,  # type: ignore[arg-type]
+        )
+        return self._shape_of(template)
+
+    def _read_shape(self, template: str) -> ContentShape:
+        """By its source, as far as what it does with a small conversation does not say otherwise."""
+        assert self._environment is not None
+        parsed = self._environment.parse(template)
+        loops = takes_parts(parsed)
+        reads_texts = self._reads(template, lambda text: text)
+        reads_parts = self._reads(template, lambda text: [{"type": "text", "text": text}])
+        if reads_texts is None or reads_parts is None or not (reads_texts or reads_parts):
+            return ContentShape(texts=not loops or takes_texts(parsed), parts=loops)
+        parts = reads_parts and (loops or not reads_texts)
+        return ContentShape(texts=reads_texts or not parts, parts=parts)
+
+    def _reads(self, template: str, shaped: Callable[[str], Any]) -> bool | None:
+        """Whether all texts of a conversation are in what the template makes of it, and nothing else of their
+        parts; None: it refuses the conversation."""
+        messages = [{"role": role, "content": shaped(text)} for role, text in _TRIAL]
+        try:
+            text = self._compiled(template).render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=False,
+                **self._hf.special_tokens_map,
+            )
+        except Exception:  # a template is a program: it may raise anything
+            return None
+        return all(said in text for _, said in _TRIAL) and "'type'" not in text and '"type"' not in text
 
     def render(
         self,

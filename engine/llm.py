@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
+from engine.content_format import CONTENT_FORMATS, ContentFormat
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
@@ -122,6 +123,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
@@ -135,6 +137,7 @@ class LLM:
                 add_generation_prompt,
                 continue_final_message,
                 chat_template_kwargs,
+                _content_format(chat_template_content_format),
             )
             for conversation in conversations
         ]
@@ -221,6 +224,15 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _no_prompt(given: object) -> RequestError:
     return RequestError(f"A prompt is a text or a list of token ids, got {type(given).__name__}.", "prompts")
+
+
+def _content_format(name: str) -> ContentFormat:
+    if name not in CONTENT_FORMATS:
+        raise RequestError(
+            f"chat_template_content_format must be one of {', '.join(CONTENT_FORMATS)}, got {name!r}.",
+            "chat_template_content_format",
+        )
+    return ContentFormat(name)
 
 
 def _one_each(name: str, given: T | Sequence[T], count: int) -> list[T]:

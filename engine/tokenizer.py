@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.call_arguments import read_arguments
-from engine.chat_template import ChatTemplate
+from engine.chat_template import ChatTemplate, ContentShape
 from engine.config import ModelConfig
+from engine.content_format import ContentFormat
 from engine.errors import ModelLoadError, RequestError
+from engine.parted_text import PartedText
 from engine.prompt_encoder import PromptEncoder
 from engine.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenise
 from engine.token_reach import TokenReach
@@ -217,6 +219,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        content_format: ContentFormat = ContentFormat.AUTO,
     ) -> list[int]:
         """Token ids of a conversation; RequestError if there is no template or it refuses the messages."""
         text = self.chat_text(
@@ -226,6 +229,7 @@ class Tokenizer:
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            content_format,
         )
         return self.encode(text, add_special_tokens=False)
 
@@ -237,6 +241,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        content_format: ContentFormat = ContentFormat.AUTO,
     ) -> str:
         """The text that ``render_chat`` makes tokens of."""
         if not messages:
@@ -248,8 +253,9 @@ class Tokenizer:
         extra = dict(chat_template_kwargs or {})
         if clash := sorted(extra.keys() & _NOT_FOR_TEMPLATES):
             raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
-        conversation = [_as_template_expects(message) for message in messages]
         try:
+            shape = self._template.content_shape(chat_template, tools, content_format)
+            conversation = [_as_template_expects(message, shape) for message in messages]
             return self._template.render(
                 conversation,
                 tools,
@@ -258,6 +264,8 @@ class Tokenizer:
                 continue_final_message=continue_final_message,
                 extra=extra,
             )
+        except RequestError:
+            raise
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
 
@@ -270,16 +278,29 @@ def _byte_alphabet() -> dict[str, int]:
     return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
-def _as_template_expects(message: Message) -> dict[str, Any]:
-    """Text parts joined and the arguments of tool calls as objects: what templates are written for."""
+def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any]:
+    """Contents of the shape that the template reads, and the arguments of tool calls as objects."""
     expected = dict(message)
-    if isinstance(message.get("content"), list):
-        expected["content"] = "\n".join(_part_text(part) for part in message["content"])
-    elif expected.get("content") is None:
-        expected["content"] = ""
+    expected["content"] = _shaped(message.get("content"), shape)
     if message.get("tool_calls"):
         expected["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
     return expected
+
+
+def _shaped(content: Any, shape: ContentShape) -> Any:
+    """A text, or a list of parts; others stay as they are, for the template to say something about."""
+    if isinstance(content, PartedText):
+        content = content.parts if shape.parts else str(content)
+    if content is None:
+        content = ""
+    if isinstance(content, list):
+        texts = [_part_text(part) for part in content]
+        return [_as_part(text) for text in texts] if shape.parts else "\n".join(texts)
+    return content if shape.texts or not isinstance(content, str) else [_as_part(content)]
+
+
+def _as_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def _part_text(part: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.call_arguments import read_arguments
 from engine.errors import RequestError
+from engine.parted_text import PartedText
 
 Message = dict[str, Any]
 """A message stays the open record of the client's JSON: templates read fields that we do not know."""
@@ -19,7 +20,8 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def normalise(messages: list[Message]) -> list[Message]:
-    """Contents become strings, tool call arguments objects; a RequestError names the message at fault."""
+    """Contents become strings, which know their parts, tool call arguments objects; a RequestError names the
+    message at fault."""
     return [_normalise_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -63,7 +65,7 @@ def _text_of(content: object, where: str) -> str | None:
         return content
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a string or a list of text parts.", where)
-    return "\n".join(_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return PartedText.of([_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content)])
 
 
 def _text_of_part(part: object, where: str) -> str:

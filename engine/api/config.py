@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from engine.api.http.auth import ApiKeys, fault_of_keys
 from engine.api.http.hosts import ANY, is_loopback
 from engine.api.openai_responses.config import ResponsesConfig
+from engine.content_format import CONTENT_FORMATS
 from engine.errors import ConfigError
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
 
@@ -134,6 +135,9 @@ class ServerConfig:
     """Path of a Unix socket to listen on instead."""
     chat_template: str | None = None
     """Jinja text; the tokenizer's own by default."""
+    chat_template_content_format: str = "auto"
+    """Whether the template gets contents as texts (``string``) or lists of parts (``openai``); ``auto``: by
+    what it reads."""
     tool_call_parser: str = "auto"
     """How replies are read for tool calls: one of ``TOOL_CALL_PARSERS``, or a plug-in's name."""
     reasoning_parser: str = "auto"
@@ -164,6 +168,11 @@ class ServerConfig:
             raise ConfigError("served_model_name needs at least one name.")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}.")
+        if self.chat_template_content_format not in CONTENT_FORMATS:
+            raise ConfigError(
+                f"chat_template_content_format must be one of {', '.join(CONTENT_FORMATS)}, got "
+                f"{self.chat_template_content_format!r}."
+            )
         if self.messages_default_thinking not in DEFAULT_THINKING:
             known = ", ".join(DEFAULT_THINKING)
             raise ConfigError(

@@ -25,6 +25,7 @@ from engine.api.processes.siblings import ALONE, Siblings
 from engine.api.strict_templates import in_some_shape
 from engine.api.system_messages import with_one_system
 from engine.async_llm import AsyncLLM
+from engine.content_format import ContentFormat
 from engine.errors import ContextLengthError, EngineDeadError, RequestError
 from engine.input_processor import may_fit, prompt_too_long
 from engine.messages import JobRef, ToolCall, TurnReceipt
@@ -63,6 +64,7 @@ class ServedModel:
         self.pulse = CorePulse(engine, config.limits.core_silence_s, config.limits.core_step_s)
         self._request_timeout_s = config.limits.request_timeout_s
         self._chat_template = config.chat_template
+        self._content_format = ContentFormat(config.chat_template_content_format)
         self._trusts_templates = config.trust_request_chat_template
         self.reply_format = self._reply_format(config)
         self.gives_receipts = config.receipts
@@ -255,6 +257,7 @@ class ServedModel:
                 add_generation_prompt,
                 continue_final_message,
                 chat_template_kwargs,
+                self._content_format,
             )
 
         if chat_template is not None or _is_long(messages):  # a template of others may run for ever

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.chat_template import ChatTemplate
+from engine.content_format import ContentFormat
 from engine.tokenizer import Tokenizer
 from eval.agent_model import folder
 
@@ -141,3 +142,69 @@ def test_what_is_not_json_is_made_harmless_first(tokenizer: Tokenizer) -> None:
         extra={},
     )
     assert text == "False secret"
+
+
+LOOP = "{% for m in messages %}<{{ m.role }}>"
+END = "{% endfor %}"
+SAY = "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}"
+PARTS = {
+    "loop": LOOP + SAY + END,
+    "name": LOOP
+    + "{% set c = m.content %}{% for p in c | selectattr('type', 'eq', 'text') %}{{ p.text }}{% endfor %}"
+    + END,
+    "slice": "{% set rest = messages[0:] %}" + LOOP.replace("messages", "rest") + SAY + END,
+    "macro": "{% macro say(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}"
+    + LOOP
+    + "{{ say(m.content) }}"
+    + END,
+    "filters": LOOP + "{{ m.content | map(attribute='text') | join('') }}{% endfor %}",
+    "strict": "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    + LOOP
+    + "{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+}
+"""Written for parts alone."""
+EITHER = LOOP + "{% if m.content is string %}{{ m.content | trim }}{% else %}" + SAY + "{% endif %}" + END
+IN_PARTS: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": " brief."}]},
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_template_for_parts_gets_parts(tokenizer: Tokenizer, name: str) -> None:
+    """As the client sent them, and a text as one part: nothing of it is lost."""
+    template = PARTS[name]
+    expected = tokenizer.hf.apply_chat_template(IN_PARTS, chat_template=template, tokenize=False)
+    assert tokenizer.chat_text(IN_PARTS, chat_template=template) == expected == "<system>Be brief.<user>ab"
+    texts = [{"role": "system", "content": "Be"}, {"role": "user", "content": "hello"}]
+    assert tokenizer.chat_text(texts, chat_template=template) == "<system>Be<user>hello"
+
+
+def test_a_template_for_both_gets_what_the_client_sent(tokenizer: Tokenizer) -> None:
+    """Each in its own form, as transformers gives it."""
+    for messages in (IN_PARTS, [{"role": "user", "content": " hello "}]):
+        expected = tokenizer.hf.apply_chat_template(messages, chat_template=EITHER, tokenize=False)
+        assert tokenizer.chat_text(messages, chat_template=EITHER) == expected
+
+
+@pytest.mark.parametrize("name", ["fields", "strings", "tiny models", "the model in the box"])
+def test_a_template_for_texts_gets_texts(tokenizer: Tokenizer, name: str) -> None:
+    """Parts are joined; a text that is cut up by the template is still one."""
+    template = TEMPLATES[name]
+    filled = [*CONVERSATION[:-1], {"role": "user", "content": [{"type": "text", "text": " Trailing space "}]}]
+    assert tokenizer.chat_text(filled, chat_template=template) == tokenizer.chat_text(
+        CONVERSATION, chat_template=template
+    )
+
+
+def test_the_form_can_be_set(tokenizer: Tokenizer) -> None:
+    """Whatever the template looks like."""
+    shown = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    texts, parts = (
+        tokenizer.chat_text(
+            [{"role": "user", "content": "hi"}], chat_template=shown, content_format=ContentFormat(name)
+        )
+        for name in ("string", "openai")
+    )
+    assert texts == "hi"
+    assert parts == "[{'type': 'text', 'text': 'hi'}]"
