@@ -27,6 +27,7 @@ from engine.structured_output.reply_grammar import (
     before_stops,
     forced_calls,
     forced_input,
+    free_calls,
 )
 from engine.tool_parsers import (
     ParsedReply,
@@ -38,6 +39,8 @@ from engine.tool_parsers import (
 )
 from engine.tool_parsers.sound_calls import SoundCalls
 
+MAX_NAMES = 8
+"""Of tools, in a sentence."""
 TAIL_TOKENS = 16
 """Of the prompt's end, that a reply parser is shown: it may already have opened a section of the reply."""
 
@@ -151,6 +154,8 @@ class ConversationTurn:
         self.num_prompt_tokens = 0
         """Once it is rendered."""
         self._readers: list[_AnswerReader] = []
+        self._not_enforced: list[str] = []
+        """What of the request the reply is not kept to, in sentences for the receipt."""
 
     @property
     def _owner(self) -> str | None:
@@ -231,9 +236,11 @@ class ConversationTurn:
         conversation, params = self._conversation, self._conversation.params
         choice, asked = conversation.tool_choice, params.structured_outputs
         forced = choice == "required" or isinstance(choice, NamedTool)
-        if params.replay_token_ids is not None or not (forced or asked is not None):
+        if params.replay_token_ids is not None:
             return None
         start = self._start(prompt_tail)
+        if not forced and asked is None:
+            return self._strict_calls(start)
         if isinstance(choice, NamedTool) and choice.free_input is not None:
             return forced_input(choice.free_input.grammar, choice.free_input.asked_in, start)
         tools, several = conversation.tools or [], conversation.max_calls is None
@@ -241,6 +248,20 @@ class ConversationTurn:
             name = choice.name if isinstance(choice, NamedTool) else None
             return forced_calls(tools, name, several, start)
         return asked_form(asked, tools if conversation.reads_calls else [], several, start)
+
+    def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
+        """What keeps calls to their schemas where the model need not call, if a tool is strict."""
+        tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
+        strict = [str(tool["function"]["name"]) for tool in tools if tool["function"].get("strict")]
+        if not strict:
+            return None
+        grammar = free_calls(tools, self._conversation.max_calls is None, start)
+        if grammar is None:
+            names = ", ".join(strict[:MAX_NAMES])
+            self._not_enforced = [
+                f"tools: strict ({names}) is not enforced in this model's format unless a call is required"
+            ]
+        return grammar
 
     def _start(self, prompt_tail: str) -> ReplyStart:
         return ReplyStart(self._model.reply_format, self._model.engine.tokenizer.added_tokens, prompt_tail)
@@ -304,7 +325,7 @@ class ConversationTurn:
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
         if self._model.gives_receipts:
-            turn.usage.left_out = self._conversation.left_out
+            turn.usage.left_out = [*self._conversation.left_out, *self._not_enforced]
         turn.receipt = await self._model.close_turn(self._conversation.job, turn.output, calls)
 
 

@@ -50,6 +50,21 @@ def forced_calls(tools: Sequence[Tool], name: str | None, parallel: bool, start:
     return ReplyGrammar(params, calls_as_json=as_json)
 
 
+def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> ReplyGrammar | None:
+    """A reply of text and calls as the model likes, whose calls keep to the tools' schemas.
+
+    None if that cannot be had: the model's calls are no JSON, or begin with no token of their own.
+    """
+    in_tokens = replace(start.reply_format, special_tokens=start.added_tokens)
+    grammar = in_tokens.free_call_grammar(tools, parallel)
+    if grammar is None:
+        return None
+    thought, arguments = thought_before(start), _schemas(grammar)
+    return ReplyGrammar(
+        StructuredOutputsParams(grammar=grammar.rules, arguments=arguments, thought=thought, asked_in="tools")
+    )
+
+
 def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar:
     """A reply that is nothing but a text of this grammar, which some tool takes."""
     return ReplyGrammar(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.tool_parsers.parameters import Tool
@@ -67,15 +67,20 @@ def call_grammar(
     parallel: bool,
     thoughts: Thoughts | None,
     special_tokens: Mapping[str, int],
+    *,
+    spelled: bool = False,
 ) -> CallGrammar:
-    """One call or, if ``parallel``, one or more of these tools, and nothing else beside the thoughts."""
-    literal = _Literals(special_tokens)
+    """One call or, if ``parallel``, one or more of these tools, and nothing else beside the thoughts.
+
+    ``spelled``: special tokens may also be written in letters.
+    """
+    literal = _Literals(special_tokens, spelled)
     functions = [tool.get("function", tool) for tool in tools]
     between = literal(syntax.between)
+    several = f"({between} call)* " if parallel else ""
     lines = [
-        f"start: {_thinking(thoughts)} {literal(syntax.begin)} call "
-        + (f"({between} call)* " if parallel else "")
-        + literal(syntax.end),
+        f"start: {_thinking(thoughts)} calls",
+        f"calls: {literal(syntax.begin)} call {several}{literal(syntax.end)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
     ]
     for index, function in enumerate(functions):
@@ -84,6 +89,38 @@ def call_grammar(
         lines.append(f"call_{index}: {before} arguments_{index} {after}")
     rules = "\n".join([*lines, *_thinking_rules(thoughts, literal)]) + "\n"
     return CallGrammar(rules, [_arguments_of(function) for function in functions])
+
+
+def free_call_grammar(
+    syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, special_tokens: Mapping[str, int]
+) -> CallGrammar | None:
+    """Text in which calls may stand. None where no token of its own begins every call.
+
+    A model may also write its tokens in letters: both are read as a call, so both are allowed here.
+    """
+    opening = opening_token(syntax, special_tokens)
+    if opening is None:
+        return None
+    several = parallel and not syntax.begin
+    inside = replace(
+        syntax, before=syntax.before.removeprefix(opening), begin=syntax.begin.removeprefix(opening)
+    )
+    calls = call_grammar(inside, tools, parallel and not several, None, special_tokens, spelled=True)
+    escaped = "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in opening)
+    rules = [
+        f"start: opened{'*' if several else '?'} TEXT?",
+        f"opened: (TEXT? <[{special_tokens[opening]}]> | spelled) calls",
+        f"TEXT: /(?s:.+)/ & ~/(?s:.*){escaped}(?s:.*)/",
+        f"spelled[lazy]: /(?s:.*){escaped}/",
+        *calls.rules.splitlines()[1:],
+    ]
+    return replace(calls, rules="\n".join(rules) + "\n")
+
+
+def opening_token(syntax: CallSyntax, special_tokens: Mapping[str, int]) -> str | None:
+    """The token that begins every call of this syntax; None if text begins it."""
+    begin = syntax.begin or syntax.before
+    return next((token for token in special_tokens if begin.startswith(token)), None)
 
 
 def _arguments_of(function: Mapping[str, Any]) -> Arguments:
@@ -111,8 +148,9 @@ def _thinking_rules(thoughts: Thoughts | None, literal: _Literals) -> list[str]:
 class _Literals:
     """Texts as grammar terms: special tokens by their number, since no text can spell them."""
 
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+    def __init__(self, special_tokens: Mapping[str, int], spelled: bool) -> None:
         self.special_tokens = special_tokens
+        self._spelled = spelled
         self._pattern = (
             re.compile("(" + "|".join(map(re.escape, special_tokens)) + ")") if special_tokens else None
         )
@@ -122,6 +160,8 @@ class _Literals:
         return " ".join(self._term(piece) for piece in pieces if piece)
 
     def _term(self, piece: str) -> str:
-        if piece in self.special_tokens:
-            return f"<[{self.special_tokens[piece]}]>"
-        return json.dumps(piece, ensure_ascii=False)
+        text = json.dumps(piece, ensure_ascii=False)
+        if piece not in self.special_tokens:
+            return text
+        token = f"<[{self.special_tokens[piece]}]>"
+        return f"({token} | {text})" if self._spelled else token

@@ -20,7 +20,14 @@ from engine.tool_parsers.deepseek import (
     KimiToolParser,
 )
 from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
-from engine.tool_parsers.forced import JSON_CALLS, CallGrammar, CallSyntax, Thoughts, call_grammar
+from engine.tool_parsers.forced import (
+    JSON_CALLS,
+    CallGrammar,
+    CallSyntax,
+    Thoughts,
+    call_grammar,
+    free_call_grammar,
+)
 from engine.tool_parsers.free_input import FreeInputParser
 from engine.tool_parsers.glm import GlmToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
@@ -288,6 +295,16 @@ class ReplyFormat:
         """
         syntax = self.tool_format.syntax if self.tool_format else None
         return None if syntax is None else self._grammar(syntax, tools, parallel, prompt_tail)
+
+    def free_call_grammar(self, tools: Sequence[Tool], parallel: bool) -> CallGrammar | None:
+        """A grammar of text in which calls of these tools may stand, in the model's own syntax.
+
+        None where the format has none, or where no token shows that a call begins.
+        """
+        syntax = self.tool_format.syntax if self.tool_format else None
+        if syntax is None:
+            return None
+        return free_call_grammar(syntax, tools, parallel, self.special_tokens or {})
 
     def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> CallGrammar:
         """The same as a JSON list of ``{"name": ..., "arguments": ...}``."""

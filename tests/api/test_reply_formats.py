@@ -119,6 +119,15 @@ def test_thoughts_and_calls_arrive_apart(
     assert streamed(coder, reply) == expected
 
 
+def test_strict_that_cannot_be_enforced_is_told(coder: Server) -> None:
+    """Calls that are no JSON follow no schema: the answer comes, and its receipt says so."""
+    strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}  # type: ignore[dict-item]
+    asked = {"messages": HELLO, "tools": [strict], "max_tokens": 2}
+    answer = httpx.post(f"{coder.url}/v1/chat/completions", json=asked, timeout=60).json()
+    [note] = answer["usage"]["receipt"]["left_out"]
+    assert note.startswith("tools: strict (edit) is not enforced")
+
+
 def test_a_stop_string_in_the_thoughts_ends_no_answer(coder: Server) -> None:
     """It ends what is said to the reader, whole and streamed, in every dialect."""
     reply = "<think>\nI end with STOP.\n</think>\n\nthe answer STOP more"

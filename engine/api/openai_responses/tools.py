@@ -70,8 +70,6 @@ class Tools:
     warnings: list[str] = field(default_factory=list)
     _free_inputs: dict[str, FreeInput] = field(default_factory=dict)
     """Of custom tools whose text follows a Lark grammar, by the name that is shown."""
-    _patterns: dict[str, str] = field(default_factory=dict)
-    """The field that has it, for those whose text matches an expression."""
 
     def find(self, shown: str) -> ToolName:
         """The tool that the model means; a name it made up is a function's."""
@@ -142,7 +140,6 @@ class Tools:
         text = {**_CUSTOM_PARAMETERS["properties"][PARAMETER], "pattern": f"^(?:{pattern})$"}
         function["parameters"] = {**_CUSTOM_PARAMETERS, "properties": {PARAMETER: text}}
         function["strict"] = True
-        self._patterns[function["name"]] = where
 
     def _named(self, shown: str) -> NamedTool:
         return NamedTool(shown, self._free_inputs.get(shown))
@@ -159,10 +156,9 @@ class Tools:
                 where,
             )
         if mode == "auto":
-            patterns = {name: where for name, where in self._patterns.items() if name in shown}
             self.warnings += [
                 f"{where}: the model is told of it; it is enforced where tool_choice names the tool."
-                for where in (grammars | patterns).values()
+                for where in grammars.values()
             ]
 
     def choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:
