@@ -27,6 +27,7 @@ from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadEr
 from engine.interpreter import new_interpreter
 from engine.messages import EngineReady, EngineStartFailed
 from engine.private_folder import make_private_folder, remove_private_folder
+from engine.process_log import start_log
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ class CoreProcess:
                 raise self._died()
             if time.monotonic() - told >= PROGRESS_EVERY_S:
                 told = time.monotonic()
-                logger.info("Loading %s: %.0f s so far.", self._model, told - started)
+                start_log.info("Loading %s: %.0f s so far.", self._model, told - started)
         kind, payload = socket.recv_multipart()
         if kind == FAILED:
             raise start_error(msgspec.msgpack.decode(payload, type=EngineStartFailed))

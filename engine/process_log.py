@@ -18,14 +18,29 @@ class PlainFormatter(logging.Formatter):
         return plain_text(super().formatException(ei))
 
 
-def begin_log(level: int | str, who: str) -> None:
+start_log = logging.getLogger("continuum.start")
+"""What a server says of itself while it starts, whatever its level: a large model takes minutes to load."""
+
+
+def begin_log(level: int | str, who: str, *, tells_start: bool = True) -> None:
     """On stderr. ``who``: behind the name of the logger, such as ``core 123``."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter(f"%(levelname)s %(name)s ({who}): %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    if tells_start:
+        tell_start()
+
+
+def tell_start() -> None:
+    """Of this process ``start_log`` is shown, in plain words."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(message)s"))
+    start_log.handlers, start_log.propagate = [handler], False
+    start_log.setLevel(logging.INFO)
 
 
 def plain_log() -> None:
     """Of the process that the user started, which has no log of its own: its warnings go to stderr."""
+    tell_start()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(PlainFormatter("%(message)s"))

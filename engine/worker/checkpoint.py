@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from tqdm import tqdm
 
 from engine.errors import ModelLoadError
+from engine.process_log import start_log
 from engine.worker.tensor_part import TensorPart
 
 logger = logging.getLogger(__name__)
 
+BAR_AFTER_S = 1.0
+ANNOUNCED_BYTES = 1 << 30
 _HEADER_LENGTH_BYTES = 8
 _SINGLE_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
@@ -81,11 +86,31 @@ class Checkpoint:
 
     def read(self, parts: Mapping[str, TensorPart]) -> Iterator[tuple[TensorPart, torch.Tensor]]:
         """What each part holds, one at a time and file by file, on the host; nothing else is read."""
-        for file in dict.fromkeys(self.entries[name].file for name in parts):
-            with safe_open(file, framework="pt", device="cpu") as opened:
-                for name in opened.keys():  # noqa: SIM118 -- not a mapping
-                    if name in parts:
-                        yield parts[name], _read(opened, name, parts[name])
+        files = list(dict.fromkeys(self.entries[name].file for name in parts))
+        with _bar(files, len(parts)) as bar:
+            for file in files:
+                with safe_open(file, framework="pt", device="cpu") as opened:
+                    for name in opened.keys():  # noqa: SIM118 -- not a mapping
+                        if name in parts:
+                            yield parts[name], _read(opened, name, parts[name])
+                            bar.update()
+
+
+def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
+    """Of what takes longer than a moment, on a terminal; elsewhere what is large is announced."""
+    num_bytes = sum(file.stat().st_size for file in files)
+    tells = start_log.isEnabledFor(logging.INFO)
+    if tells and num_bytes >= ANNOUNCED_BYTES and not sys.stderr.isatty():
+        start_log.info("Loading weights: %.1f GB.", num_bytes / 1e9)
+    return tqdm(
+        desc=f"Loading {num_bytes / 1e9:.1f} GB of weights",
+        total=num_tensors,
+        unit=" tensors",
+        delay=BAR_AFTER_S,
+        leave=False,
+        disable=None if tells else True,
+        file=sys.stderr,
+    )
 
 
 def _read(opened: Any, name: str, part: TensorPart) -> torch.Tensor:

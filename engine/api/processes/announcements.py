@@ -7,10 +7,27 @@ import sys
 
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import address_of
+from engine.messages import EngineReady
+
+JOB_TOKENS = 32 * 1024
+"""As many as a coding agent sends in its first turns."""
 
 
-def say_ready(config: ServerConfig, sock: socket.socket) -> None:
-    print(f"Serving {config.served_model_names[0]} at {address_of(config, sock)}", flush=True)
+def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> None:
+    address = address_of(config, sock)
+    lines = [_pool(core), *([f"Dashboard: {address}/dashboard"] if config.dashboard else [])]
+    print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
+
+
+def _pool(core: EngineReady) -> str:
+    """How much KV fits, also in a measure that users know."""
+    num_tokens = core.num_gpu_blocks * core.block_size
+    job_tokens = min(JOB_TOKENS, core.max_model_len)
+    job = "32k tokens" if job_tokens == JOB_TOKENS else f"{job_tokens:,} tokens, the longest that it takes"
+    return (
+        f"KV pool: {num_tokens:,} tokens in {core.num_gpu_blocks:,} blocks of {core.block_size}: "
+        f"{num_tokens / job_tokens:,.1f} jobs of {job}"
+    )
 
     if config.is_open_to_all:
         _complain(

@@ -113,7 +113,7 @@ class FrontEnds:
         self._await_all_ready()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._events.put(_AskedToStop()))
-        say_ready(self._config, self._sock)
+        say_ready(self._config, self._sock, self._keeper.ready)
         return self._watch()
 
     def _start(self, siblings: Siblings) -> _FrontEndProcess:

@@ -42,7 +42,7 @@ def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> i
             engine,
             sock,
             ALONE,
-            on_ready=lambda: say_ready(config, sock),
+            on_ready=lambda: say_ready(config, sock, engine.ready),
             on_death=say_core_died,
         )
         return server.run()

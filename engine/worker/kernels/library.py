@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from engine.process_log import start_log
+
 _SOURCES = Path(__file__).parent
 _SOURCE = _SOURCES / "kernels.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -86,6 +88,7 @@ def _compile(command: Sequence[str], target: Path) -> None:
     """Built beside its place and then moved there, so that no process ever sees half a file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         built = Path(temporary) / target.name
+        start_log.info("Compiling the kernels for this CPU, once: they are kept in %s.", target.parent)
         try:
             result = subprocess.run(
                 [*command, "-o", str(built)],

@@ -85,7 +85,7 @@ def main() -> None:
     start: RankStart = pickle.load(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the core, which may have to finish something
     level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
-    begin_log(level, f"rank {start.rank}, {os.getpid()}")
+    begin_log(level, f"rank {start.rank}, {os.getpid()}", tells_start=start.rank == 0)
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
     inbox = Inbox(start, channel)
     try:
