@@ -14,9 +14,9 @@ import pytest
 def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -> None:
     """Before the line by which others know that it serves."""
     flags = ["--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "300"]
+    flags += ["--served-model-name", "tiny", "--api-server-count", front_ends]
     process = subprocess.Popen(
-        [sys.executable, "-m", "continuum.cli", "serve", str(model), *flags]
-        + ["--served-model-name", "tiny", "--api-server-count", front_ends],
+        [sys.executable, "-m", "continuum.cli", "serve", str(model), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -1,0 +1,70 @@
+"""What README prints of deterministic commands is what they print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.readme_tables import (
+    ELIDED,
+    MEASUREMENTS,
+    POLICIES,
+    RATE,
+    README,
+    SIMULATE,
+    WORKLOAD,
+    block,
+    commands,
+    printed,
+)
+
+WRITE_ANEW = "make readme-tables puts in what is printed now"
+
+
+def test_a_workload_is_what_readme_prints(tmp_path: Path) -> None:
+    """Line by line, but for what it leaves out."""
+    found = block(WORKLOAD)
+    (command,) = commands(found["command"])
+    command[command.index("--out") + 1] = str(tmp_path / "jobs.jsonl")
+    lines = iter([line.rstrip() for line in printed(command).splitlines()])
+    for line in found["output"].splitlines():
+        assert line == ELIDED or line.rstrip() in lines, f"{line}: {WRITE_ANEW}"
+
+
+def cells(line: str) -> list[str]:
+    """A row of the table without its ratio and its stars, which are about other rows."""
+    plain = re.sub(r"[\d.]+x( [\d.]+-[\d.]+)?| -  ", " ", line.replace("*", ""))
+    return plain.replace("± ", "±").split()
+
+
+def row(table: str, policy: str) -> list[str]:
+    """At the higher rate."""
+    rows = table[table.index(f"{RATE:g} jobs/s") :].splitlines()
+    (found,) = [line for line in rows if line.split()[:1] == [policy]]
+    return cells(found)
+
+
+@pytest.mark.timeout(300)
+def test_the_simulation_is_what_readme_prints(tmp_path: Path) -> None:
+    """Of its policies the one that changes, at the rate at which memory is short."""
+    found = block(SIMULATE)
+    (command,) = commands(found["command"])
+    flags = {"--rate": f"{RATE:g}", "--policies": "continuum", "--json": str(tmp_path / "today.json")}
+    flags["--html"] = str(tmp_path / "today.html")
+    for flag, value in flags.items():
+        command[command.index(flag) + 1] = value
+    assert row(printed(command), "continuum") == row(found["output"], "continuum"), WRITE_ANEW
+
+
+def test_the_measurements_are_those_of_the_table() -> None:
+    """``docs/measurements.md`` and README are of the same runs."""
+    measured = MEASUREMENTS.read_text("utf-8")
+    table = block(SIMULATE)["output"]
+    for policy in POLICIES:
+        (found,) = re.findall(rf"^\| `{re.escape(policy)}` \| ([\d.]+) \| ", measured, re.MULTILINE)
+        assert found == row(table, policy)[1], WRITE_ANEW
+    ratio = re.search(r"^  continuum .*?([\d.]+)x", table[table.index(f"{RATE:g} jobs/s") :], re.MULTILINE)
+    assert ratio is not None
+    assert f"jobs take {ratio[1]} of the time" in README.read_text("utf-8"), WRITE_ANEW
