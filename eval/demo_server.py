@@ -12,6 +12,7 @@ from eval.say import say
 from eval.server_process import ServerProcess
 
 BLOCK_SIZE = 16
+TRACE = "trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class DemoServer:
         """Start a server with this policy and let ``work`` be done there, at its address, with its folder."""
         folder = self.out / policy
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which the server would not replace
         say(f"\n{policy}: starting the server")
         with ServerProcess(self._arguments(policy, folder), folder / "server.log") as server:
             run = work(server.base_url, folder)
@@ -48,5 +50,5 @@ class DemoServer:
             *("--num-gpu-blocks-override", str(self.num_blocks)),
             *("--max-model-len", str(self.max_model_len)),
             *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
-            *("--trace", str(folder / "trace.jsonl")),
+            *("--trace", str(folder / TRACE)),
         ]

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
 MEASUREMENTS = REPOSITORY / "docs" / "measurements.md"
 ELIDED = "..."
-_BLOCK = re.compile(r"```sh\n(?P<command>.*?)```\n```\n(?P<output>.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```sh\n(?P<command>(?:(?!```).)*)```\n```\n(?P<output>(?:(?!```).)*)```", re.DOTALL)
 
 
 def commands(block: str) -> Iterator[list[str]]:

@@ -94,6 +94,8 @@ def measure(options: ProfileOptions) -> Measurement:
     read_model_config(options.model)  # before a server starts for nothing
     with tempfile.TemporaryDirectory(prefix="continuum-profile-") as folder:
         trace = options.trace or Path(folder) / "trace.jsonl"
+        if trace.exists():
+            raise EvalError(f"The trace {trace} is there already and is not replaced: name another.")
         arguments = [
             options.model,
             *("--scheduling-policy", "fcfs"),

@@ -163,6 +163,7 @@ def _serve(config: RealityConfig, model: Path, case: _Case) -> None:
     """Replay the jobs of a seed against a fresh server; EvalError if a turn failed."""
     records = _records(config, case)
     records.unlink(missing_ok=True)
+    _trace(config, case).unlink(missing_ok=True)
     with ServerProcess(_serve_arguments(config, model, case), config.out / f"{case.name}.log") as server:
         options = BenchOptions(
             base_url=server.base_url,

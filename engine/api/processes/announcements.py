@@ -17,6 +17,11 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
     address = address_of(config, sock)
     lines = [_pool(core), *([f"Dashboard: {address}/dashboard"] if config.dashboard else [])]
     print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
+    if config.is_open_to_all:
+        _complain(
+            "Warning: the server listens on all interfaces without an API key: whoever reaches this machine "
+            "may use it. --host 127.0.0.1 keeps it to this machine; CONTINUUM_API_KEY asks for a key."
+        )
 
 
 def _pool(core: EngineReady) -> str:
@@ -28,12 +33,6 @@ def _pool(core: EngineReady) -> str:
         f"KV pool: {num_tokens:,} tokens in {core.num_gpu_blocks:,} blocks of {core.block_size}: "
         f"{num_tokens / job_tokens:,.1f} jobs of {job}"
     )
-
-    if config.is_open_to_all:
-        _complain(
-            "Warning: the server listens on all interfaces without an API key: whoever reaches this machine "
-            "may use it. --host 127.0.0.1 keeps it to this machine; CONTINUUM_API_KEY asks for a key."
-        )
 
 
 def say_core_died() -> None:
