@@ -34,7 +34,7 @@ def _normalise_one(message: Message, where: str) -> Message:
     if content is None and role not in ("assistant", "tool", "function"):
         raise RequestError(f"{where}.content must be a string or a list of text parts.", f"{where}.content")
     normal = {**message, "role": _CHAT_ROLES.get(role, role), "content": content or ""}
-    if reasoning := _reasoning_of(message, where):
+    if reasoning := _reasoning_of(message):
         normal.update(dict.fromkeys(_REASONING_FIELDS, reasoning))
     if calls:
         normal["tool_calls"] = _normalise_calls(calls, f"{where}.tool_calls")
@@ -49,13 +49,11 @@ def _older_call(message: Message) -> list[Message]:
     return [{"type": "function", "id": "call_0", "function": function}] if function else []
 
 
-def _reasoning_of(message: Message, where: str) -> str | None:
+def _reasoning_of(message: Message) -> str | None:
     """What the model had thought, sent back under any of the names that clients know."""
     for name in _REASONING_FIELDS:
         reasoning = message.get(name)
-        if reasoning is not None and not isinstance(reasoning, str):
-            raise RequestError(f"{where}.{name} must be a string.", f"{where}.{name}")
-        if reasoning:
+        if isinstance(reasoning, str) and reasoning:
             return reasoning
     return None
 

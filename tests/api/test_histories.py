@@ -236,9 +236,21 @@ def test_what_other_servers_did_is_left_out_and_told(http: httpx.Client) -> None
         {"type": "computer_call", "call_id": "c", "id": "cu_1", "action": {"type": "screenshot"}},
         {"type": "computer_call_output", "call_id": "c", "output": shot},
         {"type": "holographic_call", "id": "h"},
+        {"type": "compaction", "encrypted_content": "only who wrote it reads it"},
     ]
     _, left_out = prompt_of(http, RESPONSES, {"input": items})
-    assert left_out == ["input[2].output[0]: image/png, 640x480", "input[3]: holographic_call"]
+    assert left_out == [
+        "input[2].output[0]: image/png, 640x480",
+        "input[3]: holographic_call",
+        "input[4]: compaction",
+    ]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_tool_that_returned_nothing_ends_no_job(http: httpx.Client, path: str) -> None:
+    """Clients send null, or leave it out."""
+    body = {CHAT: chat_of, RESPONSES: response_of, MESSAGES: message_of}[path](None)
+    assert prompt_of(http, path, body)[1] == []
 
 
 def test_a_receipt_stays_short(http: httpx.Client) -> None:

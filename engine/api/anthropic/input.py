@@ -294,7 +294,7 @@ def _assistant(content: str | list[Block], where: str, reader: _TextReader) -> M
 
 
 def _tool_call(block: Block, where: str) -> Message:
-    arguments = block.get("input")
+    arguments = {} if block.get("input") is None else block["input"]
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.input must be an object.", f"{where}.input")
     if isinstance(arguments.get(INVALID_JSON), str):

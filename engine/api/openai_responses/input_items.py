@@ -127,7 +127,7 @@ class MessageList:
             case str() if kind in _OUTPUTS:
                 self._add_output(item, _OUTPUTS[kind](item, where, self._text), where)
             case _:
-                self._leave_out(kind, where)
+                self._leave_out(item, kind, where)
 
     def _text(self, content: object, where: str, *, is_new: bool = False) -> str:
         if isinstance(content, str):
@@ -212,15 +212,15 @@ class MessageList:
             raise RequestError(f"{where}.tools must be a list of tools.", f"{where}.tools")
         self.tools.append((tools, f"{where}.tools"))
 
-    def _leave_out(self, kind: object, where: str) -> None:
+    def _leave_out(self, item: Mapping[str, Any], kind: object, where: str) -> None:
         if isinstance(kind, str) and (kind in LEFT_OUT or _OF_A_CALL.fullmatch(kind)):
             self._left_out.add(where, kind)
             return
-        if kind in ("compaction", "compaction_summary", "compaction_trigger", "context_compaction"):
-            raise RequestError(
-                f"{where} is a {kind} item: this server compacts nothing and reads nobody else's compaction.",
-                f"{where}.type",
-            )
+        if kind in ("compaction", "compaction_summary"):  # only who made it can read it
+            self._tell("user", self._left_out.part(item, where))
+            return
+        if kind in ("compaction_trigger", "context_compaction"):
+            raise RequestError(f"{where} is a {kind} item: this server compacts nothing.", f"{where}.type")
         said = repr(kind[:50]) if isinstance(kind, str) else "missing"
         raise RequestError(f"{where}.type is {said}, which this server does not know.", f"{where}.type")
 
@@ -292,8 +292,8 @@ _CALLS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
 """Name and arguments of what the model called."""
 
 _OUTPUTS: dict[str, Callable[[Mapping[str, Any], str, Callable[[object, str], str]], str]] = {
-    "function_call_output": lambda item, where, text: text(item.get("output"), f"{where}.output"),
-    "custom_tool_call_output": lambda item, where, text: text(item.get("output"), f"{where}.output"),
+    "function_call_output": lambda item, where, text: text(item.get("output") or "", f"{where}.output"),
+    "custom_tool_call_output": lambda item, where, text: text(item.get("output") or "", f"{where}.output"),
     "local_shell_call_output": lambda item, where, _: _string(item, "output", where),
     "shell_call_output": lambda item, where, _: _json_of(item, "output", list, where),
     "apply_patch_call_output": lambda item, where, text: text(
