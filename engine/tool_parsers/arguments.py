@@ -24,6 +24,8 @@ from engine.call_arguments import INVALID_JSON, MAX_DEPTH
 MAX_KEY_CHARS = 1000
 MAX_SCALAR_CHARS = 400
 
+_CHUNK_CHARS = 4096
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = "[0-9a-fA-F]"
@@ -61,8 +63,11 @@ class CallArguments:
 
     def feed(self, text: str) -> str:
         self._raw.append(text)
-        self._text += text
-        return self._run()
+        given = []
+        for start in range(0, len(text), _CHUNK_CHARS):  # steps cut off what they read: from little text
+            self._text += text[start : start + _CHUNK_CHARS] if self._step is not None else ""
+            given.append(self._run())
+        return "".join(given)
 
     def finish(self, *, is_whole: bool = False) -> str:
         """The call has ended: what completes the object, if anything can.

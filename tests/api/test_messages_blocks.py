@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -134,6 +135,14 @@ def test_what_becomes_of_bad_arguments(written: str, streamed: str, value: objec
 def test_a_call_whose_end_was_seen_lacks_brackets_only(written: str, said: str) -> None:
     """Nothing was cut off there: no arguments are none, and what is open behind a value is closed."""
     assert read_input([written], is_whole=True)[0] == said
+
+
+def test_long_arguments_take_no_time() -> None:
+    """A file of many lines, all at once: what was read is not copied again for each of them."""
+    text = '{"a": "' + "x\n" * 200_000 + '"}'
+    begun = time.process_time()
+    assert len(json.loads(read_input([text])[1])["a"]) == 400_000
+    assert time.process_time() - begun < 5
 
 
 def test_deep_arguments_do_no_harm() -> None:
