@@ -11,6 +11,7 @@ passed.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from itertools import count
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Need(NamedTuple):
 
     priority: int
     num_blocks: int
+    tenant: str
 
 
 class WorkingSet:
@@ -51,9 +53,13 @@ class WorkingSet:
         """By request: admitted, or back for what its job has."""
         self._awaited: dict[str, Need] = {}
         """By the request that ended last in a job, or in a branch of one."""
-        self._parked: set[str] = set()
+        self._parked: dict[str, str] = {}
+        """Requests, with their tenants."""
+        self._num_parked: Counter[str] = Counter()
         self._needed: dict[int, int] = {}
         """Blocks, by priority of those that have begun and need any, as likely as they come."""
+        self._needed_by: dict[str, int] = {}
+        """The same by tenant."""
         self._looks: list[tuple[float, int, Frontier]] = []
         self._numbers = count()
 
@@ -64,8 +70,14 @@ class WorkingSet:
         if not self._here or not self._is_gated(turn):
             return True
         self._look_again(now)
-        own_blocks = self._own_blocks(turn.request, turn.job)
-        return self.needed_before(turn.request) + own_blocks <= self.num_room_blocks
+        own, tenant = self._own_blocks(turn.request, turn.job), turn.request.tenant
+        if self.needed_before(turn.request) + own <= self.num_room_blocks:
+            return True
+        # What other tenants have begun leaves each its equal part.
+        num_tenants = len(self._needed_by) + (tenant not in self._needed_by)
+        return (
+            num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_room_blocks
+        )
 
     def needed_before(self, request: Request) -> int:
         """Blocks that those who have begun are expected to need, but for those of a worse priority."""
@@ -74,17 +86,27 @@ class WorkingSet:
 
     def park(self, turn: Turn) -> bool:
         """It waits behind all that may start; False if it did already."""
-        if turn.request.request_id in self._parked:
+        request_id, tenant = turn.request.request_id, turn.request.tenant
+        if request_id in self._parked:
             return False
-        self._parked.add(turn.request.request_id)
+        self._parked[request_id] = tenant
+        self._num_parked[tenant] += 1
         return True
 
     def parks(self, turn: Turn) -> bool:
-        """Whether it waits there: while anybody does, jobs that come later line up behind."""
-        if not self._parked or not self._is_gated(turn):
+        """Whether it waits there: while any of its tenant does, jobs that come later line up behind."""
+        if not self._num_parked.get(turn.request.tenant) or not self._is_gated(turn):
             return False
-        self._parked.add(turn.request.request_id)
+        self.park(turn)
         return True
+
+    def _unpark(self, request_id: str) -> None:
+        tenant = self._parked.pop(request_id, None)
+        if tenant is None:
+            return
+        self._num_parked[tenant] -= 1
+        if not self._num_parked[tenant]:
+            del self._num_parked[tenant]
 
     def _is_gated(self, turn: Turn) -> bool:
         """Whether it is a job's first, has not run yet, and takes more than a little."""
@@ -96,12 +118,13 @@ class WorkingSet:
 
     def came(self, request: Request, job: Job | None) -> None:
         """It is admitted, and here until it has gone, running or not."""
-        self._parked.discard(request.request_id)
-        need = Need(request.priority, self._own_blocks(request, job))
+        self._unpark(request.request_id)
+        tenant = request.tenant if job is None else job.tenant or ""
+        need = Need(request.priority, self._own_blocks(request, job), tenant)
         self._put(self._here, request.request_id, need)
 
     def went(self, request: Request) -> None:
-        self._parked.discard(request.request_id)
+        self._unpark(request.request_id)
         self._take(self._here, request.request_id)
 
     def continued(self, frontier: Frontier, request: Request) -> None:
@@ -136,21 +159,27 @@ class WorkingSet:
             probability *= 1 - self._tools.last_turn_probability(frontier.tools, frontier.job.tenant)
         growth_tokens = self._tools.prompt_growth(frontier.tools, frontier.job.tenant) or 0.0
         num_blocks = len(frontier.chain) - frontier.job.num_shared_blocks + growth_tokens / self._block_size
-        need = Need(frontier.place[0], max(0, round(probability * num_blocks)))
+        num_expected = max(0, round(probability * num_blocks))
+        need = Need(frontier.place[0], num_expected, frontier.job.tenant or "")
         self._put(self._awaited, frontier.request_id, need)
 
     def _put(self, part: dict[str, Need], name: str, need: Need) -> None:
         self._take(part, name)
         part[name] = need
-        self._needed[need.priority] = self._needed.get(need.priority, 0) + need.num_blocks
+        if need.num_blocks:
+            self._needed[need.priority] = self._needed.get(need.priority, 0) + need.num_blocks
+            self._needed_by[need.tenant] = self._needed_by.get(need.tenant, 0) + need.num_blocks
 
     def _take(self, part: dict[str, Need], name: str) -> None:
         need = part.pop(name, None)
-        if need is None:
+        if need is None or not need.num_blocks:
             return
-        num_left = self._needed.pop(need.priority, 0) - need.num_blocks
+        num_left = self._needed.pop(need.priority) - need.num_blocks
         if num_left:
             self._needed[need.priority] = num_left
+        num_left = self._needed_by.pop(need.tenant) - need.num_blocks
+        if num_left:
+            self._needed_by[need.tenant] = num_left
 
     def _own_blocks(self, request: Request, job: Job | None) -> int:
         num_shared_blocks = 0 if job is None else job.num_shared_blocks

@@ -302,6 +302,9 @@ class ContinuumPolicy:
             self._trace.turn_parked(turn, self._working_set, now)
         return False
 
+    def is_overdue(self, request: Request) -> bool:
+        return self._wait_bound.is_overdue(request)
+
     def may_pass(self, request: Request, now: float) -> bool:
         # A warm turn holds memory that only running it can free: it must not wait behind one that has none,
         # unless that has waited for too long, and may take what the warm one holds.

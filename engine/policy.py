@@ -116,6 +116,9 @@ class SchedulingPolicy(Protocol):
         """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all
         of them, or where some may pass (``lets_pass``) those."""
 
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a waiting request has waited for so long that its tenant's share is no reason any more."""
+
     def may_pass(self, request: Request, now: float) -> bool:
         """Whether a waiting request may start although one ahead of it found no room.
 
@@ -209,6 +212,9 @@ class FcfsPolicy:
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         return True
+
+    def is_overdue(self, request: Request) -> bool:
+        return False
 
     def may_pass(self, request: Request, now: float) -> bool:
         return False

@@ -150,6 +150,16 @@ class Request:
         )
 
     @property
+    def tenant(self) -> str:
+        """With whom it shares; requests of nobody who is named are one tenant's."""
+        return (self.job.tenant or "") if self.job is not None else ""
+
+    @property
+    def owner(self) -> str:
+        """Whose API key it came with, by name; empty: of no owner."""
+        return (self.job.owner or "") if self.job is not None else ""
+
+    @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 

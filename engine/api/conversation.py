@@ -180,7 +180,7 @@ class ConversationTurn:
         """
         conversation = self._conversation
         self._model.check_params(conversation.params)
-        with self._model.seat(conversation.params.n) as seat:
+        with self._model.seat(conversation.params.n, conversation.job) as seat:
             prompt = await self.render(is_prompt=True)
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])

@@ -5,83 +5,114 @@ A request gets its place before any work is done for it. It must not know HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from zlib import crc32
 
 from engine.api.config import LimitsConfig
 from engine.api.errors import OverloadedError
-from engine.api.processes.load_board import LoadBoard, Tally
+from engine.api.processes.load_board import NAMED_SHARES, OTHER_SHARES, LoadBoard, Tally
+from engine.messages import JobRef
 
 
 class Admission:
-    """The places of all front-end processes together, as their board counts them."""
+    """The places of all front-end processes together, as their board counts them, and as tenants share them.
 
-    def __init__(self, limits: LimitsConfig, board: LoadBoard, on_rejection: Callable[[str], None]) -> None:
-        """``on_rejection`` is told the name of the limit."""
+    Where a limit is reached, who has no more than an equal part of it is taken on all the same, and all
+    others are refused: so one tenant's flood is refused, and not who comes beside it. What comes on top is
+    less than the limit once more, however many tenants there are.
+    """
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        board: LoadBoard,
+        on_rejection: Callable[[str], None],
+        owners: Sequence[str] = (),
+    ) -> None:
+        """``on_rejection`` is told the name of the limit. ``owners``: whom keys name, the same in each
+        process."""
         self._max_reqs = limits.max_num_queued_reqs
         self._max_tokens = limits.max_num_queued_tokens
         self._board = board
         self._on_rejection = on_rejection
+        self._shares = {owner: share for share, owner in enumerate(owners[:NAMED_SHARES])}
 
     @contextmanager
-    def seat(self, num_requests: int) -> Iterator[Seat]:
+    def seat(self, num_requests: int, job: JobRef | None = None) -> Iterator[Seat]:
         """Places for a request that makes so many; OverloadedError if those are too many beside others."""
         num_requests = max(1, num_requests)  # not checked yet
-        self._take_requests(num_requests)
+        share = self._share_of(job)
+        self._take(Tally.QUEUED_REQS, share, num_requests)
         try:
-            yield Seat(self)
+            yield Seat(self, share)
         finally:
-            self._board.add(Tally.QUEUED_REQS, -num_requests)
+            self._board.add(Tally.QUEUED_REQS, -num_requests, share)
 
-    def _take_requests(self, number: int) -> None:
+    def _share_of(self, job: JobRef | None) -> int:
+        """An owner's own; others may have one together, for there is no end of users that can be said."""
+        if job is not None and job.owner in self._shares:
+            return self._shares[job.owner]
+        tenant = "" if job is None else job.tenant or ""
+        return NAMED_SHARES + crc32(tenant.encode(errors="replace")) % OTHER_SHARES
+
+    def take_tokens(self, number: int, share: int) -> None:
+        """OverloadedError if these are too many beside the others; alone, any number is taken."""
+        self._take(Tally.QUEUED_TOKENS, share, number)
+
+    def give_back_tokens(self, number: int, share: int) -> None:
+        self._board.add(Tally.QUEUED_TOKENS, -number, share)
+
+    def _take(self, tally: Tally, share: int, number: int) -> None:
         # Taken first and given back if it was too much: of two processes that ask at the same moment both may
         # be refused the last place, but never do both get it. Alone, any number is taken: a request of more
         # than the limit would never be served otherwise.
-        self._board.add(Tally.QUEUED_REQS, number)
-        total = self._board.total(Tally.QUEUED_REQS)
-        limit = self._max_reqs
-        if limit is not None and total > limit and total > number:
-            self._board.add(Tally.QUEUED_REQS, -number)
-            self._reject("max_num_queued_reqs", f"{limit} requests")
-
-    def take_tokens(self, number: int) -> None:
-        """OverloadedError if these are too many beside the others; alone, any number is taken."""
-        self._board.add(Tally.QUEUED_TOKENS, number)
-        total = self._board.total(Tally.QUEUED_TOKENS)
-        limit = self._max_tokens
-        if limit is not None and total > limit and total > number:
-            self._board.add(Tally.QUEUED_TOKENS, -number)
-            self._reject("max_num_queued_tokens", f"{limit} prompt tokens")
-
-    def give_back_tokens(self, number: int) -> None:
-        self._board.add(Tally.QUEUED_TOKENS, -number)
-
-    def _reject(self, limit: str, told: str) -> None:
-        self._on_rejection(limit)
+        is_tokens = tally is Tally.QUEUED_TOKENS
+        limit = self._max_tokens if is_tokens else self._max_reqs
+        self._board.add(tally, number, share)
+        if limit is None:
+            return
+        total = self._board.total(tally)
+        if total <= limit or total == number or self._is_within_share(tally, share, number, limit):
+            return
+        self._board.add(tally, -number, share)
+        self._on_rejection("max_num_queued_tokens" if is_tokens else "max_num_queued_reqs")
+        told = f"{limit} {'prompt tokens' if is_tokens else 'requests'}"
         raise OverloadedError(f"The server has as much in hand as it takes ({told}); try again shortly.")
+
+    def _is_within_share(self, tally: Tally, share: int, number: int, limit: int) -> bool:
+        """Whether who asks has no more than an equal part among those who have anything, or nothing else,
+        where a key names it: a prompt of more than such a part would never be served beside a flood."""
+        held = self._board.held(tally, share)
+        if held == number and share < NAMED_SHARES:
+            return True
+        num_sharing = self._board.num_sharing(tally)
+        return num_sharing > 1 and held * num_sharing <= limit
 
 
 class Seat:
     """A request that has its place; its prompts may now ask for theirs."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, share: int) -> None:
         self._admission = admission
+        self._share = share
 
     def prefill(self, num_tokens: int) -> Prefill:
         """A prompt of so many tokens is about to be computed; OverloadedError if that is too much."""
-        self._admission.take_tokens(num_tokens)
-        return Prefill(self._admission, num_tokens)
+        self._admission.take_tokens(num_tokens, self._share)
+        return Prefill(self._admission, num_tokens, self._share)
 
 
 class Prefill:
     """A prompt that counts as waiting until its first token is there, or it is given up."""
 
-    def __init__(self, admission: Admission, num_tokens: int) -> None:
+    def __init__(self, admission: Admission, num_tokens: int, share: int) -> None:
         self._admission = admission
         self._num_tokens = num_tokens
+        self._share = share
 
     def done(self) -> None:
         """May be called again."""
         if self._num_tokens:
-            self._admission.give_back_tokens(self._num_tokens)
+            self._admission.give_back_tokens(self._num_tokens, self._share)
             self._num_tokens = 0

@@ -17,6 +17,7 @@ from engine.api.chat_messages import Message, normalise
 from engine.api.config import ServerConfig
 from engine.api.core_pulse import CorePulse
 from engine.api.errors import ModelNotFoundError, RequestTimeoutError, ServerClosingError
+from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
 from engine.api.limits import Admission, Seat
 from engine.api.prefix_killers import BILLING_HEADER, without_billing_header
@@ -59,7 +60,8 @@ class ServedModel:
         self.metrics.record_pool(engine.ready.block_size, engine.ready.num_gpu_blocks)
         engine.add_stats_listener(self.metrics.record)
         self._board = LoadBoard(siblings)
-        self._admission = Admission(config.limits, self._board, self.metrics.record_rejection)
+        owners = ApiKeys(config.access.api_keys).names
+        self._admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
         self.pulse = CorePulse(engine, config.limits.core_silence_s, config.limits.core_step_s)
         self._request_timeout_s = config.limits.request_timeout_s
@@ -118,11 +120,11 @@ class ServedModel:
         params.verify_vocabulary(self.engine.ready.vocab_size)
 
     @contextmanager
-    def seat(self, num_requests: int) -> Iterator[Seat]:
+    def seat(self, num_requests: int, job: JobRef | None) -> Iterator[Seat]:
         """A place for a request, before any work is done for it; OverloadedError or ServerClosingError."""
         if self._draining:
             raise ServerClosingError
-        with self._admission.seat(num_requests) as seat:
+        with self._admission.seat(num_requests, job) as seat:
             self._num_seated += 1
             try:
                 yield seat

@@ -25,38 +25,54 @@ class QueueEntry:
         return self.key < other.key
 
 
+class Places:
+    """The next place behind all and the next before all, of one queue or of several that are compared."""
+
+    __slots__ = ("back", "front", "kept")
+
+    def __init__(self) -> None:
+        self.back = 0
+        self.front = -1
+        self.kept: dict[str, int] = {}
+        """Of requests that are in no queue yet."""
+
+    def keep(self, request: Request) -> None:
+        self.kept[request.request_id] = self.back
+        self.back += 1
+
+    def take(self, request: Request) -> int:
+        """The one that was kept for it, else the next."""
+        place = self.kept.pop(request.request_id, None)
+        if place is None:
+            place = self.back
+            self.back += 1
+        return place
+
+
 class RequestQueue:
     """Add, prepend, pop, remove and re-key in O(log n); removed entries are dropped when they surface."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
         self._heap: list[QueueEntry] = []
         self._entries: dict[str, QueueEntry] = {}
-        self._kept: dict[str, int] = {}
-        """Places of requests that are not here yet."""
-        self._next_back = 0
-        self._next_front = -1
+        self._places = places or Places()
 
     def keep_place(self, request: Request) -> None:
         """It has arrived, and will be added later: before those of the same key that arrive after it."""
-        self._kept[request.request_id] = self._next_back
-        self._next_back += 1
+        self._places.keep(request)
 
     def give_up_place(self, request: Request) -> None:
         """It will not be added."""
-        del self._kept[request.request_id]
+        del self._places.kept[request.request_id]
 
     def add(self, request: Request, key: WaitingKey) -> None:
         """Behind all with the same key, or where its place was kept."""
-        place = self._kept.pop(request.request_id, None)
-        if place is None:
-            place = self._next_back
-            self._next_back += 1
-        self._push(QueueEntry(key, place, request))
+        self._push(QueueEntry(key, self._places.take(request), request))
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
         """Before all with the same key."""
-        self._push(QueueEntry(key, self._next_front, request))
-        self._next_front -= 1
+        self._push(QueueEntry(key, self._places.front, request))
+        self._places.front -= 1
 
     def rekey(self, request: Request, key: WaitingKey) -> None:
         """Move a queued request to its new place among its peers; order of arrival still breaks ties."""
@@ -66,11 +82,15 @@ class RequestQueue:
             self._push(QueueEntry(key, entry.sequence, request))
 
     def peek(self) -> Request | None:
+        head = self.head()
+        return None if head is None else head.request
+
+    def head(self) -> QueueEntry | None:
+        """Where the first one stands."""
         heap = self._heap
         while heap:
-            request = heap[0].request
-            if request is not None:
-                return request
+            if heap[0].request is not None:
+                return heap[0]
             heapq.heappop(heap)
         return None
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
+from engine.core.fair_queue import FairQueue
 from engine.core.input_trace import InputTrace
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector
 from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
-from engine.core.request_queue import QueueEntry, RequestQueue
+from engine.core.request_queue import QueueEntry
 from engine.core.scheduler_report import (
     PauseState,
     SchedulerStatistics,
@@ -26,8 +27,10 @@ from engine.core.scheduler_report import (
     statistics_of,
     stats_of,
 )
+from engine.core.step_shares import StepLimit, StepShares
 from engine.core.step_trace import StepTrace
 from engine.core.steps_in_flight import StepsInFlight
+from engine.core.tenant_seats import TenantSeats
 from engine.core.token_grammar import TokenGrammar
 from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
@@ -56,6 +59,8 @@ class Step:
     """A running request is to have blocks that steps under way still use."""
     num_scheduled: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
+    limit: StepLimit | None = None
+    """Where owners share it, of those that want much."""
 
 
 class Scheduler:
@@ -88,7 +93,9 @@ class Scheduler:
         self.steps = StepsInFlight(
             self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
         )
-        self.waiting = RequestQueue()
+        self.seats = TenantSeats()
+        self.shares = StepShares()
+        self.waiting = FairQueue(self.seats, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
         """Requests whose grammar is awaited; they stand in nobody's way."""
         self.running: list[Request] = []
@@ -116,6 +123,7 @@ class Scheduler:
         if reads is not None:
             self._inputs.request_arrived(request, reads, now)
         self.requests[request.request_id] = request
+        self.shares.arrived(request, now)
         if request.status is RequestStatus.WAITING:
             self.waiting.add(request, self.policy.waiting_key(request, now))
         else:
@@ -189,16 +197,21 @@ class Scheduler:
         step = Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
         if self._tracer.on:
             self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
+        if self.shares.is_shared and self.config.enable_chunked_prefill:
+            step.limit = self.shares.limit(self.running, self.waiting.peek(), now)
         num_free_before = self.kv.num_free_blocks
         self._schedule_running(step)
         may_admit = not step.preempted and not step.awaits_blocks
-        if may_admit and self.pause_state is PauseState.UNPAUSED and self._schedule_loaded(step):
+        may_admit = may_admit and self.pause_state is PauseState.UNPAUSED
+        if may_admit and self._schedule_loaded(step) and self.waiting:
             self._schedule_waiting(step)
         self.made_room = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
         assert self._num_seats <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
         plan = self._make_output(step)
+        if self.shares.is_shared:
+            self.shares.planned(plan, now)
         self._advance(plan)
         self.loads.fill_in(plan, self.requests)
         if self._tracer.on:
@@ -232,6 +245,8 @@ class Scheduler:
             num_new = min(
                 num_tokens - num_computed, most_tokens, step.budget, self.max_model_len - num_computed
             )
+            if step.limit is not None:
+                num_new = step.limit.of_running(request, num_new)
             if num_new <= 0:
                 index += 1
                 continue
@@ -242,7 +257,7 @@ class Scheduler:
                     step.awaits_blocks = True
                     break
                 if not self._break_pins_for(request, num_needed, NO_BLOCKS, step.now):
-                    victim = self.policy.victim(running, request, step.now)
+                    victim = self.policy.victim(self._givers(), request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
                         index -= 1  # those behind it have moved up, and may have room now
@@ -260,7 +275,9 @@ class Scheduler:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
                 return False
-            num_new = min(num_new, step.budget)
+            num_new = self._limited(request, min(num_new, step.budget), step)
+            if not num_new:
+                continue
             blocks = self.kv.allocate_slots(request, num_new)
             assert blocks == [], "a load comes with room for all tokens"
             self.loads.remove(request)
@@ -271,14 +288,20 @@ class Scheduler:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
         set_aside: list[QueueEntry] = []
         behind_unfit = False
-        while step.budget > 0 and self._num_seats < self.config.max_num_seqs:
+        while step.budget > 0 and self._has_seat(step):
             request = self.waiting.peek()
-            if request is None:
+            if request is None or request in step.preempted:
                 break
+            if step.limit is not None and not step.limit.of_new(request, 1):
+                if not self.waiting.defer(request.tenant):
+                    break
+                continue
             may_pass = not behind_unfit or self.policy.may_pass(request, step.now)
             if may_pass and self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
                 if self._admit(request, step):
                     continue
+                if step.preempted:  # for it, and blocks that they have are still in use
+                    break
                 behind_unfit = True
             elif may_pass and self.policy.lets_pass:
                 behind_unfit = True
@@ -287,6 +310,57 @@ class Scheduler:
             set_aside.append(self.waiting.set_aside())
         for entry in set_aside:
             self.waiting.put_back(entry)
+        if step.limit is not None:
+            self.waiting.resume()
+
+    def _has_seat(self, step: Step) -> bool:
+        """Whether a place in the batch is free, if need be one that the tenant with most gives up to who is
+        next."""
+        if self._num_seats < self.config.max_num_seqs:
+            return True
+        request = self.waiting.peek() if self.waiting.is_contended else None
+        if request is None or request in step.preempted:
+            return False
+        given = self._given_to(request, step)
+        if given:
+            self._preempt(self.policy.victim(given, request, step.now), step, 0)
+        return bool(given)
+
+    def _given_to(self, request: Request, step: Step) -> list[Request]:
+        """Requests that the tenant with most places may lose to one of a tenant with at least two less; none
+        that this step has begun."""
+        giver = self.seats.owes(request.tenant)
+        if giver is None:
+            return []
+        begun = {each.request_id for each in (*step.new, *step.resumed)}
+        return [each for each in self.running if each.tenant == giver and each.request_id not in begun]
+
+    def _take_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
+        """Preempt requests of the tenant with most places until this one has room; none where what may be
+        taken is not enough. False also if their blocks are still used: then there is room in a moment."""
+        most = self.seats.owes(request.tenant)
+        if most is None:
+            return False
+        given, chosen, num_given = self._given_to(request, step), list[Request](), 0
+        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
+        may_take = self.seats.held(most) - self.seats.held(request.tenant) - 1
+        while given and num_given < num_short and len(chosen) < may_take:
+            victim = self.policy.victim(given, request, step.now)
+            given.remove(victim)
+            chosen.append(victim)
+            num_given += self.kv.num_blocks_of(victim.request_id)
+        if num_given < num_short:
+            return False
+        for victim in chosen:
+            self._preempt(victim, step, 0)
+        return self.kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _givers(self) -> list[Request]:
+        """Running requests of which one may be preempted: where several tenants run, of those with most."""
+        if len(self.seats) <= 1:
+            return self.running
+        richest = self.seats.richest()
+        return [request for request in self.running if request.tenant in richest] or self.running
 
     def _look_further(self, request: Request, may_pass: bool, num_set_aside: int) -> bool:
         """Whether somebody behind this one may pass those without room: in the queue's order those that may
@@ -303,41 +377,46 @@ class Scheduler:
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
         num_loadable = self.loads.num_loadable_tokens(request, num_hit_tokens)
         if num_loadable:
-            return self._start_load(request, hit, num_loadable, step.now)
+            return self._start_load(request, hit, num_loadable, step)
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
-        num_new = min(num_new, step.budget)
+        num_new = self._limited(request, min(num_new, step.budget), step)
+        if not num_new:
+            return False
         num_reserved = (
             request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
         )
-        if not self._find_room(request, num_reserved, hit, step.now):
+        if not self._find_room(request, num_reserved, hit, step):
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
         assert blocks is not None, "room was checked"
-        self.waiting.pop()
+        self._seat(request)
         request.num_computed_tokens = num_hit_tokens
         self._start(request, num_new, blocks, step)
         self._note_admission(request, num_hit_tokens, step.now)
         return True
 
-    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, now: float) -> bool:
+    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, step: Step) -> bool:
         """Admit the head of the queue to be loaded first, if there is room for all its tokens: so that
         nothing it waits for later can be held by another one that waits."""
-        if not self._find_room(request, request.num_tokens, hit, now):
+        if not self._find_room(request, request.num_tokens, hit, step):
             return False
-        self.waiting.pop()
+        self._seat(request)
         self.loads.start(request, hit, num_tokens)
-        self._note_admission(request, request.num_computed_tokens + num_tokens, now)
+        self._note_admission(request, request.num_computed_tokens + num_tokens, step.now)
         return True
 
-    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float) -> bool:
-        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken."""
+    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
+        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken, or
+        requests of a tenant with more places preempted."""
         if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
             return True
         if self._soon_has_room(request, num_tokens, hit):
             return False
-        if self._break_pins_for(request, num_tokens, hit, now):
+        if self._break_pins_for(request, num_tokens, hit, step.now):
+            return True
+        if self._take_room(request, num_tokens, hit, step):
             return True
         self.kv.note_shortage(request, hit)
         return False
@@ -346,6 +425,8 @@ class Scheduler:
         """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
+        if self.seats.owes(request.tenant) is not None:
+            return False
         missing = self.kv.num_surely_missing(request)
         if missing > 0 and self.kv.num_pins:
             for pin in self.policy.breakable(request, now, last_resort=False):
@@ -353,6 +434,17 @@ class Scheduler:
                 if missing <= 0:
                     return False
         return missing > 0
+
+    def _seat(self, request: Request) -> None:
+        """A waiting request has a place in the batch."""
+        is_overdue = self.policy.is_overdue(request)
+        self.waiting.remove(request)
+        self.seats.take(request, is_overdue=is_overdue)
+        self.waiting.touch(request.tenant)
+
+    def _leave_seat(self, request: Request) -> None:
+        if self.seats.give_back(request):
+            self.waiting.touch(request.tenant)
 
     def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """The request has got its blocks; ``num_cached_tokens`` need not be computed, or soon will not."""
@@ -373,11 +465,18 @@ class Scheduler:
         (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+        if step.limit is not None:
+            step.limit.started(request, num_new)
         self._commit(request, num_new, blocks, step)
 
     def _prefill_limit(self, num_tokens: int) -> int:
         threshold = self.config.long_prefill_token_threshold
         return min(num_tokens, threshold) if threshold else num_tokens
+
+    @staticmethod
+    def _limited(request: Request, num_new: int, step: Step) -> int:
+        """Of so many tokens, those that the step has for one that is to be started."""
+        return num_new if step.limit is None else step.limit.of_new(request, num_new)
 
     def _commit(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
         step.num_scheduled[request.request_id] = num_new
@@ -403,6 +502,7 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
+        self._leave_seat(victim)
         self._counts.num_preemptions += 1
         self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
         return int(position < index)
@@ -455,6 +555,8 @@ class Scheduler:
         """Append what was sampled, end what is done; the outputs are for the front end. What was sampled of
         a request that has ended meanwhile is dropped."""
         requests = self.steps.end(plan, now)
+        if self.shares.is_shared:
+            self.shares.ended(plan, now)
         traced = self._inputs.begin_output(result, requests) if self._tracer.on else None
         self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
         self.loads.end(result.finished_loads, loaded=True)
@@ -532,6 +634,8 @@ class Scheduler:
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """The request has left its queue and its status says how it ended: settle its blocks."""
         request_id = request.request_id
+        self._leave_seat(request)
+        self.shares.gone(request)
         self.steps.leave(request)
         pin = None
         if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):

@@ -136,6 +136,7 @@ def check_invariants_of(scheduler: Scheduler) -> None:
     pins = list(scheduler.policy.pins())
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks
+    scheduler.seats.check_invariants([*scheduler.running, *scheduler.loads.requests])
     scheduler.steps.check_invariants()
     scheduler.loads.check_invariants()
     kv.check_invariants()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.load_holder import LoadHolder
-from engine.core.request_queue import RequestQueue
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
@@ -32,7 +32,7 @@ class StepTrace:
     def snapshot(
         self,
         running: Sequence[Request],
-        waiting: RequestQueue,
+        waiting: FairQueue,
         loads: LoadHolder,
         kv: KVCacheManager,
         budget: int,

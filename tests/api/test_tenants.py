@@ -31,6 +31,7 @@ FOR_OPERATORS = {
     "/dashboard/jobs/{job_id:path}",
 }
 FOR_ALL = {
+    "/",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -38,12 +39,15 @@ FOR_ALL = {
     "/v1/models",
     "/v1/models/{name:path}",
     "/v1/responses",
+    "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/v1/responses/{response_id}",
     "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items",
     "/v1/conversations",
     "/v1/conversations/{conversation_id}",
+    "/v1/conversations/{conversation_id}/items",
+    "/v1/conversations/{conversation_id}/items/{item_id}",
     "/v1/jobs",
     "/v1/jobs/{job_id:path}",
     "/v1/jobs/{job_id:path}/finish",
@@ -149,7 +153,14 @@ def test_a_conversation_is_its_owners(alice: httpx.Client, bob: httpx.Client) ->
     begun = {"items": [{"type": "message", "role": "user", "content": SECRET}]}
     name = alice.post(CONVERSATIONS, json=begun).json()["id"]
     turn = respond(alice, conversation=name)
+    items = f"{CONVERSATIONS}/{name}/items"
+    item = alice.get(items).json()["data"][0]["id"]
     for refused in (
+        bob.get(items),
+        bob.post(items, json=begun),
+        bob.get(f"{items}/{item}"),
+        bob.delete(f"{items}/{item}"),
+        bob.post(f"{CONVERSATIONS}/{name}", json={"metadata": {}}),
         bob.get(f"{CONVERSATIONS}/{name}"),
         bob.delete(f"{CONVERSATIONS}/{name}"),
         bob.post(RESPONSES, json={"input": "a", "conversation": name}),
@@ -268,6 +279,55 @@ def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Cli
     first = [cached(bob, **guess) for guess in guesses]
     assert first == [0, first[1], 0, 0]  # the second finds what he sent himself
     assert cached(alice, cache_salt="own") == 0
+
+
+# ---- a flood ----
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_processes: int) -> None:
+    """At the limits of what is in hand, of requests, of prompt tokens, and of background responses, the
+    owner that has most is refused; one that has less than an equal part is served, and soon, though the
+    other's requests fill the batch and would run for long."""
+    flags = [
+        *("--num-gpu-blocks-override", "600", "--max-num-seqs", "2"),
+        *("--max-num-queued-reqs", "8", "--max-num-queued-tokens", "3000"),
+        *("--max-background-responses", "4", "--api-server-count", str(num_processes)),
+    ]
+    long = {"max_tokens": 900, "ignore_eos": True}
+    with running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server:
+
+        async def one(key: str, text: str, **more: Any) -> int:
+            body = {"messages": [{"role": "user", "content": text}], **more}
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                return (await http.post(CHAT, json=body, headers={"x-api-key": key})).status_code
+
+        async def floods() -> None:
+            flood = [asyncio.create_task(one(ALICE, f"{number}", **long)) for number in range(20)]
+            refused = 0
+            while refused < 12:  # the others are in hand
+                done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+                assert all(task.result() == 503 for task in done)
+                refused += len(done)
+                flood = [task for task in flood if task not in done]
+            short = {"max_tokens": 2}
+            assert await asyncio.gather(*(one(BOB, f"{n}", **short) for n in range(4))) == [200] * 4
+            assert await one(BOB, LONG + LONG, **short) == 200
+            assert await one(ALICE, "one more", **short) == 503
+            assert not any(task.done() for task in flood), "they wait, and run, as before"
+            for task in flood:
+                task.cancel()
+            await asyncio.wait(flood)
+
+        asyncio.run(floods())
+        runs = {"input": "a", "background": True, "max_output_tokens": 900, "ignore_eos": True}
+        codes = {}
+        for key in (ALICE, BOB):
+            with httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=60) as http:
+                codes[key] = [http.post(RESPONSES, json=runs).status_code for _ in range(12)]
+        assert 503 in codes[ALICE]
+        assert codes[BOB][:2] == [200, 200]
+        server.process.kill()
 
 
 # ---- several front ends ----

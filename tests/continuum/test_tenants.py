@@ -105,7 +105,8 @@ def test_a_turn_that_is_back_takes_nothing_of_an_equal_part(num_held: int, is_br
     jobs.begin("ann", num_held)
     num_tokens = room.scheduler.statistics().num_free_blocks * BLOCK // 2
     for number in (1, 2):
-        room.ask(f"busy{number}", [900 + number] * (num_tokens - 60), max_tokens=50)
+        prompt = [900 + number] * (num_tokens - 60)
+        room.ask(f"busy{number}", prompt, f"busy{number}", tenant="greedy", max_tokens=50)
     while len(room.step().scheduled_cached_reqs.req_ids) < 2:
         pass
     room.advance(LONG_S / 2)

@@ -86,7 +86,7 @@ class CompletionTurn:
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
         self._model.check_params(self._params)
         params = msgspec.structs.replace(self._params, output_kind=kind)
-        with self._model.seat(len(self._prompts) * self._n) as seat:
+        with self._model.seat(len(self._prompts) * self._n, self._job) as seat:
             async with aclosing(merge(await self._streams(params, seat))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output

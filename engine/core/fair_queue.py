@@ -1,0 +1,178 @@
+"""Waiting requests of all tenants: first those of the tenant that has fewest places in the batch, and of each
+tenant in the policy's order, which also decides between equals. Of one tenant it is the policy's order alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+
+from engine.core.request_queue import Places, QueueEntry, RequestQueue
+from engine.core.tenant_seats import TenantSeats
+from engine.policy import WaitingKey
+from engine.request import Request
+
+LAST = 1 << 30
+"""Rank of a tenant that is deferred."""
+
+_Head = tuple[int, QueueEntry, str, int]
+"""A tenant's rank, who waits first, its name, and the state of its queue that this was true of."""
+
+
+class FairQueue:
+    """A ``RequestQueue`` for each tenant that has somebody waiting; the next one is found in O(log n)."""
+
+    def __init__(self, seats: TenantSeats, is_overdue: Callable[[Request], bool]) -> None:
+        self._seats = seats
+        self._is_overdue = is_overdue
+        self._places = Places()
+        self._queues: dict[str, RequestQueue] = {}
+        self._states: dict[str, int] = {}
+        """Of each queue; another number since it changed."""
+        self._next_state = 0
+        self._changed: dict[str, None] = {}
+        """Tenants whose place among the heads is to be told anew."""
+        self._heads: list[_Head] = []
+        self._deferred: set[str] = set()
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether somebody waits beside requests of another tenant, waiting or in the batch."""
+        queues = self._queues
+        if len(queues) == 1:
+            return not self._seats.are_all_of(next(iter(queues)))
+        return bool(queues)
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def keep_place(self, request: Request) -> None:
+        """It has arrived, and will be added later: before those of the same key that arrive after it."""
+        self._places.keep(request)
+
+    def give_up_place(self, request: Request) -> None:
+        """It will not be added."""
+        del self._places.kept[request.request_id]
+
+    def add(self, request: Request, key: WaitingKey) -> None:
+        """Behind all of its tenant with the same key."""
+        self._queue_of(request).add(request, key)
+
+    def prepend(self, request: Request, key: WaitingKey) -> None:
+        """Before all of its tenant with the same key."""
+        self._queue_of(request).prepend(request, key)
+
+    def rekey(self, request: Request, key: WaitingKey) -> None:
+        """Move a queued request to its new place; order of arrival still breaks ties."""
+        self._queue_of(request).rekey(request, key)
+
+    def touch(self, tenant: str) -> None:
+        """It has got or lost a place in the batch, or its queue is another."""
+        if len(self._queues) > 1 and tenant in self._queues:
+            self._next_state += 1
+            self._states[tenant] = self._next_state
+            self._changed[tenant] = None
+
+    def defer(self, tenant: str) -> bool:
+        """Let all others go first until ``resume``; False if there are none left."""
+        if tenant in self._deferred or len(self._queues) <= 1:
+            return False
+        self._deferred.add(tenant)
+        self.touch(tenant)
+        return True
+
+    def resume(self) -> None:
+        deferred, self._deferred = self._deferred, set()
+        for tenant in deferred:
+            self.touch(tenant)
+
+    def peek(self) -> Request | None:
+        queue = self._first()
+        return None if queue is None else queue.peek()
+
+    def pop(self) -> Request:
+        queue = self._first()
+        assert queue is not None, "the queue is empty"
+        request = queue.pop()
+        self._taken_from(request.tenant)
+        return request
+
+    def set_aside(self) -> QueueEntry:
+        """Pop the head, to be put back where it was with ``put_back``."""
+        queue = self._first()
+        assert queue is not None, "the queue is empty"
+        entry = queue.set_aside()
+        assert entry.request is not None
+        self._taken_from(entry.request.tenant)
+        return entry
+
+    def put_back(self, entry: QueueEntry) -> None:
+        assert entry.request is not None
+        self._queue_of(entry.request).put_back(entry)
+
+    def remove(self, request: Request) -> None:
+        self._queues[request.tenant].remove(request)
+        self._taken_from(request.tenant)
+
+    def first(self, count: int) -> list[Request]:
+        """About the first ``count`` requests of each of as many tenants, for a trace, cut to ``count``."""
+        queues = islice(self._queues.values(), count)
+        return list(islice(chain.from_iterable(queue.first(count) for queue in queues), count))
+
+    def _queue_of(self, request: Request) -> RequestQueue:
+        """It is about to change."""
+        tenant = request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = RequestQueue(self._places)
+            if len(self._queues) == 2:  # of one nothing was told
+                self._heads.clear()
+                for each in self._queues:
+                    self.touch(each)
+        self.touch(tenant)
+        return queue
+
+    def _taken_from(self, tenant: str) -> None:
+        if self._queues[tenant]:
+            self.touch(tenant)
+        else:
+            del self._queues[tenant]
+            self._states.pop(tenant, None)
+            self._changed.pop(tenant, None)
+
+    def _first(self) -> RequestQueue | None:
+        """The queue whose head is next."""
+        if len(self._queues) <= 1:
+            return next(iter(self._queues.values()), None)
+        self._tell_changed()
+        heads = self._heads
+        while True:
+            _, _, tenant, state = heads[0]
+            if self._states.get(tenant) == state:
+                return self._queues[tenant]
+            heapq.heappop(heads)
+
+    def _tell_changed(self) -> None:
+        if len(self._heads) > 64 + 4 * len(self._queues):  # most of them are no longer true
+            self._heads.clear()
+            self._changed = dict.fromkeys(self._queues)
+        for tenant in self._changed:
+            head = self._queues[tenant].head()
+            assert head is not None
+            assert head.request is not None
+            rank = self._seats.rank(tenant, is_overdue=self._is_overdue(head.request))
+            rank = LAST if tenant in self._deferred else rank
+            heapq.heappush(self._heads, (rank, head, tenant, self._states[tenant]))
+        self._changed.clear()
+
+    def __contains__(self, request: Request) -> bool:
+        queue = self._queues.get(request.tenant)
+        return queue is not None and request in queue
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        """All requests, in no particular order."""
+        return chain.from_iterable(self._queues.values())

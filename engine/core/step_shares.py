@@ -1,0 +1,191 @@
+"""How much of a step is whose, where owners of several keys share an engine: a step takes as long for
+everybody in it, so who fills it makes all others wait.
+
+An owner that wants less than an equal part of a step's tokens has them all. The others together have as many
+as make the step so much longer: what a step costs without any tokens, and what each of them adds, is learned
+from the steps while several owners are there. Of one owner nothing is asked and nothing learned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+from engine.outputs import SchedulerOutput
+from engine.request import Request
+
+RECENT_S = 10.0
+"""Who has asked for something so lately may ask again: no step is to be long then."""
+FLOOD_REQUESTS = 8
+"""Of one owner at once: it does not wait for one answer, but keeps the engine full."""
+BESIDE, BESIDE_FLOOD = 1.0, 0.5
+"""A step that serves who wants little may take so much longer for the others, of what it takes without."""
+BEFORE = 1.5
+"""A step of a flood alone may take so much longer than an empty one: somebody may come while it runs."""
+OF_WAITING = 64
+"""Tokens that a request in the queue is taken to want, but for the first, of which it is known."""
+
+_DECAY = 0.99
+_FEWEST_STEPS = 8.0
+_UNKNOWN = 32.0
+_LEAST, _MOST = 16.0, 4096.0
+
+
+class StepCost:
+    """How many tokens make a step twice as long as an empty one: a line through recent steps, in plain
+    arithmetic. Where they scatter, a token is taken to cost more rather than less."""
+
+    def __init__(self) -> None:
+        self._weight = self._tokens = self._seconds = 0.0
+        self._tokens2 = self._both = self._seconds2 = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        tokens = float(num_tokens)
+        self._weight = self._weight * _DECAY + 1.0
+        self._tokens = self._tokens * _DECAY + tokens
+        self._seconds = self._seconds * _DECAY + seconds
+        self._tokens2 = self._tokens2 * _DECAY + tokens * tokens
+        self._both = self._both * _DECAY + tokens * seconds
+        self._seconds2 = self._seconds2 * _DECAY + seconds * seconds
+
+    @property
+    def tokens_of_an_empty_step(self) -> float:
+        if self._weight < _FEWEST_STEPS:
+            return _UNKNOWN
+        mean_tokens, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        variance = self._tokens2 / self._weight - mean_tokens * mean_tokens
+        if variance < 1.0:
+            return _UNKNOWN
+        slope = (self._both / self._weight - mean_tokens * mean_s) / variance
+        scatter = self._seconds2 / self._weight - mean_s * mean_s - slope * slope * variance
+        token_s = max(0.0, slope) + sqrt(max(0.0, scatter) / (self._weight * variance))
+        if token_s * _MOST <= mean_s:
+            return _MOST
+        return min(_MOST, max(_LEAST, (mean_s - token_s * mean_tokens) / token_s))
+
+
+@dataclass(slots=True)
+class StepLimit:
+    """What the owners that want much may have of one step."""
+
+    owners: set[str]
+    num_left: int
+    granted: dict[str, int] = field(default_factory=dict)
+    """Tokens of requests that run."""
+
+    def of_running(self, request: Request, num_tokens: int) -> int:
+        if request.owner not in self.owners:
+            return num_tokens
+        return min(num_tokens, self.granted.get(request.request_id, 0))
+
+    def of_new(self, request: Request, num_tokens: int) -> int:
+        """For one that is to be started, of what those that run leave."""
+        return num_tokens if request.owner not in self.owners else min(num_tokens, self.num_left)
+
+    def started(self, request: Request, num_tokens: int) -> None:
+        if request.owner in self.owners:
+            self.num_left -= num_tokens
+
+
+class StepShares:
+    """Knows who was here lately, and what steps cost."""
+
+    def __init__(self) -> None:
+        self._seen_s: dict[str, float] = {}
+        """When owners asked last, longest ago first."""
+        self._num_open: dict[str, int] = {}
+        """Requests of each owner that have not ended."""
+        self.is_shared = False
+        """Whether several owners were here lately; if not nothing else is worth asking."""
+        self._cost = StepCost()
+        self._planned: deque[tuple[SchedulerOutput, float]] = deque()
+        self._ended_s = 0.0
+        self._turn = 0
+        """Of the flood's requests that need one token each, who is next where not all can have it."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        owner = request.owner
+        self._seen_s.pop(owner, None)
+        self._seen_s[owner] = now
+        self._num_open[owner] = self._num_open.get(owner, 0) + 1
+        self.is_shared = len(self._seen_s) > 1
+
+    def gone(self, request: Request) -> None:
+        owner = request.owner
+        self._num_open[owner] -= 1
+        if not self._num_open[owner]:
+            del self._num_open[owner]
+
+    def planned(self, plan: SchedulerOutput, now: float) -> None:
+        self._planned.append((plan, now))
+
+    def ended(self, plan: SchedulerOutput, now: float) -> None:
+        """Its output came back."""
+        while self._planned:
+            planned, planned_s = self._planned.popleft()
+            if planned is plan:
+                num_tokens = plan.total_num_scheduled_tokens
+                if num_tokens:
+                    self._cost.observe(num_tokens, now - max(planned_s, self._ended_s))
+                self._ended_s = now
+                return
+
+    def limit(self, running: Sequence[Request], next_one: Request | None, now: float) -> StepLimit | None:
+        """Of the step that is to be planned; None: there is none. ``next_one`` is first in the queue."""
+        num_open = self._num_open
+        num_waiting = dict(num_open)
+        wanted = dict.fromkeys(num_open, 0)
+        for request in running:
+            wanted[request.owner] += _missing(request)
+            num_waiting[request.owner] -= 1
+        if next_one is not None:
+            wanted[next_one.owner] += next_one.num_tokens
+            num_waiting[next_one.owner] -= 1
+        for owner, number in num_waiting.items():
+            wanted[owner] += number * OF_WAITING
+        self._forget(wanted, now)
+        if not self.is_shared or not wanted:
+            return None
+        empty_step = self._cost.tokens_of_an_empty_step
+        heavy = {owner for owner, tokens in wanted.items() if tokens * len(wanted) >= sum(wanted.values())}
+        is_flood = any(num_open[owner] >= FLOOD_REQUESTS for owner in heavy)
+        if len(heavy) < len(wanted):
+            light = sum(tokens for owner, tokens in wanted.items() if owner not in heavy)
+            num_tokens = (empty_step + light) * (BESIDE_FLOOD if is_flood else BESIDE)
+        elif is_flood and len(wanted) < len(self._seen_s):
+            num_tokens = empty_step * BEFORE
+        else:
+            return None
+        return self._granted(StepLimit(heavy, max(1, int(num_tokens))), running)
+
+    def _forget(self, here: dict[str, int], now: float) -> None:
+        for owner, seen_s in list(self._seen_s.items()):
+            if now - seen_s <= RECENT_S:
+                break
+            if owner not in here:
+                del self._seen_s[owner]
+        self.is_shared = len(self._seen_s) > 1
+
+    def _granted(self, limit: StepLimit, running: Sequence[Request]) -> StepLimit:
+        """First one token each to those that need no more, in turn where they are too many; then to the
+        others, oldest first."""
+        own = [(request, _missing(request)) for request in running if request.owner in limit.owners]
+        single = [request for request, missing in own if missing == 1]
+        if len(single) > limit.num_left:
+            first = self._turn % len(single)
+            self._turn += limit.num_left
+            single = [*single[first:], *single[:first]][: limit.num_left]
+        for request in single:
+            limit.granted[request.request_id] = 1
+        limit.num_left -= len(single)
+        for request, missing in own:
+            if missing > 1 and limit.num_left:
+                tokens = limit.granted[request.request_id] = min(missing, limit.num_left)
+                limit.num_left -= tokens
+        return limit
+
+
+def _missing(request: Request) -> int:
+    return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens

@@ -1,0 +1,294 @@
+"""Promises to a tenant beside one that floods: its place in the batch, its memory, and how long a step is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuum.config import ContinuumConfig
+from continuum.policy import ContinuumPolicy
+from engine.core.fair_queue import FairQueue
+from engine.core.step_shares import StepCost
+from engine.core.tenant_seats import TenantSeats
+from engine.messages import JobRef
+from engine.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from tests.core.engine_room import EngineRoom
+
+POLICIES = ("fcfs", "priority", "continuum")
+TOKEN_S, EMPTY_STEP_TOKENS = 0.00015, 25
+"""What a step is made to take: as many tokens' time as it has, and so much more."""
+
+
+def make(name: str, num_blocks: int) -> SchedulingPolicy:
+    if name == "continuum":
+        return ContinuumPolicy(PolicyContext(16, num_blocks - 1), ContinuumConfig())
+    return PriorityPolicy() if name == "priority" else FcfsPolicy()
+
+
+def of(tenant: str | None, *, is_owner: bool = False) -> JobRef:
+    return JobRef(None, tenant=tenant, owner=tenant if is_owner else None)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [number, *range(1000, 1000 + length - 1)]
+
+
+def running(room: EngineRoom) -> Counter[str]:
+    return Counter(request.tenant for request in room.scheduler.running)
+
+
+# ---- the queue ----
+
+
+def request_of(tenant: str, number: int) -> Request:
+    job = JobRef(None, tenant=tenant)
+    return Request(f"r{number}", [1], SamplingParams(max_tokens=1), 0.0, job=job)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "prepend", "rekey", "remove", "start", "start", "end", "aside"]),
+        st.sampled_from("abc"),
+        st.integers(0, 2),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -> None:
+    """Any operations: the next request is of the tenant with fewest places, and of these first by key and
+    arrival, as looking at all of them would find it."""
+    seats = TenantSeats()
+    queue = FairQueue(seats, lambda request: False)
+    waiting: dict[Request, tuple[int, int]] = {}
+    seated: list[Request] = []
+    for number, (operation, tenant, key) in enumerate(operations):
+        if operation in ("add", "prepend"):
+            new = request_of(tenant, number)
+            getattr(queue, operation)(new, (key,))
+            waiting[new] = (key, number if operation == "add" else -number)
+        elif operation == "end" and seated:
+            ended = seated.pop(key % len(seated))
+            seats.give_back(ended)
+            queue.touch(ended.tenant)
+        elif waiting and operation == "rekey":
+            last = list(waiting)[-1]
+            queue.rekey(last, (key,))
+            waiting[last] = (key, waiting[last][1])
+        elif waiting and operation == "remove":
+            last, _ = waiting.popitem()
+            queue.remove(last)
+        elif waiting and operation == "aside":
+            queue.put_back(queue.set_aside())
+        elif waiting and operation == "start":
+            expected = min(waiting, key=lambda each: (seats.held(each.tenant), *waiting[each]))
+            assert queue.peek() is expected
+            started = queue.pop()
+            del waiting[started]
+            seats.take(started, is_overdue=False)
+            queue.touch(started.tenant)
+            seated.append(started)
+        assert len(queue) == len(waiting)
+        assert set(queue) == set(waiting)
+        seats.check_invariants(seated)
+
+
+def test_a_flood_of_overdue_requests_passes_nobody() -> None:
+    """One of a tenant at a time stands with those that have nothing; then others are next again."""
+    seats = TenantSeats()
+    queue = FairQueue(seats, lambda request: request.tenant == "flood")
+    for number in range(4):
+        queue.add(request_of("flood", number), (0,))
+    order = []
+    for number in range(10, 14):
+        if number == 12:
+            queue.add(request_of("quiet", number), (1,))
+        request = queue.peek()
+        assert request is not None
+        order.append(request.tenant)
+        queue.remove(request)
+        seats.take(request, is_overdue=request.tenant == "flood")
+        queue.touch(request.tenant)
+    assert order == ["flood", "flood", "quiet", "flood"]
+
+
+# ---- places and memory ----
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_full_batch_makes_a_place(policy: str) -> None:
+    """Where one tenant has all places, another's first request takes one at once, and who gave it up goes on
+    later; then places are shared equally as they become free, without anybody being preempted."""
+    room = EngineRoom(make(policy, 400), block_size=16, num_blocks=400, max_model_len=256)
+    for number in range(8):
+        room.add(f"a{number}", prompt(number, 20), max_tokens=40, job=of("alice"))
+    for _ in range(3):
+        room.step()
+    assert running(room) == {"alice": 4}
+    for number in range(8):
+        room.add(f"b{number}", prompt(100 + number, 20), max_tokens=40, job=of("bob"))
+    room.step()
+    room.check_invariants()
+    assert running(room) == {"alice": 2, "bob": 2}
+    preempted = sum(request.num_preemptions for request in room.scheduler.requests.values())
+    assert preempted == 2
+    room.run()
+    assert len(room.finished) == 16
+    assert all(len(room.received[name]) == 40 for name in room.finished)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_full_pool_makes_room(policy: str, reserve: bool) -> None:
+    """So it is with memory that one tenant has filled; and what its requests grow by is not taken from the
+    other."""
+    room = EngineRoom(
+        make(policy, 33),
+        block_size=16,
+        num_blocks=33,
+        max_model_len=256,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        scheduler_reserve_full_isl=reserve,
+    )
+    for number in range(4):
+        room.add(f"a{number}", prompt(number, 128), max_tokens=60, job=of("alice"))
+    room.step()
+    room.add("b", prompt(100, 100), max_tokens=30, job=of("bob"))
+    for _ in range(40):
+        room.step()
+        room.check_invariants()
+    assert "b" in room.finished
+    assert room.finished["b"].num_preemptions == 0
+    room.run()
+    assert len(room.finished) == 5
+
+
+def test_nothing_is_preempted_in_vain() -> None:
+    """Who finds no room even if all that may be taken is taken waits, and takes nothing."""
+    room = EngineRoom(block_size=16, num_blocks=17, max_model_len=256, max_num_batched_tokens=512)
+    for number in range(2):
+        room.add(f"a{number}", prompt(number, 100), max_tokens=20, job=of("alice"))
+    room.step()
+    room.add("b", prompt(100, 200), max_tokens=4, job=of("bob"))
+    room.run()
+    assert sum(room.finished[name].num_preemptions for name in room.finished) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("aaaabc"), st.integers(1, 60), st.integers(1, 12), st.integers(0, 5)),
+        max_size=40,
+    ),
+    st.sampled_from(POLICIES),
+    st.booleans(),
+    st.booleans(),
+)
+def test_everybody_is_served(
+    arrivals: list[tuple[str, int, int, int]], policy: str, is_async: bool, is_owner: bool
+) -> None:
+    """Any traffic of several tenants ends, each request with its own output; and while somebody waits, who
+    has two places more than he has one that could be given up."""
+    room = EngineRoom(
+        make(policy, 40),
+        block_size=4,
+        num_blocks=40,
+        max_model_len=96,
+        max_num_seqs=6,
+        async_scheduling=is_async,
+    )
+    for number, (tenant, length, max_tokens, steps) in enumerate(arrivals):
+        job = of(tenant, is_owner=is_owner)
+        room.add(f"{tenant}{number}", prompt(number, length), max_tokens=max_tokens, job=job)
+        for _ in range(steps):
+            room.step()
+            room.check_invariants()
+    room.run(5000)
+    assert len(room.finished) == len(arrivals)
+    for number, (tenant, _, max_tokens, _) in enumerate(arrivals):
+        assert len(room.received[f"{tenant}{number}"]) == max_tokens
+
+
+# ---- steps ----
+
+
+class Traffic:
+    """A flood that keeps so many requests in hand, and one who asks a small thing now and then."""
+
+    def __init__(self, policy: str, flood_size: int, prompt_tokens: int = 250) -> None:
+        self.room = EngineRoom(
+            make(policy, 1000),
+            block_size=16,
+            num_blocks=1000,
+            max_model_len=1024,
+            max_num_seqs=32,
+            max_num_batched_tokens=2048,
+        )
+        self._flood_size = flood_size
+        self._prompt_tokens = prompt_tokens
+        self._ids = count()
+        self._flood: set[str] = set()
+
+    def step(self) -> None:
+        self._flood -= self.room.finished.keys()
+        while len(self._flood) < self._flood_size:
+            number = next(self._ids)
+            name = f"flood{number}"
+            tokens = prompt(number, self._prompt_tokens)
+            self.room.add(name, tokens, max_tokens=16, job=of("flood", is_owner=True))
+            self._flood.add(name)
+        plan = self.room.plan_next()
+        self.room.take_output((EMPTY_STEP_TOKENS + plan.total_num_scheduled_tokens) * TOKEN_S)
+
+    def waits(self, number: int) -> Iterator[float]:
+        """How long the quiet one's requests take, one after the other."""
+        for each in range(number):
+            for _ in range(1 + each % 7):
+                self.step()
+            # It comes while a step runs.
+            name, came_s = f"quiet{each}", self.room.clock.now()
+            self.step()
+            tokens = prompt(10**6 + each, 25)
+            self.room.add(name, tokens, max_tokens=4, job=of("quiet", is_owner=True))
+            while name not in self.room.finished:
+                self.step()
+            yield self.room.clock.now() - came_s
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("prompt_tokens", [20, 250, 900])
+def test_a_flood_does_not_make_the_quiet_wait(policy: str, prompt_tokens: int) -> None:
+    """Beside 150 requests of another at a time its own take at most twice what they take alone, even where
+    each comes right after a step has begun."""
+    alone = sorted(Traffic(policy, 0).waits(40))
+    beside = sorted(list(Traffic(policy, 150, prompt_tokens).waits(60))[5:])
+    assert beside[-1] <= 2.0 * alone[len(alone) // 2]
+
+
+def test_the_flood_is_served_too() -> None:
+    """In what is left beside the quiet one it gets no less than a third of what it gets alone."""
+    done = []
+    for asks in (0, 60):
+        traffic = Traffic("fcfs", 150)
+        list(traffic.waits(asks))
+        while traffic.room.clock.now() < 10.0:
+            traffic.step()
+        done.append(sum(name.startswith("flood") for name in traffic.room.finished) / 10.0)
+    assert done[1] >= done[0] / 3
+
+
+def test_what_a_step_costs_is_learned() -> None:
+    """From steps of any lengths that lie on a line; of steps that are all alike nothing is."""
+    cost = StepCost()
+    for number in range(40):
+        tokens = 1 + number * 37 % 200
+        cost.observe(tokens, 0.01 + 0.0002 * tokens)
+    assert cost.tokens_of_an_empty_step == pytest.approx(50.0, rel=1e-6)
