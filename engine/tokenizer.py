@@ -17,6 +17,7 @@ from engine.parted_text import PartedText
 from engine.prompt_encoder import PromptEncoder
 from engine.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenise
 from engine.token_reach import TokenReach
+from engine.unicode_text import readable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
@@ -83,7 +84,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
         """The text's tokens. Of a text that begins as others of its owner did only the rest is tokenised,
-        where the tokenizer allows it: an EncodedTokens then."""
+        where the tokenizer allows it: an EncodedTokens then. Half of a surrogate pair is read as U+FFFD."""
+        text = readable(text)
         if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
             return self._encoder.encode(text, owner)
         if len(text) > PART_CHARS:

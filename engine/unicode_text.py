@@ -10,3 +10,8 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def readable(text: str) -> str:
+    """The same text with U+FFFD for each half of a pair; two that belong together are their character."""
+    return text if is_unicode(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

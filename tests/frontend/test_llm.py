@@ -210,3 +210,11 @@ def test_a_program_may_end_without_closing(model_folder: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     *_, last = read_trace(trace)
     assert isinstance(last, TraceEnd)
+
+
+def test_half_of_a_surrogate_pair_is_read_as_unreadable(llm: LLM) -> None:
+    """A prompt that was cut in the middle of a character is a prompt."""
+    params = SamplingParams(max_tokens=2, temperature=0)
+    cut, readable = llm.generate(["cut here \ud83d", "cut here \ufffd"], params)
+    assert cut.prompt_token_ids == readable.prompt_token_ids
+    assert cut.outputs[0].token_ids == readable.outputs[0].token_ids
