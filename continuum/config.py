@@ -49,10 +49,11 @@ class ContinuumConfig(Tuning):
     """Largest share of the pool that pins may hold together."""
     pin_tenant_share: float = 1.0
     """Largest share of the pin budget that one tenant may hold, also while no other wants any."""
-    max_wait_s: float = 1800.0
+    max_wait_s: float = 230.0
     """Any request that has waited so long may break any pin, and nobody who came later starts before it."""
-    max_return_wait_s: float = 300.0
-    """The same of a turn whose job has begun, if that is less: clients often give up after 600 s."""
+    max_return_wait_s: float = 230.0
+    """The same of a turn whose job has begun, if that is less. Both are below the 300 s after which coding
+    agents drop a silent stream."""
     infer_jobs: bool = True
     """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
     release_superseded: bool = True

@@ -43,6 +43,10 @@ class Tuning:
     spares about twice what computing it takes: it waits for no room, and holds no blocks until then."""
     cheap_reload_share: float = 0.5
     """Of the time to compute KV: where loading its copy takes less, nothing is held."""
+    usual_share: float = 0.9
+    """median-horizon: when so many of such calls are back, nearly all are."""
+    past_usual: float = 16.0
+    """median-horizon: nothing is held for more than so many times as long as that takes."""
     look_again_s: float = 1e-4
     """For each pin that was looked at in vain: a search takes a thirtieth of it, so no more of all time."""
     unseen_return: float = 0.5

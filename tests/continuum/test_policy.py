@@ -325,6 +325,25 @@ def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
         assert pins(room) == num_pins
 
 
+def test_a_hold_depends_on_the_tool_below_the_horizon() -> None:
+    """Quick calls are let go of sooner than longer ones, though other kinds lend both the same."""
+    room = make_room(num_blocks=257)
+    ttl_s = {}
+    for number in range(40):
+        for command, gap_s in (("ls", 0.1), ("pytest", 4.0), ("npm install", 20.0), ("make all", 90.0)):
+            job = f"{command}{number}"
+            turn(room, f"{job}-1", job, [number + 1] * 8)
+            receipt = tools_start(room, job, f"{job}-1", command)
+            assert receipt is not None
+            ttl_s[command] = receipt.ttl_s
+            room.clock.advance(gap_s)
+            room.scheduler.expire(room.clock.now())
+            turn(room, f"{job}-2", job, prompt_of(room, f"{job}-1", 5), is_last_step=True)
+    assert ttl_s["make all"] == 0
+    assert 0.1 < ttl_s["ls"] < 0.6 * ttl_s["pytest"]
+    assert 4.0 < ttl_s["pytest"] < ttl_s["npm install"]
+
+
 def test_a_turn_without_a_tool_call_is_held_briefly() -> None:
     """It is probably the last one: until answers are known to come back, 2 s."""
     room = make_room()
