@@ -147,7 +147,7 @@ class MedianHorizonRule:
         usual_s = self.past_usual * curve.quantile(self.usual_share)
         for elapsed_s in curve.support:
             if elapsed_s > usual_s:
-                return TtlDecision(elapsed_s, "until well past when nearly all such calls are back")
+                return TtlDecision(usual_s, "until well past when nearly all such calls are back")
             remaining_s = curve.median_remaining(elapsed_s)
             if math.isinf(remaining_s):
                 return TtlDecision(elapsed_s + self.cold_horizon_s, "until past the longest call seen")
