@@ -16,7 +16,7 @@ from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.llm_engine import LLMEngine
-from engine.messages import JobRef
+from engine.messages import EngineCoreRequest, JobRef
 from engine.model_executor import model_executor
 from engine.policy import PolicyFactory, fcfs
 from engine.request_output import RequestOutput
@@ -107,9 +107,8 @@ class LLM:
             for prompt, own, job, p in zip(all_prompts, params, all_jobs, priorities, strict=True)
         ]
         order = {request.external_req_id: position for position, request in enumerate(requests)}
-        for request, prompt in zip(requests, all_prompts, strict=True):
-            self.engine.add_checked(request, prompt if isinstance(prompt, str) else None)
-        outputs = self._run(count, use_tqdm)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in all_prompts]
+        outputs = self._run(requests, texts, use_tqdm)
         return sorted(outputs, key=lambda output: order[output.request_id])
 
     def chat(
@@ -143,11 +142,15 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, jobs=jobs, priority=priority)
 
-    def _run(self, count: int, use_tqdm: bool) -> list[RequestOutput]:
-        """Step until all is finished; if interrupted, nothing of it goes on."""
+    def _run(
+        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Add them and step until all is finished; if interrupted, nothing of it goes on."""
         outputs: list[RequestOutput] = []
-        progress = _Progress(count, use_tqdm)
+        progress = _Progress(len(requests), use_tqdm)
         try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                self.engine.add_checked(request, prompt)
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
                     outputs.append(output)

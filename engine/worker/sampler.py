@@ -114,7 +114,10 @@ def _broken(logits: torch.Tensor) -> dict[int, str]:
     """Rows of which nothing can be chosen as the model gave them. A sum that is a number has none that is not
     one among its terms, and takes far less time than to look at each."""
     sums = logits.sum(dim=-1, dtype=torch.float32 if logits.dtype == torch.float16 else None)
-    suspects = (~torch.isfinite(sums)).nonzero()[:, 0].tolist()
+    values: list[float] = sums.tolist()
+    if math.isfinite(sum(values)):
+        return {}
+    suspects = [row for row, value in enumerate(values) if not math.isfinite(value)]
     return {row: NOT_NUMBERS for row in suspects if not _has_best(logits[row])}
 
 

@@ -281,3 +281,20 @@ def test_parameters_of_another_type_are_refused(llm: LLM, field: str, value: Any
     with pytest.raises(RequestError):
         run(llm, [SOUND[0]], SamplingParams(**{field: value}))
     assert len(run(llm, [SOUND[0]], GREEDY)[0].token_ids) == 6
+
+
+def test_a_request_that_cannot_be_added_leaves_none_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call raises; those that were added before it run no further, and the next call is unharmed."""
+    real = IncrementalDetokenizer.__init__
+
+    def failing(reader: IncrementalDetokenizer, tokenizer: Any, params: Any, prompt: list[int]) -> None:
+        if prompt == SOUND[1]:
+            raise ValueError("this request was told to fail")
+        real(reader, tokenizer, params, prompt)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "__init__", failing)
+    with pytest.raises(ValueError, match="told to fail"):
+        run(llm, SOUND[:2], SamplingParams(max_tokens=200, ignore_eos=True))
+    [output] = run(llm, [SOUND[0]], GREEDY)
+    assert len(output.token_ids) == 6
+    assert llm.statistics().num_running == 0
