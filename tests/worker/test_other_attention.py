@@ -3,6 +3,7 @@ that transformers itself computes with."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loader import load_model
+from engine.worker.models.decoder import Decoder
 from engine.worker.models.transformers_model import TransformersModel
 from tests.worker.generation import SmallEngine, random_tokens
 
@@ -124,3 +126,25 @@ def test_a_stretched_rope_of_some_layers_gives_its_length(tmp_path: Path) -> Non
     ropes = {"full_attention": YARN | {"factor": 8.0}, "sliding_attention": PLAIN}
     saved(tmp_path, "olmo3", sliding_window=9, num_hidden_layers=4, rope_parameters=ropes)
     assert load_model(ModelConfig(model=str(tmp_path))).max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("llama", {"sliding_window": 9}),
+        ("llama", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
+        ("mistral", {"attention_bias": True, "mlp_bias": True, "sliding_window": 9}),
+        ("qwen2", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"mlp_bias": True, "head_dim": 16}),
+    ],
+)
+def test_fields_that_a_familys_code_does_not_read_count_for_nothing(
+    model_type: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """They may have come from another family: our own decoder leaves out what transformers does."""
+    model = saved(tmp_path, model_type, **fields)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    assert isinstance(load_model(ModelConfig(model=str(tmp_path))).model, Decoder)
+    prompt = random_tokens(40, seed=1)
+    assert SmallEngine(tmp_path).generate(prompt)[:6] == greedy(model, prompt, 6)

@@ -31,7 +31,13 @@ from engine.worker.models.quantized_linear import (
     int8_linear,
     int8_table,
 )
-from engine.worker.models.rotary import STATIC_ROPE_TYPES, RotaryEmbedding, rope_parameters, rotate
+from engine.worker.models.rotary import (
+    STATIC_ROPE_TYPES,
+    RotaryEmbedding,
+    all_ropes,
+    rope_parameters,
+    rotate,
+)
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
 from engine.worker.tensor_part import TensorPart
@@ -48,6 +54,7 @@ def is_native(config: PreTrainedConfig) -> bool:
     return (
         config.model_type in NATIVE_MODEL_TYPES
         and config.hidden_act == "silu"
+        and "" in all_ropes(config)
         and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
         and rope.get("partial_rotary_factor", 1.0) == 1.0
     )
@@ -76,7 +83,10 @@ class DecoderShape:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> DecoderShape:
-        attention_bias = bool(getattr(config, "attention_bias", False))
+        # A config may hold fields of other families: only what its own code reads counts.
+        family = config.model_type
+        has_bias = family in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False))
+        full = (None,) * config.num_hidden_layers
         return cls(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -86,12 +96,12 @@ class DecoderShape:
             num_kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             norm_eps=config.rms_norm_eps,
-            qkv_bias=attention_bias or config.model_type == "qwen2",
-            output_bias=attention_bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=config.model_type == "qwen3",
+            qkv_bias=has_bias or family == "qwen2",
+            output_bias=has_bias,
+            mlp_bias=family == "llama" and bool(getattr(config, "mlp_bias", False)),
+            qk_norm=family == "qwen3",
             tied=bool(config.tie_word_embeddings),
-            windows=tuple(layer_windows(config)),
+            windows=full if family == "llama" else tuple(layer_windows(config)),
         )
 
     def of_rank(self, num_ranks: int) -> DecoderShape:
