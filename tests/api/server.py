@@ -87,12 +87,14 @@ def running_server(
 
 
 def _url_when_ready(process: subprocess.Popen[str]) -> str:
+    """Read as bytes as they come: what is buffered behind a line is not waited for."""
     assert process.stdout is not None
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline, told = time.monotonic() + START_TIMEOUT_S, b""
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], 1.0)[0]:
-            line = process.stdout.readline()
-            if found := _SERVING.search(line):
+            news = os.read(process.stdout.fileno(), 65536)
+            assert news, "the server ended before it was ready"
+            told += news
+            if found := _SERVING.search(told[: told.rfind(b"\n") + 1].decode()):
                 return found.group(2)
-            assert line, "the server ended before it was ready"
     raise AssertionError("the server was not ready in time")
