@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,30 @@ def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_process
                 codes[key] = [http.post(RESPONSES, json=runs).status_code for _ in range(12)]
         assert 503 in codes[ALICE]
         assert codes[BOB][:2] == [200, 200]
+        server.process.kill()
+
+
+def test_connections_are_shared_too(model: Path) -> None:
+    """Where one owner has all of them at work, another's is let in, and one more of the first is not; of idle
+    ones the first one's are closed."""
+    flags = ["--num-gpu-blocks-override", "600", "--max-connections", "4"]
+    stream = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with (
+        running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server,
+        ExitStack() as on,
+    ):
+
+        def client(key: str) -> httpx.Client:
+            return on.enter_context(httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=60))
+
+        resting = client(BOB)
+        assert resting.get("/v1/models").status_code == 200
+        for number in range(4):
+            begun = on.enter_context(client(ALICE).stream("POST", "/v1/completions", json=stream))
+            if number < 3:
+                assert begun.status_code == 200
+        assert client(ALICE).get("/v1/models").status_code == 503
+        assert client(BOB).get("/v1/models").status_code == 200
         server.process.kill()
 
 

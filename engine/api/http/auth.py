@@ -49,6 +49,22 @@ class ApiKeys:
                 found, owner = True, name
         return found, owner
 
+    def find_shown(self, headers: Headers) -> tuple[bool, str | None]:
+        """Clients that were set up for another service may send both; one that fits is enough."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        presented = [headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            presented.append(bearer.strip())
+        for key in filter(None, presented):
+            found, owner = self.find(key.encode("latin-1"))
+            if found:
+                return found, owner
+        return False, None
+
+    def owner_shown(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """Of a request's headers, names in lower case; empty for a key without a name, and for none."""
+        return self.find_shown(Headers(raw=list(headers)))[1] or ""
+
 
 def fault_of_keys(keys: Sequence[str]) -> str | None:
     """What is wrong with keys that an operator gave, in a sentence without any secret; None if nothing is."""
@@ -95,26 +111,13 @@ class AuthMiddleware:
         if OWNER_HEADER in headers:
             del headers[OWNER_HEADER]
         if self._keys is not None and scope["path"] not in OPEN_PATHS:
-            found, owner = self._find(self._keys, headers)
+            found, owner = self._keys.find_shown(headers)
             if not found:
                 await refusal(_unauthorized(), scope)(scope, receive, send)
                 return
             if self._keys.names:
                 headers[OWNER_HEADER] = owner or ""
         await self._app(scope, receive, send)
-
-    @staticmethod
-    def _find(keys: ApiKeys, headers: Headers) -> tuple[bool, str | None]:
-        """Clients that were set up for another service may send both; one that fits is enough."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        presented = [headers.get("x-api-key", "")]
-        if scheme.lower() == "bearer":
-            presented.append(bearer.strip())
-        for key in filter(None, presented):
-            found, owner = keys.find(key.encode("latin-1"))
-            if found:
-                return found, owner
-        return False, None
 
 
 def _unauthorized() -> HTTPException:

@@ -6,7 +6,7 @@ It sees what no application can: a request that is never complete. It knows no e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from engine.api.errors import RETRY_AFTER_S, error_response
+from engine.api.http.connection_shares import ConnectionShares
 from engine.api.http.half_close import HalfClosed
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -25,6 +26,7 @@ MAX_HEADERS = 256
 LINGER_S = 5.0
 """How long what is left of a refused upload is read and thrown away: a client that is cut off while it
 sends may never see why."""
+NO_ROOM = "The server has as many connections as it may, and all are at work."
 WRITE_STALL_S = 300.0
 """A client that takes nothing of its answer for so long is cut off."""
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -36,8 +38,12 @@ class ConnectionGuard:
 
     max_connections: int
     head_timeout_s: float
-    idle: dict[GuardedProtocol, None] = field(default_factory=dict)
-    """The one idle longest first."""
+    owner_of: Callable[[Sequence[tuple[bytes, bytes]]], str] | None = None
+    """Whose key these headers show; None where keys have no owners."""
+    shares: ConnectionShares[GuardedProtocol] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shares = ConnectionShares(self.max_connections)
 
     def protocol(
         self,
@@ -50,14 +56,18 @@ class ConnectionGuard:
         return GuardedProtocol(self, config, server_state, app_state, _loop)
 
     def has_room(self, num_connections: int) -> bool:
-        """Whether one more may stay; if need be the one that has been idle longest goes."""
+        """Whether one more may stay; if need be one that is idle goes: of the owner that has most."""
         if num_connections > self.max_connections:
-            longest = next(iter(self.idle), None)
+            longest = self.shares.longest_idle()
             if longest is None:
                 return False
-            del self.idle[longest]
             longest.transport.close()
         return True
+
+    def may_say_whose(self, num_connections: int) -> bool:
+        """Whether one more for which there is no room may say whose it is: an owner that has less than an
+        equal part is let in all the same. So it is never more than twice as many."""
+        return self.owner_of is not None and num_connections <= 2 * self.max_connections
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -81,6 +91,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._reads_body = False
         self._skips_head = False
         """A head is being read that has been read before."""
+        self._is_on_top = False
+        """There was no room for it: it stays only for an owner that has less than its part."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -88,14 +100,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._guard.has_room(len(self.connections)):
-            self._guard.idle[self] = None
-            self._start_timer(self._guard.head_timeout_s, self._head_timed_out)
+        guard, number = self._guard, len(self.connections)
+        guard.shares.opened(self)
+        if guard.has_room(number):
+            guard.shares.rests(self)
+        elif guard.may_say_whose(number):
+            self._is_on_top = True
         else:
-            self._refuse(503, "The server has as many connections as it may, and all are at work.")
+            self._refuse(503, NO_ROOM)
+            return
+        self._start_timer(guard.head_timeout_s, self._head_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.idle.pop(self, None)
+        self._guard.shares.closed(self)
         self._cancel_timer()
         self.resume_writing()
         super().connection_lost(exc)
@@ -179,10 +196,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._refuse(400, f"A request needs one Host header, this one has {num_hosts}.")
             raise _Refused
+        self._guard.shares.works(self)
+        if self._guard.owner_of is not None:
+            self._say_whose(self._guard.owner_of(self.headers))
         super().on_headers_complete()
         self._reads_body = True
-        self._guard.idle.pop(self, None)
         self._cancel_timer()
+
+    def _say_whose(self, owner: str) -> None:
+        self._guard.shares.is_of(self, owner)
+        if self._is_on_top and not self._guard.shares.is_within_share(self):
+            self._refuse(503, NO_ROOM)
+            raise _Refused
+        self._is_on_top = False
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -204,7 +230,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        self._guard.idle[self] = None
+        self._guard.shares.rests(self)
         if self._reads_body:
             self._start_timer(LINGER_S, self.transport.close)
 

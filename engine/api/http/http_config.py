@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from engine.api.config import ServerConfig
+from engine.api.http.auth import ApiKeys
 from engine.api.http.connection_guard import ConnectionGuard, GuardedProtocol
 
 SPARE_FILES = 256
@@ -24,7 +25,9 @@ def http_config(
 ) -> uvicorn.Config:
     """uvicorn's settings for this application. ``backlog``: connections that may wait to be taken."""
     limits, tls = config.limits, config.tls
-    guard = ConnectionGuard(limits.max_connections, limits.head_timeout_s)
+    keys = ApiKeys(config.access.api_keys)
+    owner_of = keys.owner_shown if keys.names else None
+    guard = ConnectionGuard(limits.max_connections, limits.head_timeout_s, owner_of)
     return uvicorn.Config(
         app,
         http=cast(type[GuardedProtocol], guard.protocol),

@@ -1,0 +1,73 @@
+"""Whose connections a process has, as far as their keys have said: who has most gives way first.
+
+Whose a connection is shows with its first request; until then it is nobody's. It knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Generic, TypeVar
+
+Connection = TypeVar("Connection")
+
+UNKNOWN = None
+
+
+class ConnectionShares(Generic[Connection]):
+    """Connections by owner, and which of them are idle. Without owners all are of one."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max = max_connections
+        self._owners: dict[Connection, str | None] = {}
+        self._count: Counter[str | None] = Counter()
+        self._idle: dict[str | None, dict[Connection, None]] = {}
+        """Of each owner the one idle longest first."""
+
+    def opened(self, connection: Connection) -> None:
+        self._owners[connection] = UNKNOWN
+        self._count[UNKNOWN] += 1
+
+    def closed(self, connection: Connection) -> None:
+        self.works(connection)
+        if connection in self._owners:
+            self._take(self._owners.pop(connection))
+
+    def is_of(self, connection: Connection, owner: str | None) -> None:
+        """Its key has said so, or it is another's now."""
+        before = self._owners.get(connection)
+        if connection in self._owners and before != owner:
+            self._take(before)
+            self._owners[connection] = owner
+            self._count[owner] += 1
+
+    def _take(self, owner: str | None) -> None:
+        self._count[owner] -= 1
+        if not self._count[owner]:
+            del self._count[owner]
+
+    def rests(self, connection: Connection) -> None:
+        """It has no request in work."""
+        owner = self._owners.get(connection)
+        self._idle.setdefault(owner, {})[connection] = None
+
+    def works(self, connection: Connection) -> None:
+        owner = self._owners.get(connection)
+        idle = self._idle.get(owner)
+        if idle is not None and idle.pop(connection, connection) is None and not idle:
+            del self._idle[owner]
+
+    def longest_idle(self) -> Connection | None:
+        """Of the owner that has most connections, of those that have an idle one; it is not idle any more."""
+        owner = max(self._idle, key=self._count.__getitem__, default=UNKNOWN)
+        idle = self._idle.get(owner)
+        if idle is None:
+            return None
+        connection = next(iter(idle))
+        self.works(connection)
+        return connection
+
+    def is_within_share(self, connection: Connection) -> bool:
+        """Whether its owner has no more than an equal part of them, among all that have any."""
+        owner = self._owners.get(connection)
+        num_owners = sum(1 for each in self._count if each is not UNKNOWN)
+        return num_owners > 1 and self._count[owner] * num_owners <= self._max
