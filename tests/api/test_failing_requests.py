@@ -72,10 +72,10 @@ def told(answer: httpx.Response, status: int) -> dict[str, Any]:
 def test_logits_that_are_no_numbers_are_told(
     broken: httpx.Client, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Before anything was said of it the answer is an error as a whole, in its dialect."""
+    """Before anything was said the answer is an error as a whole, in its dialect; behind what another prompt
+    of the request was answered, the stream's last event."""
     answer = broken.post(path, json={"model": "tiny", "stream": stream, **body})
-    assert answer.status_code == 500
-    assert answer.json()["error"]["message"] == NOT_NUMBERS
+    assert told(answer, 500)["message"] == NOT_NUMBERS
     assert served(broken)
 
 
