@@ -20,17 +20,17 @@ RECENT_S = 10.0
 """Who has asked for something so lately may ask again: no step is to be long then."""
 FLOOD_REQUESTS = 8
 """Of one owner at once: it does not wait for one answer, but keeps the engine full."""
-BESIDE, BESIDE_FLOOD = 1.0, 0.5
+BESIDE, BESIDE_FLOOD = 1.0, 0.25
 """A step that serves who wants little may take so much longer for the others, of what it takes without."""
-BEFORE = 1.5
+BEFORE = 1.0
 """A step of a flood alone may take so much longer than an empty one: somebody may come while it runs."""
 OF_WAITING = 64
 """Tokens that a request in the queue is taken to want, but for the first, of which it is known."""
 
 _DECAY = 0.99
 _FEWEST_STEPS = 8.0
-_UNKNOWN = 32.0
-_LEAST, _MOST = 16.0, 4096.0
+_UNKNOWN = 16.0
+_LEAST, _MOST = 2.0, 4096.0
 
 
 class StepCost:
