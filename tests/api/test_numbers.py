@@ -77,7 +77,7 @@ def test_every_number_of_every_body_is_refused_or_served_at_once(
     """Never a 5xx, never a wait, and no memory that is kept."""
     bodies = [
         (path, text.replace(f'"{HOLE}"', number))
-        for path, text in sorted(_with_a_hole(document))
+        for path, text in sorted(with_a_hole(document))
         for number in ODD_NUMBERS
     ]
     assert len(bodies) > 1500
@@ -138,7 +138,7 @@ def test_a_huge_bias_means_the_largest(http: httpx.Client, bias: float) -> None:
     assert given["token_ids"] == largest["token_ids"]
 
 
-def _with_a_hole(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def with_a_hole(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Each path that takes a body, with that body, in which one number is still to be filled in."""
     for path, operations in document["paths"].items():
         content = operations.get("post", {}).get("requestBody", {}).get("content", {})

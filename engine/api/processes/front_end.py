@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def _serve(start: FrontEndStart, core: JoinedCore) -> int:
             failure = EngineStartFailed(
                 EngineDeadError.__name__, f"A front-end process failed: {error!r}; see its log."
             )
-        report.write(FAILED + msgspec.msgpack.encode(failure))
+        with suppress(BrokenPipeError):  # our parent has gone, and with it the core that we were to join
+            report.write(FAILED + msgspec.msgpack.encode(failure))
         return 1
 
 
