@@ -132,17 +132,31 @@ def test_each_branch_has_its_own_gap() -> None:
 
 
 def test_a_turn_that_is_repeated_is_one_turn_of_the_job() -> None:
-    """A client that asks the same again has two spans for it, and no tool took the time in between."""
+    """A client that gave a turn up and asks it again has two spans for it."""
     seen = Observatory()
-    for request_id in ("first", "again"):
+    seen.room.ask("first", PROMPT, "job")
+    seen.room.step()
+    seen.room.scheduler.finish_requests(["first"], RequestStatus.FINISHED_ABORTED, seen.room.clock.now())
+    seen.room.advance(2)
+    seen.room.turn("again", PROMPT, "job")
+    seen.room.read("again", "make")
+    spans = seen.close()
+    assert [told(turn, "continuum.turn.number") for turn in spans.named(f"text_completion {MODEL}")] == [1, 1]
+    assert [told(gap, "continuum.gap.outcome") for gap in spans.named("tool_gap")] == ["open"]
+    (job,) = spans.named("job")
+    assert (told(job, "continuum.job.turns"), told(job, "continuum.job.tools_s")) == (1, 0.0)
+
+
+def test_equal_prompts_that_are_both_answered_are_two_turns() -> None:
+    """Sub-agents are asked alike: each has its own turn, and its own gap."""
+    seen = Observatory()
+    for request_id in ("first", "second"):
         seen.room.turn(request_id, PROMPT, "job")
         seen.room.read(request_id, "make")
         seen.room.advance(2)
     spans = seen.close()
-    assert [told(turn, "continuum.turn.number") for turn in spans.named(f"text_completion {MODEL}")] == [1, 1]
-    assert [told(gap, "continuum.gap.outcome") for gap in spans.named("tool_gap")] == ["repeated", "open"]
-    (job,) = spans.named("job")
-    assert (told(job, "continuum.job.turns"), told(job, "continuum.job.tools_s")) == (1, 0.0)
+    assert [told(turn, "continuum.turn.number") for turn in spans.named(f"text_completion {MODEL}")] == [1, 2]
+    assert [told(gap, "continuum.gap.outcome") for gap in spans.named("tool_gap")] == ["open", "open"]
 
 
 def test_a_client_that_leaves_is_no_error_and_its_turn_has_a_span() -> None:

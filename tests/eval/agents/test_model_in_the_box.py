@@ -69,19 +69,21 @@ def test_what_it_cannot_do_ends_soon() -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_what_the_system_says_later_is_read_where_it_stands(box: str, role: str) -> None:
-    """OpenAI's clients send such messages anywhere: between others, and behind the first of them."""
+    """OpenAI's clients send such messages anywhere: those at the front are joined, one between others is a
+    reminder in the message before it, as in all APIs."""
     first, second = {"role": "system", "content": "Be brief."}, {"role": role, "content": "Be kind."}
     hello = {"role": "user", "content": "Hello"}
+    reminded = "Hello\n<system-reminder>\nBe kind.\n</system-reminder>"
     expected = {
-        "Hello, Be kind.": [hello, second],
-        "Be brief., Be kind., Hello": [first, second, hello],
-        "Be brief., Hello, Be kind., Hello": [first, hello, second, hello],
+        (reminded,): [hello, second],
+        ("Be brief.\n\nBe kind.", "Hello"): [first, second, hello],
+        ("Be brief.", reminded, "Hello"): [first, hello, second, hello],
     }
-    for order, messages in expected.items():
+    for contents, messages in expected.items():
         tokens = httpx.post(f"{box}/tokenize", json={"messages": messages}).json()["tokens"]
         text = httpx.post(f"{box}/detokenize", json={"tokens": tokens}).json()["prompt"]
-        contents = [block.partition("\n")[2] for block in text.split("<|im_end|>\n")[:-1]]
-        assert ", ".join(contents) == order
+        read = tuple(block.partition("\n")[2] for block in text.split("<|im_end|>\n")[:-1])
+        assert read == contents
 
 
 def test_it_is_small() -> None:

@@ -56,9 +56,11 @@ def record_launches() -> set[str]:
         assert max(grid[1:], default=1) <= MAX_GRID
         kinds.add(f"{kernel.fn.__name__} {types} {options}")
 
-    def drawn(ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def drawn(
+        ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         draw(ops, logits, *rest)
-        return torch.zeros(len(logits), dtype=torch.int64)  # nothing was drawn
+        return torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(logits))  # nothing was drawn
 
     JITFunction.run = launch
     TritonSamplingOps.draw = drawn  # type: ignore[assignment,method-assign]
