@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.agent_model import folder
+from eval.agent_model import NAME, folder
 from tests.api.server import running_server
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running_server(folder()) as server:
+    with running_server(folder(), "--served-model-name", NAME) as server:
         yield f"{server.url}/v1"
 
 
@@ -45,6 +46,16 @@ def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
     cached = [int(line.split()[1]) for line in said.splitlines() if line.startswith("cached")]
     assert cached[0] == 0
     assert all(cached[1:])
+
+
+def test_the_quick_start_asks_as_it_says(url: str) -> None:
+    """Its ``curl`` command and its program, but for the port, are answered."""
+    page = (ROOT / "docs" / "quickstart.md").read_text().replace("http://localhost:8000/v1", url)
+    (command,) = re.findall(r"^curl .*?(?=^```)", page, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for asked in (["bash", "-c", f"exec {command.strip()} -sf"], [sys.executable, "-c", program]):
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert "I am a small model." in done.stdout, done.stderr
 
 
 def test_a_job_without_a_server() -> None:
