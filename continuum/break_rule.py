@@ -61,7 +61,7 @@ class BreakRule:
             # It grows by a block; the alternative is to compute all of a turn again.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
             for pin in self._younger_pins(requester, turn):
-                if self._is_worse(pin, requester) or self._expected_loss_s(pin, 1, now) < spared_s:
+                if self._gives_way(pin, 1, requester, spared_s, now):
                     yield pin
         elif has_host_tier:
             # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
@@ -119,17 +119,21 @@ class BreakRule:
         num_seen = 0
         for pin in pins:
             num_seen += 1
-            if self._is_worse(pin, requester) or self._expected_loss_s(pin, pin.num_blocks, now) < waited_s:
+            if self._gives_way(pin, pin.num_blocks, requester, waited_s, now):
                 yield pin
         pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
         self._look_again_s[requester.request_id] = now + pause_s
 
-    def _expected_loss_s(self, pin: Pin, num_blocks: int, now: float) -> float:
-        """If so many of its blocks are lost: what they cost, times how surely its turn comes for them."""
+    def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
+        """Whether it is held for a job of worse priority, or less than ``worth_s`` is expected to be lost
+        with so many of its blocks: what they cost, times how surely its turn comes for them."""
+        frontier = self._pins.frontier_of(pin)
+        if frontier.place[0] > requester.priority:
+            return True
         lost_s = self._kv_cost.again_s(num_blocks * self._block_size)
-        if self._pins.is_claimed(pin):
-            return lost_s
-        return lost_s * self._tools.return_probability(self._pins.frontier_of(pin), pin.deadline_s, now)
+        if lost_s >= worth_s and not self._pins.is_claimed(pin):
+            lost_s *= self._tools.return_probability(frontier, pin.deadline_s, now)
+        return lost_s < worth_s
 
 
 def _tenant_of(requester: Request, turn: Turn | None) -> str | None:

@@ -69,11 +69,13 @@ class Request:
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "owner",
         "priority",
         "request_id",
         "sampling_params",
         "status",
         "stop_reason",
+        "tenant",
     )
 
     def __init__(
@@ -98,6 +100,10 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.job = job
+        self.tenant = (job and job.tenant) or ""
+        """With whom it shares; requests of nobody who is named are one tenant's."""
+        self.owner = (job and job.owner) or ""
+        """Whose API key it came with, by name; empty: of no owner."""
 
         self.all_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -148,16 +154,6 @@ class Request:
             block_hasher=block_hasher,
             external_id=message.external_req_id,
         )
-
-    @property
-    def tenant(self) -> str:
-        """With whom it shares; requests of nobody who is named are one tenant's."""
-        return (self.job.tenant or "") if self.job is not None else ""
-
-    @property
-    def owner(self) -> str:
-        """Whose API key it came with, by name; empty: of no owner."""
-        return (self.job.owner or "") if self.job is not None else ""
 
     @property
     def num_tokens(self) -> int:

@@ -149,7 +149,7 @@ class Tenants:
 
     def survival(self, tenant: str, key: ToolKey, job: str | None) -> SurvivalCurve:
         """How long such a call of this tenant takes."""
-        if self._is_alone(tenant):
+        if not self.own and self.only in (None, tenant):  # alone; asked for each pin of a search
             return self.of_all.durations.survival(key, job)
         return self._own(tenant).durations.survival(key, job, _Lent(self, tenant))
 

@@ -28,6 +28,8 @@ class FairQueue:
         self._is_overdue = is_overdue
         self._places = Places()
         self._queues: dict[str, RequestQueue] = {}
+        self._only: RequestQueue | None = None
+        """The queue of the only tenant that has somebody waiting: nothing is to be compared then."""
         self._states: dict[str, int] = {}
         """Of each queue; another number since it changed."""
         self._next_state = 0
@@ -69,7 +71,7 @@ class FairQueue:
 
     def touch(self, tenant: str) -> None:
         """It has got or lost a place in the batch, or its queue is another."""
-        if len(self._queues) > 1 and tenant in self._queues:
+        if self._only is None and tenant in self._queues:
             self._next_state += 1
             self._states[tenant] = self._next_state
             self._changed[tenant] = None
@@ -125,26 +127,35 @@ class FairQueue:
         tenant = request.tenant
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._queues[tenant] = RequestQueue(self._places)
-            if len(self._queues) == 2:  # of one nothing was told
-                self._heads.clear()
-                for each in self._queues:
-                    self.touch(each)
-        self.touch(tenant)
+            queue = self._begin_queue(tenant)
+        if self._only is None:
+            self.touch(tenant)
+        return queue
+
+    def _begin_queue(self, tenant: str) -> RequestQueue:
+        queue = self._queues[tenant] = RequestQueue(self._places)
+        self._only = queue if len(self._queues) == 1 else None
+        if len(self._queues) == 2:  # of one nothing was told
+            self._heads.clear()
+            for each in self._queues:
+                self.touch(each)
         return queue
 
     def _taken_from(self, tenant: str) -> None:
-        if self._queues[tenant]:
-            self.touch(tenant)
-        else:
-            del self._queues[tenant]
-            self._states.pop(tenant, None)
-            self._changed.pop(tenant, None)
+        queues = self._queues
+        if queues[tenant]:
+            if self._only is None:
+                self.touch(tenant)
+            return
+        del queues[tenant]
+        self._only = next(iter(queues.values())) if len(queues) == 1 else None
+        self._states.pop(tenant, None)
+        self._changed.pop(tenant, None)
 
     def _first(self) -> RequestQueue | None:
         """The queue whose head is next."""
-        if len(self._queues) <= 1:
-            return next(iter(self._queues.values()), None)
+        if self._only is not None or not self._queues:
+            return self._only
         self._tell_changed()
         heads = self._heads
         while True:

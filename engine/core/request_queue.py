@@ -103,9 +103,10 @@ class RequestQueue:
 
     def set_aside(self) -> QueueEntry:
         """Pop the head, to be put back where it was with ``put_back``."""
-        request = self.peek()
-        assert request is not None, "the queue is empty"
-        del self._entries[request.request_id]
+        head = self.head()
+        assert head is not None, "the queue is empty"
+        assert head.request is not None
+        del self._entries[head.request.request_id]
         return heapq.heappop(self._heap)
 
     def put_back(self, entry: QueueEntry) -> None:
