@@ -182,7 +182,7 @@ class FairQueue:
         return queue is not None and request in queue
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self._queues.values())) if self._queues else 0
 
     def __iter__(self) -> Iterator[Request]:
         """All requests, in no particular order."""

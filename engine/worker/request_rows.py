@@ -115,8 +115,7 @@ class RequestRows:
         is_uniform = query_lens == uniform_len
         if not writes_first:
             self._take_out_readers(is_uniform, plan, rows, seq_lens)
-        # The others stay as they were planned: who reads what this step computes was planned behind it.
-        order = np.lexsort((np.where(is_uniform, seq_lens, 0), ~is_uniform))
+        order = _shortest_uniform_first(is_uniform, seq_lens)
         rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
 
         ends = np.cumsum(query_lens)
@@ -216,3 +215,11 @@ class RequestRows:
         self.block_tables[row, start : start + len(block_ids)] = block_ids
         self._num_blocks[row] = start + len(block_ids)
         changes.blocks.append((row, start, block_ids))
+
+
+def _shortest_uniform_first(is_uniform: BoolArray, seq_lens: IntArray) -> IntArray:
+    """The order of a step's sequences. Behind the uniform ones the others stay as they were planned: who
+    reads what this step computes was planned behind it."""
+    if is_uniform.all():
+        return seq_lens.argsort(kind="stable")
+    return np.lexsort((np.where(is_uniform, seq_lens, 0), ~is_uniform))
