@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.sampling_params import SamplingParams
+from tracing.events import BaseReceipt
 
 
 class EngineCoreRequestType(Enum):
@@ -183,30 +184,11 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     """Rank of the chosen token among all, 1 = most probable."""
 
 
-class TurnReceipt(msgspec.Struct, omit_defaults=True, kw_only=True):
+class TurnReceipt(BaseReceipt, omit_defaults=True):
     """What the engine did about a job's KV in this turn, for the client. Token counts are of the prompt."""
 
     request_id: str
-    job_id: str
-    turn: int
-    """1 for the job's first turn."""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Tokens an earlier turn of the job had computed and that had to be computed again."""
-    pinned_tokens: int = 0
-    """Tokens held for the next turn."""
-    ttl_s: float = 0.0
-    """How long they are held, from the end of the turn."""
-    reason: str = ""
-    """Why: the rule that decided, in a few words."""
-    expected_tool_s: float | None = None
-    """Median of what the estimator expects the tool to take."""
-    previous_pin: str | None = None
-    """How the pin this turn came back to had ended: handed_over, expired, broken, released,
-    superseded."""
-    gap_s: float | None = None
-    """Measured time since the job's previous turn ended."""
     diverged_at_token: int | None = None
     """Where the prompt parts from what the job had computed, the start of the first block that differs; None:
     nowhere."""

@@ -80,10 +80,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Events in the parts before this one; repeated headers are not counted."""
 
 
-class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the client of a turn was told about its job's KV; a part of other records."""
+class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the client of a turn was told about its job's KV, but for the id that names the turn."""
 
-    req_id: str
     job_id: str
     turn: int
     """1 for the job's first turn."""
@@ -104,6 +103,12 @@ class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     superseded."""
     gap_s: float | None = None
     """Since the job's previous turn ended."""
+
+
+class Receipt(BaseReceipt, omit_defaults=True):
+    """What the client of a turn was told about its job's KV; a part of other records."""
+
+    req_id: str
 
 
 class ToolCallSaid(msgspec.Struct, kw_only=True, omit_defaults=True):

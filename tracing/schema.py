@@ -19,7 +19,7 @@ from typing import Any, get_args
 import msgspec
 
 from tracing import events
-from tracing.events import SCHEMA_VERSION, TraceEvent
+from tracing.events import SCHEMA_VERSION, BaseReceipt, TraceEvent
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 COMMON = {
@@ -58,7 +58,7 @@ def json_schema() -> dict[str, Any]:
 def record_names() -> list[str]:
     """All structs that lines are made of: the records, then what is part of them."""
     records = [kind.__name__ for kind in get_args(TraceEvent)]
-    return [*records, *(name for name in _texts() if name not in records)]
+    return [*records, *(name for name in _texts() if name not in (*records, BaseReceipt.__name__))]
 
 
 def fields_of(name: str) -> tuple[FieldText, ...]:
@@ -68,8 +68,15 @@ def fields_of(name: str) -> tuple[FieldText, ...]:
 
 @cache
 def _texts() -> dict[str, tuple[FieldText, ...]]:
+    """By struct. One that extends another of events.py has its own fields first, as msgspec writes them."""
     tree = ast.parse(Path(events.__file__).read_text())
-    return {node.name: tuple(_fields(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
+    texts: dict[str, tuple[FieldText, ...]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            extended = [ast.unparse(base) for base in node.bases]
+            inherited = (field for base in extended for field in texts.get(base, ()))
+            texts[node.name] = (*_fields(node), *inherited)
+    return texts
 
 
 def _fields(struct: ast.ClassDef) -> Iterator[FieldText]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, overload
 
-import msgspec
-
 from engine.core.block_hash import BlockHash
 from engine.core.step_trace import StepTrace
 from engine.messages import (
@@ -27,6 +25,7 @@ from engine.request import Request, RequestStatus
 from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
     BLOCK_NAME_BYTES,
+    BaseReceipt,
     EngineClosed,
     GrammarReady,
     IdleEvent,
@@ -285,6 +284,5 @@ def _receipts(outputs: Iterable[EngineCoreOutput]) -> list[Receipt]:
 
 def _receipt(receipt: TurnReceipt) -> Receipt:
     """As it is now: a later decision may change it."""
-    told = msgspec.structs.asdict(receipt)
-    told["req_id"] = told.pop("request_id")
-    return Receipt(**{name: told[name] for name in Receipt.__struct_fields__})
+    told = {name: getattr(receipt, name) for name in BaseReceipt.__struct_fields__}
+    return Receipt(req_id=receipt.request_id, **told)
