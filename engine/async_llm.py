@@ -19,14 +19,15 @@ from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.input_processor import GenerationDefaults, InputProcessor
 from engine.launcher import Core
 from engine.messages import (
+    NO_CONTEXT,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
     FinishReason,
     JobFinished,
-    JobRef,
     JobStatus,
     PastTurn,
+    RequestContext,
     SchedulerStats,
     Signal,
     ToolCall,
@@ -92,10 +93,8 @@ class AsyncLLM:
         prompt: str | list[int],
         sampling_params: SamplingParams,
         request_id: str,
+        context: RequestContext = NO_CONTEXT,
         *,
-        job: JobRef | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
         on_taken: Callable[[], None] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, in the form ``sampling_params.output_kind`` asks for.
@@ -107,9 +106,7 @@ class AsyncLLM:
         EngineGenerateError if this request failed, EngineDeadError if the core died.
         """
         self.start()
-        request = await self._checked_request(
-            prompt, sampling_params, request_id, job=job, priority=priority, cache_salt=cache_salt
-        )
+        request = await self._checked_request(prompt, sampling_params, request_id, context)
         collector = RequestOutputCollector(sampling_params.output_kind)
         core_requests = self._outputs.add_request(
             request, prompt if isinstance(prompt, str) else None, collector
@@ -123,7 +120,7 @@ class AsyncLLM:
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished
-                if finished and job is not None:
+                if finished and context.job is not None:
                     self._remember_turn(request_id, core_requests[0].request_id)
                 _raise_if_failed(output, sampling_params)
                 yield output
@@ -321,10 +318,7 @@ class AsyncLLM:
         prompt: str | list[int],
         params: SamplingParams,
         request_id: str,
-        *,
-        job: JobRef | None,
-        priority: int,
-        cache_salt: str | None,
+        context: RequestContext,
     ) -> EngineCoreRequest:
         """The request as the core will see it; RequestError if it is wrong. Nobody else waits for it."""
         arrival_time = self._clock.now()
@@ -333,13 +327,7 @@ class AsyncLLM:
             # Also done by ``process``, but there the other streams would wait for it.
             await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs))
         return self._inputs.process(
-            request_id,
-            prompt_token_ids,
-            params,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            job=job,
+            request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
         )
 
     async def _tokenize(self, text: str) -> list[int]:

@@ -225,7 +225,7 @@ class MPClient:
         return self._core.exited or self._calls.failed
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        request.client_index = self._core.client_index
+        request = msgspec.structs.replace(request, client_index=self._core.client_index)
         self._send(EngineCoreRequestType.ADD, as_written(request))
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
-from engine.messages import EngineCoreRequest, EngineReady, JobRef
+from engine.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
 from engine.prompt_encoder import extreme_tokens
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
 from engine.structured_output.backend import TokenTable
@@ -163,9 +163,7 @@ class InputProcessor:
         params: SamplingParams,
         *,
         arrival_time: float,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        job: JobRef | None = None,
+        context: RequestContext = NO_CONTEXT,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
         """The core's request, under an id of its own; RequestError if anything is wrong. ``fits_context``:
@@ -184,10 +182,8 @@ class InputProcessor:
             prompt_token_ids=prompt_token_ids,
             sampling_params=completed,
             arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            job=job,
             external_req_id=request_id,
+            **msgspec.structs.asdict(context),
         )
 
     def check_grammar(self, wanted: StructuredOutputsParams) -> Future[StructuredOutputsParams]:

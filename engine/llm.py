@@ -16,7 +16,7 @@ from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.llm_engine import LLMEngine
-from engine.messages import EngineCoreRequest, JobRef
+from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy import PolicyFactory, fcfs
 from engine.request_output import RequestOutput
@@ -100,8 +100,7 @@ class LLM:
                 str(next(self._request_ids)),
                 prompt,
                 _final_only(own),
-                job=job,
-                priority=p,
+                RequestContext(job=job, priority=p),
                 fits_context=sampling_params is None,
             )
             for prompt, own, job, p in zip(all_prompts, params, all_jobs, priorities, strict=True)

@@ -13,7 +13,7 @@ from engine.core_client import EngineCoreClient, SyncMPClient
 from engine.errors import EngineDeadError
 from engine.executor import ExecutorFactory
 from engine.input_processor import GenerationDefaults, InputProcessor
-from engine.messages import EngineCoreRequest, JobRef, SchedulerStats
+from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext, SchedulerStats
 from engine.output_processor import OutputProcessor
 from engine.policy import PolicyFactory
 from engine.request_output import RequestOutput
@@ -61,10 +61,8 @@ class LLMEngine:
         request_id: str,
         prompt: str | list[int],
         sampling_params: SamplingParams,
+        context: RequestContext = NO_CONTEXT,
         *,
-        job: JobRef | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
         """The request as the core will see it, not yet added; RequestError if it is wrong. ``fits_context``:
@@ -75,9 +73,7 @@ class LLMEngine:
             self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
             sampling_params,
             arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            job=job,
+            context=context,
             fits_context=fits_context,
         )
 
@@ -86,14 +82,9 @@ class LLMEngine:
         request_id: str,
         prompt: str | list[int],
         sampling_params: SamplingParams,
-        *,
-        job: JobRef | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        context: RequestContext = NO_CONTEXT,
     ) -> None:
-        request = self.check_request(
-            request_id, prompt, sampling_params, job=job, priority=priority, cache_salt=cache_salt
-        )
+        request = self.check_request(request_id, prompt, sampling_params, context)
         self.add_checked(request, prompt if isinstance(prompt, str) else None)
 
     def add_checked(self, request: EngineCoreRequest, prompt: str | None) -> None:

@@ -64,18 +64,38 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     none at all. Who shares with whom is said by ``tenant``."""
 
 
-class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One request as the core sees it: tokens, never text."""
+class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
+    """What goes with a request: made where its body is read, and carried to the core without being changed.
+
+    A field that is added here reaches the core: only who reads it from the body and who acts on it change.
+    """
+
+    job: JobRef | None = None
+    """The job that the request is a turn of; None: it is no turn of a job."""
+    priority: int = 0
+    """A request of a lower one goes first, where the policy looks at it."""
+    cache_salt: str | None = None
+    """Requests of different salts find no prefix of each other."""
+    adapter: str | None = None
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the API key that the request came with."""
+        return None if self.job is None else self.job.owner
+
+
+NO_CONTEXT = RequestContext()
+"""The context of a request of which nothing was said."""
+
+
+class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """One request as the core sees it: tokens, never text; and its context."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float
-    priority: int = 0
-    cache_salt: str | None = None
-    adapter: str | None = None
     media: list[MediaSpan] = []
-    job: JobRef | None = None
     external_req_id: str | None = None
     client_index: int = 0
     """The front end that is sent the outputs."""

@@ -29,7 +29,7 @@ from engine.config import EngineConfig, TraceConfig
 from engine.core_start import CoreSpec
 from engine.launcher import CoreProcess
 from engine.llm import engine_config
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
@@ -75,7 +75,8 @@ class EngineCaller:
         )
         self._count += 1
         arrivals: list[float] = []
-        outputs = self._engine.generate(PROMPT, params, f"{self._name}-{self._count}", job=JobRef())
+        request_id, context = f"{self._name}-{self._count}", RequestContext(job=JobRef())
+        outputs = self._engine.generate(PROMPT, params, request_id, context)
         async for output in outputs:
             arrivals += [time.monotonic()] * len(output.outputs[0].token_ids)
         return arrivals

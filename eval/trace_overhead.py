@@ -31,7 +31,7 @@ from engine.core_start import CoreSpec
 from engine.errors import EngineError
 from engine.launcher import CoreProcess
 from engine.llm import engine_config
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.tiny_models import make_model_folder
@@ -90,7 +90,7 @@ class Load:
         num_tokens = 1 + number * self.stream_tokens // self.num_streams
         for count in itertools.count():
             async for output in self.engine.generate(
-                PROMPT, self._params(num_tokens), f"{number}-{count}", job=JobRef()
+                PROMPT, self._params(num_tokens), f"{number}-{count}", RequestContext(job=JobRef())
             ):
                 self.num_tokens += len(output.outputs[0].token_ids)
             num_tokens = self.stream_tokens

@@ -17,7 +17,7 @@ from engine.api.identity import with_history
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage
 from engine.errors import EngineGenerateError
-from engine.messages import JobRef, ToolCall, TurnReceipt
+from engine.messages import NO_CONTEXT, RequestContext, ToolCall, TurnReceipt
 from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
@@ -79,9 +79,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    job: JobRef | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    context: RequestContext = NO_CONTEXT
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -157,11 +155,6 @@ class ConversationTurn:
         self._not_enforced: list[str] = []
         """What of the request the reply is not kept to, in sentences for the receipt."""
 
-    @property
-    def _owner(self) -> str | None:
-        job = self._conversation.job
-        return None if job is None else job.owner
-
     async def whole(self) -> TurnOutput:
         """The complete turn: all of each answer is in its ``reply``."""
         last: TurnOutput | None = None
@@ -180,7 +173,7 @@ class ConversationTurn:
         """
         conversation = self._conversation
         self._model.check_params(conversation.params)
-        with self._model.seat(conversation.params.n, conversation.job) as seat:
+        with self._model.seat(conversation.params.n, conversation.context) as seat:
             prompt = await self.render(is_prompt=True)
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
@@ -189,14 +182,12 @@ class ConversationTurn:
                 prompt,
                 self._params(kind, len(prompt), prompt_tail, grammar),
                 conversation.request_id,
-                seat=seat,
-                job=with_history(
-                    conversation.job,
+                with_history(
+                    conversation.context,
                     conversation.messages,
                     continues_last=conversation.continue_final_message,
                 ),
-                priority=conversation.priority,
-                cache_salt=conversation.cache_salt,
+                seat=seat,
                 on_taken=self._on_taken,
             )
             self._readers = self._make_readers(prompt_tail, grammar)
@@ -228,7 +219,7 @@ class ConversationTurn:
             "chat_template_kwargs": conversation.chat_template_kwargs,
             "add_generation_prompt": conversation.add_generation_prompt,
             "continue_final_message": conversation.continue_final_message,
-            "owner": self._owner,
+            "owner": conversation.context.owner,
         }
 
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
@@ -321,12 +312,13 @@ class ConversationTurn:
         """Tell the engine which tools run now; what it did about the job's KV comes back."""
         for reader in self._readers:
             if reasoning := reader.reply.reasoning:
-                tokens = await self._model.encode(reasoning, add_special_tokens=False, owner=self._owner)
+                owner = self._conversation.context.owner
+                tokens = await self._model.encode(reasoning, add_special_tokens=False, owner=owner)
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
         if self._model.gives_receipts:
             turn.usage.left_out = [*self._conversation.left_out, *self._not_enforced]
-        turn.receipt = await self._model.close_turn(self._conversation.job, turn.output, calls)
+        turn.receipt = await self._model.close_turn(self._conversation.context, turn.output, calls)
 
 
 def _before_the_end(turn: TurnOutput) -> TurnOutput:

@@ -1,4 +1,5 @@
-"""Whose job a turn is: what clients say of it in their bodies and headers, most deliberate first.
+"""Whose job a turn is, and what else goes with it: what clients say of it in their bodies and headers, most
+deliberate first.
 
 Knows no dialect: an endpoint fills in a ``ClientIdentity``. What nobody says is left to be inferred.
 """
@@ -17,7 +18,7 @@ import msgspec
 
 from engine.api.http.auth import KEY_NAME, OWNER_HEADER
 from engine.errors import RequestError
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 from engine.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512
@@ -49,7 +50,7 @@ _TRUE = frozenset(("1", "true", "yes", "on"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIdentity:
-    """What the body of a request says of its job, as it was sent: ``identify`` checks the types."""
+    """What the body of a request says of its context, as it was sent: ``identify`` checks the types."""
 
     job_id: object = None
     is_last_step: object = None
@@ -65,6 +66,23 @@ class ClientIdentity:
     """The job of the response that this one continues."""
     tenant: object = None
     """The body's ``user``."""
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+def request_context(
+    headers: Mapping[str, str], said: ClientIdentity, *, parts_prefixes: bool = False
+) -> RequestContext:
+    """What goes with the request to the core; RequestError as in ``identify``.
+
+    ``parts_prefixes``: owners of API keys find no prefix of each other, so the salt says whose it is.
+    """
+    job = identify(headers, said)
+    salt = said.cache_salt
+    if parts_prefixes and not (job.owner is None and salt is None):
+        # Both, so that no salt that a client says makes it another owner.
+        salt = msgspec.json.encode((job.owner, salt)).decode()
+    return RequestContext(job=job, priority=said.priority or 0, cache_salt=salt)
 
 
 def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
@@ -108,18 +126,19 @@ def _known(*ids: str | None) -> Iterator[str]:
 
 
 def with_history(
-    job: JobRef | None, messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False
-) -> JobRef | None:
+    context: RequestContext, messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False
+) -> RequestContext:
     """The same with what its conversation holds: by that the engine tells the return of a tool call from a
     question beside it. ``continues_last``: the last message is a reply that is still to be written."""
-    if job is None:
-        return None
+    if context.job is None:
+        return context
     roles = [message.get("role") for message in messages]
     num_replies = sum(1 for role, _ in groupby(roles) if role == "assistant")
     if continues_last and roles and roles[-1] == "assistant":
         num_replies -= 1
     num_results = sum(1 for role in roles if role in ("tool", "function"))
-    return msgspec.structs.replace(job, num_replies=num_replies, num_results=num_results)
+    job = msgspec.structs.replace(context.job, num_replies=num_replies, num_results=num_results)
+    return msgspec.structs.replace(context, job=job)
 
 
 # ---- the body ----

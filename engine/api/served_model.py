@@ -6,12 +6,10 @@ It must not know HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from time import time
 from typing import cast
-
-import msgspec
 
 from engine.api.chat_messages import Message, normalise
 from engine.api.config import ServerConfig
@@ -19,6 +17,7 @@ from engine.api.core_pulse import CorePulse
 from engine.api.errors import ModelNotFoundError, RequestTimeoutError, ServerClosingError
 from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
+from engine.api.identity import ClientIdentity, request_context
 from engine.api.limits import Admission, Seat
 from engine.api.prefix_killers import BILLING_HEADER, without_billing_header
 from engine.api.processes.load_board import LoadBoard, Tally
@@ -29,7 +28,7 @@ from engine.async_llm import AsyncLLM
 from engine.content_format import ContentFormat
 from engine.errors import ContextLengthError, EngineDeadError, RequestError
 from engine.input_processor import may_fit, prompt_too_long
-from engine.messages import JobRef, ToolCall, TurnReceipt
+from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.metrics import Metrics
 from engine.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
@@ -114,17 +113,21 @@ class ServedModel:
         limit = self.engine.generation_defaults.max_tokens
         return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
 
+    def context(self, headers: Mapping[str, str], said: ClientIdentity) -> RequestContext:
+        """What goes with the request to the core, as its headers and its body say it."""
+        return request_context(headers, said, parts_prefixes=self._parts_prefixes)
+
     def check_params(self, params: SamplingParams) -> None:
         """RequestError for what is out of its range: before a place is taken, or anything made, for it."""
         params.verify()
         params.verify_vocabulary(self.engine.ready.vocab_size)
 
     @contextmanager
-    def seat(self, num_requests: int, job: JobRef | None) -> Iterator[Seat]:
+    def seat(self, num_requests: int, context: RequestContext) -> Iterator[Seat]:
         """A place for a request, before any work is done for it; OverloadedError or ServerClosingError."""
         if self._draining:
             raise ServerClosingError
-        with self._admission.seat(num_requests, job) as seat:
+        with self._admission.seat(num_requests, context.job) as seat:
             self._num_seated += 1
             try:
                 yield seat
@@ -278,11 +281,9 @@ class ServedModel:
         prompt_token_ids: list[int],
         params: SamplingParams,
         request_id: str,
+        context: RequestContext,
         *,
         seat: Seat,
-        job: JobRef | None,
-        priority: int | None,
-        cache_salt: str | None,
         on_taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The engine's outputs. OverloadedError if the prompt is too much beside the others; if the request
@@ -294,15 +295,7 @@ class ServedModel:
         self._board.add(Tally.LIVE, 1)
         watch = self._watch(request_id)
         try:
-            outputs = self.engine.generate(
-                prompt_token_ids,
-                params,
-                request_id,
-                job=job,
-                priority=priority or 0,
-                cache_salt=self._salt(None if job is None else job.owner, cache_salt),
-                on_taken=on_taken,
-            )
+            outputs = self.engine.generate(prompt_token_ids, params, request_id, context, on_taken=on_taken)
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
                     prefill.done()
@@ -317,12 +310,6 @@ class ServedModel:
             self._timed_out.discard(request_id)
             if watch is not None:
                 watch.cancel()
-
-    def _salt(self, owner: str | None, cache_salt: str | None) -> str | None:
-        """What keeps the prefixes of owners apart: no salt that a client says makes it another owner."""
-        if not self._parts_prefixes or (owner is None and cache_salt is None):
-            return cache_salt
-        return msgspec.json.encode((owner, cache_salt)).decode()
 
     def _watch(self, request_id: str) -> asyncio.Task[None] | None:
         if self._request_timeout_s is None:
@@ -340,10 +327,10 @@ class ServedModel:
         return ServerClosingError()
 
     async def close_turn(
-        self, job: JobRef | None, last: RequestOutput, calls: list[ToolCall]
+        self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
         """A turn has ended: tell the engine which tools run now; what it does about the job's KV."""
-        receipt = last.receipt
+        job, receipt = context.job, last.receipt
         if job is not None and not job.is_last_step:
             # Of a single question it is known beforehand what is decided: nothing is held for it.
             is_question = job.job_id is None and not calls and (receipt is None or receipt.turn == 1)

@@ -20,7 +20,7 @@ from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
 from engine.launcher import CoreProcess
 from engine.llm import engine_config
-from engine.messages import JobRef, SchedulerStats, ToolCall
+from engine.messages import JobRef, RequestContext, SchedulerStats, ToolCall
 from engine.policy import PolicyFactory, fcfs
 from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -171,7 +171,7 @@ async def test_a_request_that_fails_inside_raises_for_its_caller(make_llm: MakeL
     """EngineGenerateError with the core's reason; the engine lives on."""
     llm = make_llm(policy_factory=SignalPolicyFactory())
     with pytest.raises(EngineGenerateError, match="a bad job"):
-        await last(llm.generate("Hello", FOREVER, "bad", job=JobRef("bad")))
+        await last(llm.generate("Hello", FOREVER, "bad", RequestContext(job=JobRef("bad"))))
     assert len((await last(llm.generate("Hello", SHORT, "good"))).outputs[0].token_ids) == 5
     assert await all_blocks_free(llm)
 
@@ -217,7 +217,7 @@ async def test_shutdown_ends_open_streams(make_llm: MakeLLM) -> None:
 async def test_a_signal_is_answered_under_the_callers_id(make_llm: MakeLLM) -> None:
     """The policy's decision about a finished turn comes back; a turn nobody knows has none."""
     llm = make_llm(policy_factory=SignalPolicyFactory())
-    final = await last(llm.generate("Hello", SHORT, "turn-1", job=JobRef("job")))
+    final = await last(llm.generate("Hello", SHORT, "turn-1", RequestContext(job=JobRef("job"))))
     receipt = await llm.tool_gap_started(final.request_id, [ToolCall("ls")])
     assert receipt is not None
     assert (receipt.request_id, receipt.job_id) == ("turn-1", "job")
@@ -230,7 +230,7 @@ async def test_a_stop_string_ends_the_turn_before_its_signal(make_llm: MakeLLM) 
     llm = make_llm(policy_factory=SignalPolicyFactory())
     token_ids = llm.tokenizer.encode("one two three four")
     params = SamplingParams(max_tokens=4000, replay_token_ids=token_ids, stop=["three"])
-    final = await last(llm.generate("Hello", params, "turn", job=JobRef("job")))
+    final = await last(llm.generate("Hello", params, "turn", RequestContext(job=JobRef("job"))))
     assert (final.outputs[0].text, final.outputs[0].stop_reason) == ("one two ", "three")
     assert await all_blocks_free(llm)
 
@@ -238,7 +238,7 @@ async def test_a_stop_string_ends_the_turn_before_its_signal(make_llm: MakeLLM) 
 async def test_signals_are_not_sent_to_a_policy_without_use_for_them(make_llm: MakeLLM) -> None:
     """Under FCFS there is no round trip and no receipt."""
     llm = make_llm()
-    final = await last(llm.generate("Hello", SHORT, "turn-1", job=JobRef("job")))
+    final = await last(llm.generate("Hello", SHORT, "turn-1", RequestContext(job=JobRef("job"))))
     assert await llm.tool_gap_started(final.request_id, []) is None
     await llm.finish_job("job")
 

@@ -6,12 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.input_processor import GenerationDefaults, InputProcessor
-from engine.messages import EngineCoreRequest, EngineReady
+from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -35,6 +36,18 @@ def test_a_request_gets_an_id_of_its_own(tokenizer: Tokenizer) -> None:
     assert first.request_id.startswith("outer-")
     assert len(first.request_id) == len("outer-") + 8
     assert first.external_req_id == second.external_req_id == "outer"
+
+
+def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> None:
+    """All of its fields, over the wire too: one that is added later needs no line in between."""
+    context = RequestContext(job=JobRef("job", owner="ann"), priority=-3, cache_salt="salt", adapter="lora")
+    assert None not in msgspec.structs.astuple(context)
+    processor = InputProcessor(tokenizer, READY, GenerationDefaults())
+    request = processor.process("r", [1], SamplingParams(), arrival_time=1.0, context=context)
+    written = msgspec.msgpack.encode(request)
+    for received in (request, msgspec.msgpack.decode(written, type=EngineCoreRequest)):
+        fields = {name: getattr(received, name) for name in RequestContext.__struct_fields__}
+        assert RequestContext(**fields) == context
 
 
 def test_max_tokens_defaults_to_what_is_left(tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestError
 from engine.llm_engine import LLMEngine
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.testing import FakeExecutorFactory, fake_token
@@ -236,7 +236,8 @@ def test_a_stop_string_keeps_the_count_of_preemptions(make_engine: MakeEngine) -
 def test_a_job_reaches_the_core(make_engine: MakeEngine) -> None:
     """Under a policy that knows no jobs a turn of a job is a request like any other, without a receipt."""
     engine = make_engine()
-    engine.add_request("a", "Hello", SamplingParams(ignore_eos=True, max_tokens=2), job=JobRef("job-1"))
+    params, context = SamplingParams(ignore_eos=True, max_tokens=2), RequestContext(job=JobRef("job-1"))
+    engine.add_request("a", "Hello", params, context)
     assert run(engine)[-1].receipt is None
 
 

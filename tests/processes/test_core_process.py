@@ -209,9 +209,10 @@ def test_ids_beyond_the_vocabulary_are_that_requests_error(start: Start, wrong: 
     client = start()
     request = core_request("wrong-1")
     if "prompt" in wrong:
-        request.prompt_token_ids = wrong["prompt"]
+        changes = {"prompt_token_ids": wrong["prompt"]}
     else:
-        request.sampling_params = msgspec.structs.replace(request.sampling_params, **wrong)
+        changes = {"sampling_params": msgspec.structs.replace(request.sampling_params, **wrong)}
+    request = msgspec.structs.replace(request, **changes)
     client.add_request(request)
     assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
     client.add_request(core_request("right-1", max_tokens=1))

@@ -12,7 +12,7 @@ from typing import Any
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.llm import LLM
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 from engine.policy import PolicyFactory, fcfs, priority
 from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -208,7 +208,8 @@ class _Clients:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._engine.add_request(number, turn.prompt, params, priority=turn.priority, job=turn.job)
+        context = RequestContext(job=turn.job, priority=turn.priority)
+        self._engine.add_request(number, turn.prompt, params, context)
         if turn.leaves_after is not None:
             self._leaving.append((self._num_steps + turn.leaves_after, number))
 

@@ -18,11 +18,10 @@ from engine.api.errors import Dialect
 from engine.api.field_names import told_as_sent
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.identity import identify
 from engine.api.left_out import LeftOut
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
-from engine.messages import JobRef
+from engine.messages import NO_CONTEXT, RequestContext
 from engine.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -36,10 +35,10 @@ async def create_message(request: Request) -> Response:
     """The next message of a conversation, in Anthropic's shape."""
     body = await read_body(request, MessagesRequest)
     model = model_of(request, body.model)
-    job = identify(request.headers, body.identity())
+    context = model.context(request.headers, body.identity())
     request_id = f"msg_{request.state.request_id}"
     params = body.sampling_params(model.sampling_defaults())
-    conversation = _conversation(model, body, request_id, params, job)
+    conversation = _conversation(model, body, request_id, params, context)
     patience = model.patience()
     turn = ConversationTurn(model, conversation, patience.taken)
     answer = MessageAnswer(_terms(model, body, request, request_id))
@@ -60,7 +59,7 @@ async def count_message_tokens(request: Request) -> Response:
     """How many input tokens a message would have; the engine is not asked."""
     body = await read_body(request, PromptRequest)
     model = model_of(request, body.model)
-    conversation = _conversation(model, body, request.state.request_id, SamplingParams(), None)
+    conversation = _conversation(model, body, request.state.request_id, SamplingParams(), NO_CONTEXT)
 
     async def count() -> Response:
         return json_response(TokenCount(await ConversationTurn(model, conversation).count()))
@@ -69,7 +68,11 @@ async def count_message_tokens(request: Request) -> Response:
 
 
 def _conversation(
-    model: ServedModel, body: PromptRequest, request_id: str, params: SamplingParams, job: JobRef | None
+    model: ServedModel,
+    body: PromptRequest,
+    request_id: str,
+    params: SamplingParams,
+    context: RequestContext,
 ) -> Conversation:
     """The request in no dialect."""
     left_out = LeftOut()
@@ -77,7 +80,6 @@ def _conversation(
     tools = function_tools(body.tools, left_out)
     if body.mcp_servers:
         left_out.add("mcp_servers", "tools of MCP servers are not run by this server")
-    extras = body if isinstance(body, MessagesRequest) else None
     return Conversation(
         request_id=request_id,
         messages=history.messages,
@@ -85,9 +87,7 @@ def _conversation(
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls(),
-        job=job,
-        priority=extras.priority if extras else None,
-        cache_salt=extras.cache_salt if extras else None,
+        context=context,
         chat_template=body.chat_template,
         chat_template_kwargs=body.template_kwargs(model.config.messages_default_thinking),
         add_generation_prompt=not history.continues_reply,

@@ -178,7 +178,7 @@ class MessagesRequest(PromptRequest):
         return self
 
     def identity(self) -> ClientIdentity:
-        """What the body says of the job this turn belongs to."""
+        """What the body says of the job this turn belongs to, and how it is to be served."""
         return ClientIdentity(
             job_id=self.job_id,
             is_last_step=self.is_last_step,
@@ -186,6 +186,8 @@ class MessagesRequest(PromptRequest):
             session_id=self.session_id,
             metadata_user_id=self.metadata.user_id if self.metadata is not None else None,
             tenant=self.user,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:

@@ -22,7 +22,6 @@ from engine.api.field_names import told_as_sent
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.identity import identify
 from engine.api.left_out import LeftOut
 from engine.api.openai.allowed_tools import read_tool_choice
 from engine.api.openai.bodies import (
@@ -43,7 +42,7 @@ from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.api.served_model import ServedModel
 from engine.api.usage import usage_of
-from engine.messages import JobRef
+from engine.messages import RequestContext
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 
 router = APIRouter()
@@ -56,7 +55,7 @@ async def create_chat_completion(request: Request) -> Response:
     model = model_of(request, body.model)
     answer = ChatAnswer(model, body, request.state.request_id)
     patience = model.patience()
-    conversation = answer.conversation(identify(request.headers, body.identity()))
+    conversation = answer.conversation(model.context(request.headers, body.identity()))
     turn = ConversationTurn(model, conversation, patience.taken)
 
     async def respond() -> Response:
@@ -80,7 +79,7 @@ class ChatAnswer:
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._chunk([], None))
 
-    def conversation(self, job: JobRef | None) -> Conversation:
+    def conversation(self, context: RequestContext) -> Conversation:
         """The request in no dialect."""
         body = self._body
         return Conversation(
@@ -90,9 +89,7 @@ class ChatAnswer:
             tools=body.offered_tools(),
             tool_choice=read_tool_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            job=job,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
+            context=context,
             chat_template=body.chat_template,
             chat_template_kwargs=body.template_kwargs(),
             add_generation_prompt=body.add_generation_prompt,

@@ -16,7 +16,6 @@ from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun, merge
-from engine.api.identity import identify
 from engine.api.limits import Seat
 from engine.api.openai.bodies import Completion, CompletionChoice, Usage
 from engine.api.openai.logprobs import TextOffsets, completion_logprobs
@@ -24,7 +23,7 @@ from engine.api.openai.protocol import CompletionRequest
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
 from engine.detokenizer import token_decoder
-from engine.messages import JobRef, ToolCall, TurnReceipt
+from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tool_parsers import read_fenced_command
@@ -42,8 +41,8 @@ async def create_completion(request: Request) -> Response:
     """A prompt, or several, continued."""
     body = await read_body(request, CompletionRequest)
     model = model_of(request, body.model)
-    job = identify(request.headers, body.identity())
-    turn = CompletionTurn(model, body, request.state.request_id, job)
+    context = model.context(request.headers, body.identity())
+    turn = CompletionTurn(model, body, request.state.request_id, context)
 
     async def respond() -> Response:
         if not body.stream:
@@ -58,13 +57,13 @@ class CompletionTurn:
     """One completion request on its way from the engine's outputs to the response."""
 
     def __init__(
-        self, model: ServedModel, body: CompletionRequest, request_id: str, job: JobRef | None
+        self, model: ServedModel, body: CompletionRequest, request_id: str, context: RequestContext
     ) -> None:
         self._model = model
         self._body = body
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
-        self._job = job
+        self._context = context
         self._params = body.sampling_params(model.sampling_defaults(), body.logprobs)
         self._n = body.n or 1
         self._prompts = body.prompts()
@@ -86,7 +85,7 @@ class CompletionTurn:
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
         self._model.check_params(self._params)
         params = msgspec.structs.replace(self._params, output_kind=kind)
-        with self._model.seat(len(self._prompts) * self._n, self._job) as seat:
+        with self._model.seat(len(self._prompts) * self._n, self._context) as seat:
             async with aclosing(merge(await self._streams(params, seat))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output
@@ -103,10 +102,8 @@ class CompletionTurn:
                 prompt,
                 msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
                 self._id if len(prompts) == 1 else f"{self._id}-{index}",
+                self._context,
                 seat=seat,
-                job=self._job,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
                 on_taken=self._on_taken,
             )
             for index, prompt in enumerate(prompts)
@@ -121,7 +118,7 @@ class CompletionTurn:
         if isinstance(prompt, list):
             return prompt
         adds = self._body.add_special_tokens is not False
-        owner = None if self._job is None else self._job.owner
+        owner = self._context.owner
         return await self._model.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
 
     def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
@@ -148,11 +145,11 @@ class CompletionTurn:
             async for prompt_index, output in outputs:
                 choices = [self._choice(prompt_index, answer) for answer in output.outputs]
                 for choice in choices:
-                    if choice.finish_reason is None or (output.finished and self._job is not None):
+                    if choice.finish_reason is None or (output.finished and self._context.job is not None):
                         yield self._event(_without_finish(choice))
                     else:
                         yield self._event(choice)
-                if output.finished and self._job is not None:
+                if output.finished and self._context.job is not None:
                     await self._close(prompt_index, output)
                     for choice in choices:
                         if choice.finish_reason is not None:
@@ -213,13 +210,13 @@ class CompletionTurn:
         return usage_of(usage, receipt_of_all(self._id, self._receipts))
 
     async def _close(self, prompt_index: int, output: RequestOutput) -> None:
-        receipt = await self._model.close_turn(self._job, output, self._announced_calls(prompt_index))
+        receipt = await self._model.close_turn(self._context, output, self._announced_calls(prompt_index))
         if receipt is not None:
             self._receipts.append(receipt)
 
     def _announced_calls(self, prompt_index: int) -> list[ToolCall]:
         """The commands of a text agent that the answers to this prompt hold."""
-        if self._job is None:
+        if self._context.job is None:
             return []
         first = prompt_index * self._n
         texts = ["".join(self._texts.get(first + number, ())) for number in range(self._n)]

@@ -156,7 +156,7 @@ class GenerationRequest(BaseModel):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def identity(self) -> ClientIdentity:
-        """What the body says of the job this turn belongs to."""
+        """What the body says of the job this turn belongs to, and how it is to be served."""
         return ClientIdentity(
             job_id=self.job_id,
             is_last_step=self.is_last_step,
@@ -166,6 +166,8 @@ class GenerationRequest(BaseModel):
             prompt_cache_key=self.prompt_cache_key,
             conversation=self.conversation or self.conversation_id,
             tenant=self.user,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def sampling_params(self, defaults: SamplingParams, num_logprobs: int | None) -> SamplingParams:

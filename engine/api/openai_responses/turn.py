@@ -14,7 +14,6 @@ from msgspec.structs import replace as changed
 from engine.api.conversation import AnswerOutput, Conversation, ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
-from engine.api.identity import identify
 from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import ChatTokenLogprob, receipt_fields
 from engine.api.openai.logprobs import chat_logprobs
@@ -144,9 +143,7 @@ class ResponseTurn:
             tools=self._tools.functions or None,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            job=identify(headers, body.identity_after(previous.job_id if previous else None)),
-            priority=body.priority,
-            cache_salt=body.cache_salt,
+            context=self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
             chat_template_kwargs=body.template_kwargs(),
             left_out=[*left_out.notes, *self._tools.warnings],
         )
@@ -320,7 +317,7 @@ class ResponseTurn:
     async def _keep(self, receipt: TurnReceipt | None = None) -> None:
         if not self._body.keeps:
             return
-        previous, job = self._history.previous, self._conversation.job
+        previous, job = self._history.previous, self._conversation.context.job
         said = job.job_id if job is not None else None
         stored = StoredResponse(
             response=self.response,
