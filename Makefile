@@ -42,6 +42,9 @@ simulate: $(RUN) ## policies on a simulated H100, no GPU needed; writes out/toda
 	@$(BIN)/python -m continuum.cli simulate --workload swe-bench --jobs 40 --rate 0.02,0.1 --seeds 3 \
 	  --policies fcfs,fixed-ttl:10,continuum --json out/today.json --html out/today.html $(ARGS)
 
+readme-tables: $(DEV) ## write what the commands of docs/simulator.md print now into it (two minutes)
+	@$(BIN)/python -m tests.readme_tables
+
 reproduce: $(RUN) ## the Continuum paper's settings in simulation, beside its figures (an hour of one core) [ARGS="--quick"]
 	@$(BIN)/python -m continuum.cli reproduce $(ARGS)
 

@@ -13,9 +13,9 @@ from continuum.engine_args import add_serve_arguments
 INTRODUCTION = """\
 # Configuration
 
-All flags of `continuum serve MODEL`, in the groups of `--help`. vLLM's name and default are kept where
-it has the flag. A switch `--name` is turned off by `--no-name`. `LLM(MODEL, name=value)` takes the
-fields of the model, KV cache and scheduler groups by the same names, with `_` for `-`.
+All flags of `continuum serve MODEL`, in the groups of `--help`. vLLM's name and default are kept
+where it has the flag. A switch `--name` is turned off by `--no-name`. `LLM(MODEL, name=value)`
+takes the fields of the model, KV cache and scheduler groups by the same names, with `_` for `-`.
 
 Made from the flags by `python -m continuum.flag_reference`; a test holds it to them."""
 

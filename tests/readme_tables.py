@@ -1,4 +1,4 @@
-"""The figures of README and docs that a seed decides.
+"""The figures of the docs that a seed decides.
 
 ``python -m tests.readme_tables`` (``make readme-tables``) runs the commands that stand there and puts in what
 they print now: two minutes of two cores.
@@ -21,8 +21,8 @@ from eval.report import ratio
 from eval.results import ResultFile, read_results
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-README = REPOSITORY / "README.md"
-MEASUREMENTS = REPOSITORY / "docs" / "measurements.md"
+TUTORIAL = REPOSITORY / "docs" / "simulator.md"
+MEASUREMENTS = REPOSITORY / "docs" / "lab" / "measurements.md"
 ELIDED = "..."
 _BLOCK = re.compile(r"```sh\n(?P<command>(?:(?!```).)*)```\n```\n(?P<output>(?:(?!```).)*)```", re.DOTALL)
 
@@ -36,11 +36,11 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def block(command: str) -> re.Match[str]:
-    """README's command that begins so, with what it prints."""
+    """The tutorial's command that begins so, with what it prints."""
     found = [
-        each for each in _BLOCK.finditer(README.read_text("utf-8")) if each["command"].startswith(command)
+        each for each in _BLOCK.finditer(TUTORIAL.read_text("utf-8")) if each["command"].startswith(command)
     ]
-    assert len(found) == 1, f"README has {len(found)} outputs of {command}"
+    assert len(found) == 1, f"The tutorial has {len(found)} outputs of {command}"
     return found[0]
 
 
@@ -68,7 +68,7 @@ def table_of(output: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Run what is deterministic, and correct README and docs. Words that judge a number are for a person."""
+    """Run what is deterministic, and correct the docs. Words that judge a number are for a person."""
     found = block(SIMULATE)
     (command,) = commands(found["command"])
     today, host = folder / "today.json", folder / "host.json"
@@ -76,8 +76,8 @@ def write(folder: Path) -> None:
     output = printed([*kept, "--json", str(today)])
     printed([*kept, "--host-kv-tokens", "1000000", "--json", str(host)])
     figures = Figures(read_results(today), read_results(host))
-    text = README.read_text("utf-8").replace(found["output"], table_of(output))
-    README.write_text(in_prose(text, figures), "utf-8")
+    text = TUTORIAL.read_text("utf-8").replace(found["output"], table_of(output))
+    TUTORIAL.write_text(in_prose(text, figures), "utf-8")
     MEASUREMENTS.write_text(in_table(MEASUREMENTS.read_text("utf-8"), figures), "utf-8")
 
 
@@ -117,7 +117,7 @@ def _completion_s(file: ResultFile) -> dict[str, dict[int | None, float]]:
 
 
 def in_prose(text: str, figures: Figures) -> str:
-    """README's sentences about its table, and about host memory."""
+    """The tutorial's sentences about its table, and about host memory."""
     gained = {policy: figures.ratio("host", policy, "today", policy).split()[0] for policy in POLICIES}
     left = figures.ratio("host", "continuum", "host", "fcfs")
     share = figures.ratio("today", "continuum", "today", "fcfs").split("x")[0]
@@ -127,13 +127,13 @@ def in_prose(text: str, figures: Figures) -> str:
         (r"`continuum` nothing \([\d.]+x\)", f"`continuum` nothing ({gained['continuum']})"),
         (r"left between them \([^)]*\)", f"left between them ({left})"),
     ):
-        text, count = re.subn(pattern, now, text)
-        assert count == 1, f"README lacks a sentence like {pattern}"
+        text, count = re.subn(pattern.replace(" ", r"\s+"), now, text)
+        assert count == 1, f"The tutorial lacks a sentence like {pattern}"
     return text
 
 
 def in_table(text: str, figures: Figures) -> str:
-    """Of ``docs/measurements.md``."""
+    """Of ``docs/lab/measurements.md``."""
     rows = [
         f"| `{policy}` | {figures.mean('today', policy)} | {figures.mean('host', policy)} "
         f"| {figures.ratio('host', policy, 'today', policy)} |"

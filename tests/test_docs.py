@@ -1,46 +1,189 @@
-"""Pages for users are true: links lead somewhere, flags exist, and the reference is made from the flags."""
+"""Pages for users are true: links resolve, flags exist, tables are those of the code.
+
+No server is started here; what the pages tell a user to run is run in ``test_examples.py``.
+"""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import io
 import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from continuum.engine_args import add_serve_arguments
+from continuum.cli import main
 from continuum.flag_reference import reference
+from engine.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
+from engine.tool_parsers.formats import (
+    REASONING_PARSERS,
+    THINK_TAGS,
+    TOOL_CALL_PARSERS,
+    TOOL_FORMATS,
+)
+from engine.worker.models.decoder import NATIVE_MODEL_TYPES
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("quickstart", "clients", "deployment", "troubleshooting")
-OTHER_COMMANDS = {"--gpu", "--kv-tokens", "--workload", "--index-url"}
-"""Flags on these pages that belong to simulate and to pip."""
-LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
+DOCS = ROOT / "docs"
+COLUMNS = 100
+COMMANDS = (
+    *(("serve",), ("bench",), ("simulate",), ("reproduce",), ("profile",), ("workload",), ("compare",)),
+    *(
+        ("chat",),
+        ("demo",),
+        ("trace", "export"),
+        ("trace", "report"),
+        ("trace", "replay"),
+        ("trace", "schema"),
+    ),
+)
+NOT_OURS = {
+    *("--index-url", "--extra-index-url", "--build-arg"),  # pip, docker
+    *("--init", "--env-file", "--stop-timeout", "--gpus", "--cpuset-cpus", "--cpus"),  # docker
+    "--config.file",  # prometheus
+    "--budget-s",  # make gpu-check
+}
+"""Flags on the pages that belong to other programs."""
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def texts() -> list[Path]:
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "eval" / "agent_model" / "MODEL_CARD.md"]
+
+
+def pages() -> list[Path]:
+    """For users: neither lab notes nor decision records."""
+    return [ROOT / "README.md", *DOCS.glob("*.md")]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def test_the_reference_of_flags_is_as_they_are() -> None:
     """Else run ``python -m continuum.flag_reference > docs/configuration.md``."""
-    assert (ROOT / "docs" / "configuration.md").read_text() == reference()
+    assert (DOCS / "configuration.md").read_text() == reference()
 
 
-@pytest.mark.parametrize("path", texts(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_files(path: Path) -> None:
-    """From where the page lies."""
-    for target in LINK.findall(path.read_text()):
-        assert (path.parent / target).exists(), target
+def anchors(path: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_names_flags_that_there_are(page: str) -> None:
-    """And its prose fits a screen's width."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_serve_arguments(parser)
-    known = {name for action in parser._actions for name in action.option_strings} | OTHER_COMMANDS
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - known == set()
-    prose = [line for line in text.splitlines() if not line.startswith("|")]
-    assert max(map(len, prose)) <= 120
+@pytest.mark.parametrize("path", texts(), ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """From where the page lies, to a file and to a heading of it."""
+    for link in LINK.findall(FENCED.sub("", path.read_text())):
+        target, _, anchor = link.partition("#")
+        file = path.parent / target if target else path
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file), link
+
+
+def test_every_page_can_be_reached() -> None:
+    """Another page links to it."""
+    linked = {
+        (path.parent / link.partition("#")[0]).resolve()
+        for path in texts()
+        for link in LINK.findall(path.read_text())
+    }
+    assert [name(page) for page in pages()[1:] if page not in linked] == []
+
+
+@cache
+def flags(*command: str) -> frozenset[str]:
+    """All that a command takes, by its own help."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        main([*command, "--help"])
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", out.getvalue()))
+
+
+@pytest.mark.parametrize("path", pages(), ids=name)
+def test_a_page_names_flags_that_there_are(path: Path) -> None:
+    """Of one of the commands."""
+    known = NOT_OURS.union(*(flags(*command) for command in COMMANDS), {"--help", "--no-name"})
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z.-]*[a-z]", path.read_text()))
+    assert found - known == set()
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, but for code, tables, and words that cannot be divided."""
+    fenced = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not re.match(r"\s*\||    |<|!\[", line) and " " in line.strip():
+            yield number, line
+
+
+@pytest.mark.parametrize("path", [path for path in texts() if path.name != "CHANGELOG.md"], ids=name)
+def test_prose_fits_a_screen(path: Path) -> None:
+    """At most 100 columns."""
+    long = [f"{name(path)}:{number}" for number, line in prose(path) if len(line) > COLUMNS]
+    assert long == []
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """What stands in backquotes in each cell of the first table under a heading."""
+    text = page.read_text()
+    start = text.index(f"\n## {heading}\n")
+    table = re.search(r"(?:^\|.*\n)+", text[start:], re.MULTILINE)
+    assert table is not None
+    return [line.strip("|\n").split("|") for line in table[0].splitlines()[2:]]
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_tables_of_models_are_those_of_the_code() -> None:
+    """Architectures, formats of calls and of reasoning, types."""
+    page = DOCS / "models.md"
+    assert set(names_in(rows(page, "Architectures")[0][1])) == NATIVE_MODEL_TYPES
+    calls, reasoning = rows(page, "Tool-call formats"), rows(page, "Reasoning formats")
+    assert {names_in(row[0])[0] for row in calls} == set(TOOL_FORMATS)
+    for row in calls:
+        forced = TOOL_FORMATS[names_in(row[0])[0]].syntax is not None
+        assert row[3].strip() == ("in its own syntax" if forced else "as JSON"), row
+    for table, parsers in ((calls, TOOL_CALL_PARSERS), (reasoning, REASONING_PARSERS)):
+        listed = [each for row in table for cell in row[:2] for each in names_in(cell)]
+        assert sorted([*listed, "auto", "none"]) == sorted(parsers)
+    assert {names_in(row[0])[0] for row in reasoning} == {*THINK_TAGS, "openai"}
+    values = {names_in(row[0])[0]: row[1] for row in rows(page, "Types and quantization")}
+    for flag, choices in (
+        ("--dtype", DTYPES),
+        ("--quantization", QUANTIZATIONS),
+        ("--kv-cache-dtype", KV_CACHE_DTYPES),
+    ):
+        assert [each for each in names_in(values[flag]) if not each.startswith("-")] == list(choices)
+
+
+def test_the_readme_is_one_screen() -> None:
+    """It ends in the docs."""
+    readme = (ROOT / "README.md").read_text()
+    assert 30 <= len(readme.splitlines()) <= 60
+    assert re.findall(r"^## (.*)$", readme, re.MULTILINE)[-1] == "Docs"
+
+
+def test_the_image_is_built_of_what_there_is() -> None:
+    """The Dockerfile copies files that exist and are not ignored, and all packages; it calls our command."""
+    text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
+    sources = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {each.rstrip("*") for each in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages <= set(sources)
+    assert set(project["project"]["license-files"]) <= set(sources)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(sources) == kept
+    assert 'ENTRYPOINT ["continuum", "serve"]' in text
+    assert "continuum" in project["project"]["scripts"]
+    assert set(re.findall(r'"(--[a-z-]+)"', text)) <= flags("serve")
+    for extra in re.findall(r"EXTRAS=\[(\w+)\]", text):
+        assert extra in project["project"]["optional-dependencies"]

@@ -1,4 +1,7 @@
-"""The examples run as they stand, against a real server or a real model, and are short enough to read."""
+"""The examples run as they stand, against a real server or a real model, and are short enough to read.
+
+So do the commands and programs of README, quick start, clients and API, but for the port.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
+import httpx
 import pytest
 
 from eval.agent_model import NAME, folder
@@ -24,12 +30,36 @@ def url() -> Iterator[str]:
         yield f"{server.url}/v1"
 
 
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+def asked(command: list[str], typed: str = "", **environment: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        input=typed,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
+
+
+def run(name: str, *arguments: str) -> str:
+    return asked([sys.executable, str(EXAMPLES / name), *arguments])
+
+
+def blocks(page: str, language: str, url: str) -> list[str]:
+    """A page's blocks of a language, as they are with the server and the model of these tests."""
+    text = (ROOT / page).read_text().replace("http://localhost:8000", url.removesuffix("/v1"))
+    text = text.replace("localhost:8000", url.removesuffix("/v1"))
+    text = re.sub(r"\bMODEL\b", NAME, text)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def lines(page: str, url: str) -> list[str]:
+    """Its commands for the shell, without comments."""
+    text = "".join(blocks(page, "sh", url)).replace("\\\n", " ")
+    return [line for each in text.splitlines() if (line := re.sub(r"\s+#.*", "", each).strip())]
 
 
 def test_a_question_is_answered_and_has_a_receipt(url: str) -> None:
@@ -48,16 +78,6 @@ def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
     assert all(cached[1:])
 
 
-def test_the_quick_start_asks_as_it_says(url: str) -> None:
-    """Its ``curl`` command and its program, but for the port, are answered."""
-    page = (ROOT / "docs" / "quickstart.md").read_text().replace("http://localhost:8000/v1", url)
-    (command,) = re.findall(r"^curl .*?(?=^```)", page, re.MULTILINE | re.DOTALL)
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    for asked in (["bash", "-c", f"exec {command.strip()} -sf"], [sys.executable, "-c", program]):
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        assert "I am a small model." in done.stdout, done.stderr
-
-
 def test_a_job_without_a_server() -> None:
     """The second turn's prompt was cached, up to its last block."""
     first, second = run("offline.py", str(folder())).splitlines()
@@ -68,6 +88,126 @@ def test_a_job_without_a_server() -> None:
 def test_a_policy_of_ones_own_decides() -> None:
     """The prompt that came second and is shorter runs first."""
     assert run("custom_policy.py", str(folder())) == "first to run: A short one.\n"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_a_page_asks_as_it_says(page: str, url: str) -> None:
+    """Its ``curl`` command is answered."""
+    (command,) = (line for line in lines(page, url) if line.startswith("curl"))
+    assert "I am a small model." in asked(["bash", "-c", f"{command} -sf"])
+
+
+def test_the_quick_starts_programs_run(url: str) -> None:
+    """The one for a server, and the one without, of a folder."""
+    served, alone = blocks("docs/quickstart.md", "python", url)
+    said = asked([sys.executable, "-c", served])
+    assert "I am a small model." in said
+    assert "'cached_tokens'" in said
+    asked([sys.executable, "-c", alone.replace(f'"{NAME}"', f'"{folder()}"') + "print(output)"])
+
+
+def test_the_quick_start_chats_as_it_says(url: str) -> None:
+    """Each line, with the server of these tests in place of one of its own."""
+    talks = [line for line in lines("docs/quickstart.md", url) if line.startswith("continuum chat")]
+    assert len(talks) == 4
+    for line in talks:
+        server = "" if "--base-url" in line else f"--base-url {url.removesuffix('/v1')} --model {NAME}"
+        command = f"{sys.executable} -m continuum.cli {line.removeprefix('continuum ')} {server}"
+        said = asked(["bash", "-c", command], typed="What can you do?")
+        assert ("643" if '"' in line else "I am a small model.") in said
+
+
+def test_every_command_of_the_quick_start_is_known(url: str) -> None:
+    """Those that are not run here set up the machine, or serve."""
+    others = [
+        line for line in lines("docs/quickstart.md", url) if not line.startswith(("curl", "continuum chat"))
+    ]
+    assert others == [
+        "python3 -m venv .venv && . .venv/bin/activate",
+        "pip install -e .",
+        "continuum serve --port 8000",
+        "continuum serve Qwen/Qwen3-0.6B",
+    ]
+
+
+ASK = {
+    "openai.OpenAI": "it.chat.completions.create(model='box', messages=messages).choices[0].message.content",
+    "langchain_openai.ChatOpenAI": "it.invoke(messages).content",
+    "OpenAIChatModel": "pydantic_ai.Agent(it).run_sync(messages[0]['content']).output",
+    "litellm.completion": "it.choices[0].message.content",
+}
+"""How what a block of clients makes is asked."""
+CLIENTS = """
+import langchain_openai, litellm, openai, pydantic_ai
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+messages = [{"role": "user", "content": "What can you do?"}]
+"""
+
+
+def test_clients_ask_as_their_blocks_say(url: str) -> None:
+    """What each block makes is answered; Claude Code's and Codex's are below."""
+    made = blocks("docs/clients.md", "python", url)
+    kinds = [block.partition("(")[0] for block in made]
+    assert sorted(kinds) == sorted(ASK)
+    program = [f"it = {block}print({ASK[kind]})" for kind, block in zip(kinds, made, strict=True)]
+    said = asked([sys.executable, "-c", "\n".join([CLIENTS, *program])])
+    assert said.count("I am a small model.") == len(ASK)
+    assert len(blocks("docs/clients.md", "sh", url)) == len(blocks("docs/clients.md", "toml", url)) == 1
+
+
+def test_claude_code_is_told_where_to_ask(url: str, tmp_path: Path) -> None:
+    """A stand-in for ``claude`` that asks by Anthropic's library, with the environment of the page alone."""
+    program = """\
+        import anthropic, os
+        asked = [{"role": "user", "content": "What can you do?"}]
+        answer = anthropic.Anthropic().messages.create(
+            model=os.environ["ANTHROPIC_MODEL"], messages=asked, max_tokens=64
+        )
+        print(answer.content[0].text)
+    """
+    stand_in = tmp_path / "claude"
+    stand_in.write_text(f"#!{sys.executable}\n{dedent(program)}")
+    stand_in.chmod(0o755)
+    (command,) = lines("docs/clients.md", url)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert "I am a small model." in asked(["bash", "-c", command], PATH=path)
+
+
+def test_codex_is_told_where_to_ask(url: str) -> None:
+    """Its settings name a provider whose Responses are answered."""
+    (text,) = blocks("docs/clients.md", "toml", url)
+    settings = tomllib.loads(text)
+    provider = settings["model_providers"][settings["model_provider"]]
+    assert provider["wire_api"] == "responses"
+    body = {"model": settings["model"], "input": "What can you do?"}
+    answer = httpx.post(f"{provider['base_url']}/responses", json=body, timeout=60).json()
+    assert "I am a small model." in answer["output"][0]["content"][0]["text"]
+
+
+def test_all_endpoints_are_in_the_table(url: str) -> None:
+    """docs/api.md has each method and path of the server's own description, and no other."""
+    described = httpx.get(f"{url.removesuffix('/v1')}/openapi.json").json()["paths"]
+    served = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    page = (ROOT / "docs" / "api.md").read_text()
+    listed = {
+        (method, path)
+        for methods, paths in re.findall(r"^\| ([A-Z, ]+) \| (`/[^|]*) \|", page, re.MULTILINE)
+        for method in methods.split(", ")
+        for path in re.findall(r"`([^`]+)`", paths)
+    }
+    assert listed == {each for each in served if each[0] != "HEAD"}
+
+
+def test_signals_are_sent_as_the_page_says(url: str) -> None:
+    """Of a job that is there, each command of docs/api.md is answered."""
+    body = {"messages": [{"role": "user", "content": "Add the plants."}], "max_tokens": 4, "job_id": "JOB"}
+    receipt = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()["usage"]["receipt"]
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [field for field in receipt if f"`{field}`" not in page] == []
+    for command in lines("docs/api.md", url):
+        assert '"id":"JOB"' in asked(["bash", "-c", f"{command} -sf"])
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -444,8 +444,9 @@ def describe_tables() -> str:
 _ABOUT = """\
 # Tables of a trace
 
-What `continuum trace export FILE --format csv|parquet --out FOLDER` writes: one file per table. Times are
-seconds on the engine's clock (monotonic); `monotonic_s` and `wall_time_s` of the trace's header tie them to
-the calendar. An empty cell (CSV) or null (Parquet) says that it is not known, or was not. In CSV a text that
-a spreadsheet would take for a formula has an apostrophe before it.
+What `continuum trace export FILE --format csv|parquet --out FOLDER` writes: one file per table.
+Times are seconds on the engine's clock (monotonic); `monotonic_s` and `wall_time_s` of the header
+of the trace ([trace.md](trace.md)) tie them to the calendar. An empty cell (CSV) or null (Parquet)
+says that it is not known, or was not. In CSV a text that a spreadsheet would take for a formula has
+an apostrophe before it.
 """
