@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ from engine.sampling_params import SamplingParams
 from engine.stats import IterationStats, StatsListener
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.judge import GrammarJudge
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import INLINE_CHARS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,6 @@ SIGNAL_TIMEOUT_S = 1.0
 """A receipt is worth little later than this: the response waits for it."""
 MAX_REMEMBERED_TURNS = 65536
 """Finished turns whose internal id is kept for a signal about them."""
-INLINE_TOKENIZE_CHARS = 4096
-"""A longer text is tokenised on another thread, so that the other streams go on."""
 
 
 class AsyncLLM:
@@ -131,28 +129,6 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """End all requests of this id now; their streams get a last output with finish reason ``abort``."""
         self._send_aborts(self._outputs.abort_external(request_id))
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation; RequestError if the model has no template or the template refuses.
-
-        Takes milliseconds per thousand tokens: call it with ``asyncio.to_thread`` for long conversations.
-        """
-        return self.tokenizer.render_chat(
-            messages,
-            tools,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            chat_template_kwargs,
-        )
 
     # ---- jobs ----
 
@@ -331,7 +307,7 @@ class AsyncLLM:
         )
 
     async def _tokenize(self, text: str) -> list[int]:
-        if len(text) <= INLINE_TOKENIZE_CHARS:
+        if len(text) <= INLINE_CHARS:
             return self.tokenizer.encode(text)
         return await asyncio.to_thread(self.tokenizer.encode, text)
 

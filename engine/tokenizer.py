@@ -27,6 +27,8 @@ Message = Mapping[str, Any]
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 """A folder with none of these has no tokenizer."""
+INLINE_CHARS = 4096
+"""A longer text is encoded on another thread than the event loop's, so that the other streams go on."""
 
 _UNREADABLE = "\ufffd"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")

@@ -5,14 +5,15 @@ A request gets its place before any work is done for it. It must not know HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from zlib import crc32
 
 from engine.api.config import LimitsConfig
-from engine.api.errors import OverloadedError
+from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.processes.load_board import NAMED_SHARES, OTHER_SHARES, LoadBoard, Tally
-from engine.messages import JobRef
+from engine.messages import JobRef, RequestContext
 
 
 class Admission:
@@ -37,17 +38,40 @@ class Admission:
         self._board = board
         self._on_rejection = on_rejection
         self._shares = {owner: share for share, owner in enumerate(owners[:NAMED_SHARES])}
+        self._num_seated = 0
+        """Bodies that this process has taken on."""
+        self._unseated = asyncio.Event()
+        self.is_closed = False
+        """Whether this process takes no more requests, since it is about to stop."""
 
     @contextmanager
-    def seat(self, num_requests: int, job: JobRef | None = None) -> Iterator[Seat]:
-        """Places for a request that makes so many; OverloadedError if those are too many beside others."""
+    def seat(self, num_requests: int, context: RequestContext) -> Iterator[Seat]:
+        """Places for a body that makes so many requests, before any work is done for it. OverloadedError if
+        those are too many beside others, ServerClosingError if no more are taken."""
+        if self.is_closed:
+            raise ServerClosingError
         num_requests = max(1, num_requests)  # not checked yet
-        share = self._share_of(job)
+        share = self._share_of(context.job)
         self._take(Tally.QUEUED_REQS, share, num_requests)
+        self._num_seated += 1
         try:
             yield Seat(self, share)
         finally:
             self._board.add(Tally.QUEUED_REQS, -num_requests, share)
+            self._num_seated -= 1
+            if not self._num_seated:
+                self._unseated.set()
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self.is_closed = True
+
+    async def drain(self) -> None:
+        """Take no more requests; returns when the last one has left its place."""
+        self.close()
+        while self._num_seated:
+            self._unseated.clear()
+            await self._unseated.wait()
 
     def _share_of(self, job: JobRef | None) -> int:
         """An owner's own; others may have one together, for there is no end of users that can be said."""

@@ -15,8 +15,10 @@ from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import DetokenizeResponse, TokenizeResponse
 from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
-from engine.api.served_model import INLINE_CHARS, ServedModel
+from engine.api.prompts import ChatPrompt
+from engine.api.served_model import ServedModel
 from engine.errors import RequestError
+from engine.tokenizer import INLINE_CHARS
 
 router = APIRouter()
 
@@ -33,15 +35,16 @@ async def _tokenized(model: ServedModel, body: TokenizeRequest, owner: str | Non
     text, adds = body.prompt or "", body.add_special_tokens
     if body.messages is not None:
         adds = False
-        text = await model.chat_text(
-            texts_only(body.messages, LeftOut()),
-            body.tools,
-            body.chat_template,
-            body.chat_template_kwargs,
+        chat = ChatPrompt(
+            messages=texts_only(body.messages, LeftOut()),
+            tools=body.tools,
+            chat_template=body.chat_template,
+            chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
         )
-    tokens = await model.listed(text, add_special_tokens=adds, owner=owner)
+        text = await model.prompts.chat_text(chat)
+    tokens = await model.prompts.listed(text, add_special_tokens=adds, owner=owner)
 
     def written() -> Response:
         token_text = model.engine.tokenizer.token_text

@@ -190,7 +190,7 @@ async def test_a_server_that_stops_ends_its_feeds(served: ServedModel) -> None:
     """Nobody's page keeps it from stopping, and each is told why it ends."""
     viewer = Audience(served).views()
     await anext(viewer)
-    await served.drain()
+    await served.admission.drain()
     with pytest.raises(ServerClosingError):
         async for _ in viewer:
             pass

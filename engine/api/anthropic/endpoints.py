@@ -11,8 +11,9 @@ from engine.api.anthropic.input import read_history
 from engine.api.anthropic.request import MessagesRequest, PromptRequest, ToolChoice
 from engine.api.anthropic.tools import Tool, function_tools
 from engine.api.anthropic.turn import MessageAnswer, MessageTerms
-from engine.api.conversation import Conversation, ConversationTurn, NamedTool
+from engine.api.conversation import Conversation, NamedTool
 from engine.api.conversation import ToolChoice as ConversationToolChoice
+from engine.api.conversation_turn import ConversationTurn
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.errors import Dialect
 from engine.api.field_names import told_as_sent

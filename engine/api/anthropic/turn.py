@@ -36,7 +36,7 @@ from engine.api.anthropic.bodies import (
 )
 from engine.api.anthropic.input import tool_use_id
 from engine.api.anthropic.thinking import sign
-from engine.api.conversation import TurnOutput
+from engine.api.conversation_turn import TurnOutput
 from engine.api.http import sse
 from engine.api.openai.bodies import receipt_fields
 from engine.api.usage import TurnUsage

@@ -96,7 +96,7 @@ class Audience:
     async def _show_all(self) -> None:
         """Until nobody looks on any more, or the server stops."""
         engine, number = self._model.engine, 0
-        while not self._model.is_closing:
+        while not self._model.admission.is_closed:
             if not self._viewers:
                 with suppress(EngineDeadError):
                     await engine.unwatch(self._viewer_id)

@@ -11,12 +11,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.api.conversation import (
-    AnswerOutput,
-    Conversation,
-    ConversationTurn,
-    TurnOutput,
-)
+from engine.api.answer_reader import AnswerOutput
+from engine.api.conversation import Conversation
+from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.field_names import told_as_sent
 from engine.api.http import sse

@@ -85,7 +85,7 @@ class CompletionTurn:
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
         self._model.check_params(self._params)
         params = msgspec.structs.replace(self._params, output_kind=kind)
-        with self._model.seat(len(self._prompts) * self._n, self._context) as seat:
+        with self._model.admission.seat(len(self._prompts) * self._n, self._context) as seat:
             async with aclosing(merge(await self._streams(params, seat))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output
@@ -98,7 +98,7 @@ class CompletionTurn:
         if body.echo:
             self._echoes = [self._echo(*pair) for pair in zip(self._prompts, prompts, strict=True)]
         return [
-            self._model.generate(
+            self._model.generation.generate(
                 prompt,
                 msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
                 self._id if len(prompts) == 1 else f"{self._id}-{index}",
@@ -119,7 +119,7 @@ class CompletionTurn:
             return prompt
         adds = self._body.add_special_tokens is not False
         owner = self._context.owner
-        return await self._model.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
+        return await self._model.prompts.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
 
     def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._model.engine.tokenizer.decode(token_ids)

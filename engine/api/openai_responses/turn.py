@@ -11,7 +11,9 @@ from time import time
 from msgspec import UNSET
 from msgspec.structs import replace as changed
 
-from engine.api.conversation import AnswerOutput, Conversation, ConversationTurn, TurnOutput
+from engine.api.answer_reader import AnswerOutput
+from engine.api.conversation import Conversation
+from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
 from engine.api.left_out import LeftOut

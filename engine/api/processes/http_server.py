@@ -140,7 +140,7 @@ class HttpServer:
         """Answer 503 to all that is new, let running requests go on for the grace period, then end them."""
         if self._siblings.others_go_on:
             await self._leave_to_others()
-        drained = asyncio.create_task(self._model.drain())
+        drained = asyncio.create_task(self._model.admission.drain())
         await asyncio.wait(
             {serving, drained}, timeout=self._config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED
         )

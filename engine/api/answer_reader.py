@@ -1,0 +1,115 @@
+"""One answer of a turn as it is read: its text becomes deltas and a reply, its end a finish reason.
+
+It must not know how any dialect spells an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.messages import ToolCall
+from engine.request_output import CompletionOutput
+from engine.tool_parsers import (
+    ParsedReply,
+    ReasoningDelta,
+    ReplyDelta,
+    ReplyParser,
+    ToolCallDelta,
+    read_fenced_command,
+)
+from engine.tool_parsers.sound_calls import SoundCalls
+
+
+@dataclass(slots=True)
+class AnswerOutput:
+    """What is new of one answer, and the sum so far."""
+
+    index: int
+    deltas: list[ReplyDelta]
+    reply: ParsedReply
+    raw: CompletionOutput
+    """Tokens and logprobs of what is new."""
+    finish_reason: str | None = None
+    """``stop`` | ``length`` | ``tool_calls``; None while the answer goes on."""
+    is_cut_in_call: bool = False
+    """Whether it ended in the middle of its last call: that one is not to be run."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return self.raw.stop_reason
+
+
+@dataclass(slots=True)
+class AnswerReader:
+    """One of the ``n`` answers as it is read."""
+
+    _parser: ReplyParser
+    _max_calls: int | None
+    _include_reasoning: bool
+    named: bool
+    """The one tool to call was given by name: its call is then an ordinary stop, as in V1."""
+    reply: ParsedReply = field(default_factory=ParsedReply)
+    num_tokens: int = 0
+    _is_cut_in_call: bool = False
+    """Nobody is to run half of its arguments."""
+
+    def read(self, answer: CompletionOutput) -> AnswerOutput:
+        self.num_tokens += len(answer.token_ids)
+        deltas = self._take(self._parser.feed(answer.text))
+        if answer.finished:
+            deltas += self._take(self._end_parser(answer))
+            self._is_cut_in_call = bool(self.reply.calls) and not _is_json(self.reply.calls[-1].arguments)
+        if not self._include_reasoning:
+            deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+        finish_reason = self._finish_reason(answer)
+        return AnswerOutput(
+            answer.index, deltas, self.reply, answer, finish_reason, is_cut_in_call=self._is_cut_in_call
+        )
+
+    def _take(self, read: list[ReplyDelta]) -> list[ReplyDelta]:
+        """What the client wants of it, which is the reply's from now on."""
+        deltas = [delta for delta in read if not self._beyond_limit(delta)]
+        self.reply.add(deltas)
+        return deltas
+
+    def _end_parser(self, answer: CompletionOutput) -> list[ReplyDelta]:
+        if isinstance(self._parser, SoundCalls):
+            by_itself = answer.finish_reason == "stop" and not isinstance(answer.stop_reason, str)
+            return self._parser.finish(is_whole=by_itself)
+        return self._parser.finish()
+
+    def _beyond_limit(self, delta: ReplyDelta) -> bool:
+        """Whether this is of a call that the client did not want beside the first."""
+        return (
+            self._max_calls is not None
+            and isinstance(delta, ToolCallDelta)
+            and delta.index >= self._max_calls
+        )
+
+    def _finish_reason(self, answer: CompletionOutput) -> str | None:
+        """A reply cut off by its length, or in a call, says so, even if there was a call before the cut.
+
+        A model that ends its turn in the middle of a call has been cut off too: there is more to be said.
+        """
+        if answer.finish_reason != "stop":
+            return answer.finish_reason
+        if self._is_cut_in_call:
+            return "stop" if isinstance(answer.stop_reason, str) else "length"
+        return "tool_calls" if self.reply.calls and not self.named else "stop"
+
+    def announced_calls(self) -> list[ToolCall]:
+        """What runs next: the tool calls, or the command of a text agent."""
+        if self.reply.calls:
+            return self.reply.tool_calls[:-1] if self._is_cut_in_call else self.reply.tool_calls
+        command = read_fenced_command(self.reply.content)
+        return [command] if command is not None else []
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""One turn of a conversation on its way through the engine: rendered, generated, read and closed.
+
+It must not know how any dialect spells its requests or its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from engine.api.answer_reader import AnswerOutput, AnswerReader
+from engine.api.conversation import Conversation, NamedTool
+from engine.api.identity import with_history
+from engine.api.served_model import ServedModel
+from engine.api.usage import TurnUsage
+from engine.errors import EngineGenerateError
+from engine.messages import TurnReceipt
+from engine.request_output import RequestOutput
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.structured_output.reply_grammar import (
+    ReplyGrammar,
+    ReplyStart,
+    asked_form,
+    before_stops,
+    forced_calls,
+    forced_input,
+    free_calls,
+)
+
+MAX_NAMES = 8
+"""Of tools, in a sentence."""
+TAIL_TOKENS = 16
+"""Of the prompt's end, that a reply parser is shown: it may already have opened a section of the reply."""
+
+
+@dataclass(slots=True)
+class TurnOutput:
+    """What is new of a turn. The last one has ``finished`` set, and the receipt where there is one."""
+
+    answers: list[AnswerOutput]
+    output: RequestOutput
+    usage: TurnUsage
+    finished: bool = False
+    receipt: TurnReceipt | None = None
+
+
+class ConversationTurn:
+    """A conversation on its way through the engine. Used once: by ``stream`` or by ``whole``."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        conversation: Conversation,
+        on_taken: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_taken`` is called when the engine has it: few things are refused after that."""
+        self._model = model
+        self._conversation = conversation
+        self._on_taken = on_taken
+        self.num_prompt_tokens = 0
+        """Once it is rendered."""
+        self._readers: list[AnswerReader] = []
+        self._not_enforced: list[str] = []
+        """What of the request the reply is not kept to, in sentences for the receipt."""
+
+    async def whole(self) -> TurnOutput:
+        """The complete turn: all of each answer is in its ``reply``."""
+        last: TurnOutput | None = None
+        async for turn in self.stream(RequestOutputKind.FINAL_ONLY):
+            last = turn
+        if last is None:
+            raise EngineGenerateError("The engine ended the request without an output.")
+        return last
+
+    async def stream(
+        self, kind: RequestOutputKind = RequestOutputKind.DELTA
+    ) -> AsyncGenerator[TurnOutput, None]:
+        """Outputs as they come; the first with the engine's first output, not before.
+
+        The last one waits for the receipt, text never does.
+        """
+        conversation = self._conversation
+        self._model.check_params(conversation.params)
+        with self._model.admission.seat(conversation.params.n, conversation.context) as seat:
+            owner = conversation.context.owner
+            prompt = await self._model.prompts.encode_chat(conversation, owner=owner, is_prompt=True)
+            self.num_prompt_tokens = len(prompt)
+            prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
+            grammar = self._grammar(prompt_tail)
+            outputs = self._model.generation.generate(
+                prompt,
+                self._params(kind, len(prompt), prompt_tail, grammar),
+                conversation.request_id,
+                with_history(
+                    conversation.context,
+                    conversation.messages,
+                    continues_last=conversation.continue_final_message,
+                ),
+                seat=seat,
+                on_taken=self._on_taken,
+            )
+            self._readers = self._make_readers(prompt_tail, grammar)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    turn = self._read(output)
+                    if output.finished:
+                        if kind is RequestOutputKind.DELTA:
+                            yield _before_the_end(turn)
+                            turn.answers = [_end_of(answer) for answer in turn.answers]
+                        await self._close(turn)
+                    yield turn
+
+    async def count(self) -> int:
+        """How many tokens the prompt has, in little memory."""
+        chat = self._conversation
+        return await self._model.prompts.count_chat(chat, owner=chat.context.owner)
+
+    def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
+        """What the reply must follow: calls that are wanted, or the form that was asked for."""
+        conversation, params = self._conversation, self._conversation.params
+        choice, asked = conversation.tool_choice, params.structured_outputs
+        forced = choice == "required" or isinstance(choice, NamedTool)
+        if params.replay_token_ids is not None:
+            return None
+        start = self._start(prompt_tail)
+        if not forced and asked is None:
+            return self._strict_calls(start)
+        if isinstance(choice, NamedTool) and choice.free_input is not None:
+            return forced_input(choice.free_input.grammar, choice.free_input.asked_in, start)
+        tools, several = conversation.tools or [], conversation.max_calls is None
+        if asked is None or forced:
+            name = choice.name if isinstance(choice, NamedTool) else None
+            return forced_calls(tools, name, several, start)
+        return asked_form(asked, tools if conversation.reads_calls else [], several, start)
+
+    def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
+        """What keeps calls to their schemas where the model need not call, if a tool is strict."""
+        tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
+        strict = [str(tool["function"]["name"]) for tool in tools if tool["function"].get("strict")]
+        if not strict:
+            return None
+        grammar = free_calls(tools, self._conversation.max_calls is None, start)
+        if grammar is None:
+            names = ", ".join(strict[:MAX_NAMES])
+            self._not_enforced = [
+                f"tools: strict ({names}) is not enforced in this model's format unless a call is required"
+            ]
+        return grammar
+
+    def _start(self, prompt_tail: str) -> ReplyStart:
+        return ReplyStart(self._model.reply_format, self._model.engine.tokenizer.added_tokens, prompt_tail)
+
+    def _params(
+        self,
+        kind: RequestOutputKind,
+        num_prompt_tokens: int,
+        prompt_tail: str,
+        grammar: ReplyGrammar | None,
+    ) -> SamplingParams:
+        params = msgspec.structs.replace(self._conversation.params, output_kind=kind)
+        if params.stop:
+            params.thought = before_stops(self._start(prompt_tail))
+        if grammar is not None:
+            params.structured_outputs = grammar.params
+        if self._model.reply_format.needs_special_tokens:
+            params.skip_special_tokens = False
+        if self._conversation.holds_calls_back and params.replay_token_ids is None:
+            params.bad_words = [*params.bad_words, *self._model.reply_format.signs_of_calls]
+        if params.max_tokens is None and params.replay_token_ids is None:
+            params.max_tokens = self._model.default_max_tokens(num_prompt_tokens)
+        room = self._model.max_model_len - num_prompt_tokens
+        if self._conversation.fits_context and params.max_tokens is not None and room > 0:
+            params.max_tokens = min(params.max_tokens, room)
+        return params
+
+    def _make_readers(self, prompt_tail: str, grammar: ReplyGrammar | None) -> list[AnswerReader]:
+        conversation = self._conversation
+        tools = conversation.tools if conversation.reads_calls else None
+        calls_as_json = grammar is not None and grammar.calls_as_json
+        choice, input_of = conversation.tool_choice, None
+        if grammar is not None and isinstance(choice, NamedTool) and choice.free_input is not None:
+            input_of = (choice.name, choice.free_input.parameter)
+        return [
+            AnswerReader(
+                self._model.reply_format.parser(
+                    tools, prompt_tail, calls_as_json=calls_as_json, input_of=input_of
+                ),
+                conversation.max_calls,
+                conversation.include_reasoning,
+                named=isinstance(conversation.tool_choice, NamedTool),
+            )
+            for _ in range(conversation.params.n)
+        ]
+
+    def _read(self, output: RequestOutput) -> TurnOutput:
+        answers = [self._readers[answer.index].read(answer) for answer in output.outputs]
+        usage = TurnUsage(
+            prompt_tokens=len(output.prompt_token_ids),
+            completion_tokens=sum(reader.num_tokens for reader in self._readers),
+            cached_tokens=output.num_cached_tokens,
+        )
+        return TurnOutput(answers, output, usage, output.finished)
+
+    async def _close(self, turn: TurnOutput) -> None:
+        """Tell the engine which tools run now; what it did about the job's KV comes back."""
+        for reader in self._readers:
+            if reasoning := reader.reply.reasoning:
+                owner = self._conversation.context.owner
+                tokens = await self._model.prompts.encode(reasoning, add_special_tokens=False, owner=owner)
+                turn.usage.reasoning_tokens += len(tokens)
+        calls = [call for reader in self._readers for call in reader.announced_calls()]
+        if self._model.gives_receipts:
+            turn.usage.left_out = [*self._conversation.left_out, *self._not_enforced]
+        turn.receipt = await self._model.close_turn(self._conversation.context, turn.output, calls)
+
+
+def _before_the_end(turn: TurnOutput) -> TurnOutput:
+    """The same news without saying that it is the last; of several answers, the earlier ends stay."""
+    return replace(
+        turn,
+        answers=[replace(answer, finish_reason=None) for answer in turn.answers],
+        finished=False,
+    )
+
+
+def _end_of(answer: AnswerOutput) -> AnswerOutput:
+    """The answer's end alone: its text has been given out."""
+    raw = replace(answer.raw, text="", token_ids=[], logprobs=None)
+    return replace(answer, deltas=[], raw=raw)
