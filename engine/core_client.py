@@ -60,8 +60,8 @@ def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
     return msgspec.structs.replace(request, prompt_token_ids=written)
 
 
-class EngineCoreClient(Protocol):
-    """What the synchronous ``LLMEngine`` needs of a core."""
+class SyncCoreClient(Protocol):
+    """A core as the synchronous ``LLMEngine`` needs it; its callers wait. An event loop has AsyncMPClient."""
 
     def await_ready(self) -> EngineReady:
         """Wait until the core has loaded its model; raises why it cannot."""

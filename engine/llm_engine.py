@@ -9,7 +9,7 @@ import msgspec
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
-from engine.core_client import EngineCoreClient, SyncMPClient
+from engine.core_client import SyncCoreClient, SyncMPClient
 from engine.errors import EngineDeadError
 from engine.executor import ExecutorFactory
 from engine.input_processor import GenerationDefaults, InputProcessor
@@ -36,7 +36,7 @@ class LLMEngine:
         multiprocess: bool = True,
     ) -> None:
         self._clock = MonotonicClock()
-        self._client: EngineCoreClient
+        self._client: SyncCoreClient
         if multiprocess:
             self._client = SyncMPClient(config, executor_factory, policy_factory)
         else:
