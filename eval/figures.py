@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from eval.metrics import Distribution, RunResult
+from eval.metrics import RunResult
+from tracing.analysis.distribution import Distribution
 
 Value = float | int | None
 

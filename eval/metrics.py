@@ -5,12 +5,12 @@ Knows neither files nor tables; a simulated run and a real one are summed up ali
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord
+from tracing.analysis.distribution import Distribution
 
 TTFT_LIMIT_S = 30.0
 """Default limit of goodput."""
@@ -20,28 +20,6 @@ MAX_DETAIL_SAMPLES = 500
 """Samples of the pool's occupancy kept for a plot."""
 HANDED_OVER = "handed_over"
 """How a pin ends that was worth its memory."""
-
-
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. Percentiles interpolate between neighbours."""
-
-    count: int
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Distribution | None:
-        """None of nothing."""
-        array = np.fromiter(values, dtype=np.float64)
-        if not array.size:
-            return None
-        p50, p95, p99 = np.percentile(array, (50, 95, 99)).tolist()
-        return cls(
-            count=array.size, mean=float(array.mean()), p50=p50, p95=p95, p99=p99, max=float(array.max())
-        )
 
 
 class RunSetting(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eval.intervals import Estimate, ratio_interval
-from eval.metrics import Distribution, RunResult
+from eval.metrics import RunResult
+from tracing.analysis.distribution import Distribution
 
 BASELINE = "fcfs"
 SHORT_SHARE = 0.1

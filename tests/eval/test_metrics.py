@@ -8,11 +8,12 @@ import pytest
 
 from engine.messages import TurnReceipt
 from eval.errors import ResultError
-from eval.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, Distribution, RunSetting, summarise
+from eval.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, RunSetting, summarise
 from eval.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens
 from eval.results import ResultFile, read_results, write_results
 from eval.server_metrics import ServerMetrics
 from tests.eval.hand_made import job, run, turn
+from tracing.analysis.distribution import Distribution
 
 SETTING = RunSetting(name="fcfs", model="m", workload="w", seed=3)
 

@@ -154,7 +154,7 @@ def _ttl_by_tools(pins: pl.DataFrame) -> list[ToolTtl]:
 
 
 def _ttl(tools: str, frame: pl.DataFrame) -> ToolTtl:
-    granted, gaps = Distribution.of(frame["granted_s"]), Distribution.of(frame["duration_s"])
+    granted, gaps = (Distribution.of(frame[name].drop_nulls()) for name in ("granted_s", "duration_s"))
     assert granted is not None and gaps is not None, "a group has rows"  # noqa: PT018
     covered = int((frame["duration_s"] <= frame["granted_s"]).sum())
     expected = frame.filter(pl.col("expected_s").is_not_null())
