@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.torch_ops import TorchOps
 
 
@@ -24,25 +25,15 @@ class FusedOps(Protocol):
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
-        num_heads: int,
-        num_kv_heads: int,
-        kv_scale: float = 1.0,
+        write: KVWrite,
+        norms: HeadNorms | None,
     ) -> torch.Tensor:
         """Rotate queries and keys, each head normalised first where there are norms, put keys and values
         into their pages, and return the queries [num_tokens, num_heads, head_dim].
 
         qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         cos_sin [max_positions, head_dim]: of each position, cosines first, in the dtype of qkv
-        positions, slots [num_tokens] int64; slot: block * block_size + offset, -1: nowhere
-        keys, values [num_blocks, block_size, num_kv_heads, head_dim]: one layer's views of the pool; if of
-        8 bits, they hold K and V divided by ``kv_scale``
-        q_norm, k_norm [head_dim]
+        positions [num_tokens] int64
         """
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import silu
 
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.models.rotary import rotate
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -28,24 +29,19 @@ class TorchOps:
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
-        num_heads: int,
-        num_kv_heads: int,
-        kv_scale: float = 1.0,
+        write: KVWrite,
+        norms: HeadNorms | None,
     ) -> torch.Tensor:
-        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, keys.shape[-1])
-        query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if q_norm is not None and k_norm is not None:
-            query, key = _normalise(query, q_norm, eps), _normalise(key, k_norm, eps)
+        num_kv_heads = write.num_kv_heads
+        heads = qkv.view(len(qkv), -1, write.head_dim)
+        query, key, value = torch.split(heads, [write.num_heads(qkv), num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query = _normalise(query, norms.query, norms.eps)
+            key = _normalise(key, norms.key, norms.eps)
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        store(keys, rotate(key, cos, sin), slots, kv_scale)
-        store(values, value, slots, kv_scale)
+        store(write.keys, rotate(key, cos, sin), write.slots, write.scale)
+        store(write.values, value, write.slots, write.scale)
         return rotate(query, cos, sin)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:

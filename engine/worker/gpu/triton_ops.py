@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.torch_ops import FP8_MAX
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
@@ -52,41 +53,36 @@ class TritonOps:
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
-        num_heads: int,
-        num_kv_heads: int,
-        kv_scale: float = 1.0,
+        write: KVWrite,
+        norms: HeadNorms | None,
     ) -> torch.Tensor:
+        keys, values = write.keys, write.values
         assert keys.stride() == values.stride(), "views of one pool"
         assert keys.stride(3) == 1, "heads are contiguous"
-        num_tokens, head_dim = len(qkv), keys.shape[-1]
+        num_tokens, head_dim = len(qkv), write.head_dim
+        num_heads, num_kv_heads = write.num_heads(qkv), write.num_kv_heads
         query = qkv.new_empty(num_tokens, num_heads, head_dim)
         _rope_and_write[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_EACH))](
             qkv,
             cos_sin,
             positions,
-            slots,
+            write.slots,
             query,
             keys,
             values,
-            q_norm,
-            k_norm,
+            None if norms is None else norms.query,
+            None if norms is None else norms.key,
             qkv.stride(0),
             *keys.stride()[:3],
-            eps,
-            1.0 / kv_scale,
+            0.0 if norms is None else norms.eps,
+            1.0 / write.scale,
             BLOCK_SIZE=keys.shape[1],
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             HEADS_EACH=_HEADS_EACH,
-            HAS_NORM=q_norm is not None,
+            HAS_NORM=norms is not None,
         )
         return query
 

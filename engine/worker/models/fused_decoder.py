@@ -7,8 +7,10 @@ sizes from the decoder's own shape: a shard of one is a decoder too.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.ops import FusedOps
 from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.models.base import CausalModel
@@ -36,6 +38,7 @@ class FusedDecoder:
         self._plain = model
         self._attention = attention
         self._ops = ops
+        self._norms = [_head_norms(layer, model.shape.norm_eps) for layer in model.layers]
         self._cos_sin = angle_table(model.rotary, max_positions, model.final_norm.dtype)
 
     def forward(
@@ -54,7 +57,7 @@ class FusedDecoder:
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
             normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
-            attended = self._attend(index, layer, layer.qkv(normed), positions)
+            attended = self._attend(index, layer.qkv(normed), positions)
             normed, residual = self._ops.rms_norm(
                 layer.output(attended), layer.post_attention_norm, eps, residual
             )
@@ -63,28 +66,22 @@ class FusedDecoder:
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
         return self._plain.head(normed)
 
-    def _attend(
-        self, index: int, layer: DecoderLayer, qkv: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""
         shape = self._plain.shape
-        query = self._ops.rope_and_write(
-            qkv,
-            self._cos_sin,
-            positions,
-            self._attention.slots,
-            *self._attention.pages(index),
-            layer.q_norm,
-            layer.k_norm,
-            shape.norm_eps,
-            shape.num_heads,
-            shape.num_kv_heads,
-            self._attention.kv_scale,
-        )
+        write = KVWrite(*self._attention.pages(index), self._attention.slots, self._attention.kv_scale)
+        query = self._ops.rope_and_write(qkv, self._cos_sin, positions, write, self._norms[index])
         attended = self._attention.attend_written(
             index, query, scale=shape.head_dim**-0.5, window=shape.windows[index]
         )
         return attended.flatten(1)
+
+
+def _head_norms(layer: nn.Module, eps: float) -> HeadNorms | None:
+    assert isinstance(layer, DecoderLayer)
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return HeadNorms(layer.q_norm, layer.k_norm, eps)
 
 
 def angle_table(rotary: RotaryEmbedding, num_positions: int, dtype: torch.dtype) -> torch.Tensor:

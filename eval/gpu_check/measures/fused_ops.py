@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.ops import FusedOps, select_ops
 from eval.gpu_check.measures.bench import Bench
 from eval.gpu_check.measures.closeness import LIMITS, picked, row_error
@@ -79,9 +80,8 @@ def _check_rope(
     ).to(stored)
     keys, values = pool[:, 1, 0], pool[:, 1, 1]
     scale = _KV_SCALE if stored != dtype else 1.0
-    query = ops.rope_and_write(
-        qkv, table, positions, slots, keys, values, q_norm, k_norm, _EPS, heads, kv_heads, scale
-    )
+    norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm, _EPS)
+    query = ops.rope_and_write(qkv, table, positions, KVWrite(keys, values, slots, scale), norms)
     wide = qkv.double().view(num_tokens, -1, shape.head_dim)
     q, k, v = torch.split(wide, [heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import silu
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
+from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.ops import FusedOps, select_ops
 from engine.worker.gpu.torch_ops import TorchOps
 from engine.worker.gpu.triton_ops import TritonOps, _rms_norm, _rope_and_write, _swiglu
@@ -42,21 +43,9 @@ class RopeCase:
         """The queries; the pool [num_blocks, layers, 2, block_size, num_kv_heads, head_dim] after it."""
         pool = torch.ones(NUM_BLOCKS, 3, 2, BLOCK_SIZE, self.num_kv_heads, self.head_dim)
         pool = pool.to(pool_dtype or self.dtype)
-        q_norm, k_norm = self.norms or (None, None)
-        query = ops.rope_and_write(
-            self.qkv,
-            self.cos_sin,
-            self.positions,
-            torch.tensor(SLOTS),
-            pool[:, 1, 0],
-            pool[:, 1, 1],
-            q_norm,
-            k_norm,
-            EPS,
-            self.num_heads,
-            self.num_kv_heads,
-            kv_scale,
-        )
+        write = KVWrite(pool[:, 1, 0], pool[:, 1, 1], torch.tensor(SLOTS), kv_scale)
+        norms = None if self.norms is None else HeadNorms(*self.norms, EPS)
+        query = ops.rope_and_write(self.qkv, self.cos_sin, self.positions, write, norms)
         return query, pool
 
 
