@@ -83,8 +83,8 @@ def _kind_name(job: Job) -> tuple[str | None, BlockHash] | None:
     return None if job.kind is None else (job.tenant, job.kind)
 
 
-class ContinuumPolicy:
-    """Jobs, pins and order; implements ``engine.policy.SchedulingPolicy``."""
+class ContinuumPolicy(SchedulingPolicy):
+    """Jobs, pins and order."""
 
     name = "continuum"
     wants_signals = True
@@ -141,10 +141,6 @@ class ContinuumPolicy:
         self._log = TurnLog()
         self._changed: list[Request] = []
         self._ranking = RankingAnew()
-        self._breaking_for: str | None = None
-        """Request that was last asked for: a pin that breaks now gives way to it. None: to another pin."""
-        self._superseded_by: str | None = None
-        """Request whose job goes on without what is let go of now."""
 
     # ---- a turn arrives and is admitted ----
 
@@ -283,7 +279,8 @@ class ContinuumPolicy:
         is_parked = not is_overdue and turn is not None and self._working_set.parks(turn)
         return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
 
-    def changed_keys(self) -> Iterable[Request]:
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        self._changed.extend(self._wait_bound.newly_overdue(now))
         if self._config.work_weight:
             for turn in self._ranking.take(self._forecast.num_lessons, self._turns):
                 self._rank(turn)
@@ -544,7 +541,6 @@ class ContinuumPolicy:
     # ---- who gives way ----
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        self._breaking_for = requester.request_id
         turn = self._turns.get(requester.request_id)
         return self._break_rule.breakable(requester, turn, now, last_resort)
 
@@ -563,39 +559,27 @@ class ContinuumPolicy:
     # ---- the scheduler reports ----
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        self._breaking_for = None
-        self._changed.extend(self._wait_bound.newly_overdue(now))
         return self._pins.due(now)
 
     def next_due_s(self) -> float | None:
         return 0.0 if self._dead_ends else self._pins.next_due_s()
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         frontier = self._pins.ended(pin, cause)
-        by = None
-        if cause is PinEnd.BROKEN:
-            by = self._breaking_for
-        elif cause is PinEnd.SUPERSEDED:
-            by = self._superseded_by
         self._trace.ended(pin, frontier, cause, by, now)
         if cause in (PinEnd.BROKEN, PinEnd.SUPERSEDED):
             for turn in frontier.job.turns.values():
                 if turn.frontier is frontier and turn.num_cached_tokens is None:
                     self._changed.append(turn.request)
 
-    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+    def on_pin_shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
+    ) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
-        self._trace.shrunk(pin, num_blocks_lost, None, self._breaking_for, now)
+        self._trace.shrunk(pin, num_blocks_lost, cause, by, now)
 
     def take_superseded(self) -> Iterator[DeadEnd]:
-        for dead in self._dead_ends.take():
-            self._superseded_by = dead.by
-            yield dead
-
-    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
-        if num_unpinned_blocks and dead.pin is not None:
-            self._pins.shrunk(dead.pin, num_unpinned_blocks)
-            self._trace.shrunk(dead.pin, num_unpinned_blocks, PinEnd.SUPERSEDED, dead.by, now)
+        return self._dead_ends.take()
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

@@ -142,10 +142,7 @@ class PolicyTrace:
             event.reason = frontier.receipt.reason if frontier.receipt is not None else None
             self._tracer.emit(event)
 
-    def shrunk(
-        self, pin: Pin, num_blocks_lost: int, cause: PinEnd | None, by: str | None, now: float
-    ) -> None:
-        """``cause``: None where it was broken."""
+    def shrunk(self, pin: Pin, num_blocks_lost: int, cause: PinEnd, by: str | None, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(
                 PinEvent(
@@ -155,7 +152,7 @@ class PolicyTrace:
                     job_id=pin.job_id,
                     req_id=pin.request_id,
                     num_blocks=num_blocks_lost,
-                    cause=None if cause is None else cause.value,
+                    cause=None if cause is PinEnd.BROKEN else cause.value,
                     by=by,
                 )
             )

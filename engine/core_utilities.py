@@ -10,6 +10,7 @@ from engine.clock import Clock
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState, SchedulerStatistics
 from engine.messages import JobStatus, PastTurn
+from engine.policy import JobDirectory
 
 
 class CoreUtilities:
@@ -18,6 +19,7 @@ class CoreUtilities:
     def __init__(self, scheduler: Scheduler, clock: Clock, lock: threading.Condition) -> None:
         """``lock``: the core's, under which the scheduler is asked and changed."""
         self._scheduler = scheduler
+        self._jobs: JobDirectory = scheduler.policy
         self._clock = clock
         self._lock = lock
 
@@ -39,15 +41,15 @@ class CoreUtilities:
 
     def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:
-            return list(self._scheduler.policy.jobs(limit, self._clock.now(), owner))
+            return list(self._jobs.jobs(limit, self._clock.now(), owner))
 
     def job(self, job_id: str) -> JobStatus | None:
         with self._lock:
-            return self._scheduler.policy.job(job_id, self._clock.now())
+            return self._jobs.job(job_id, self._clock.now())
 
     def past_turns(self, job_id: str) -> list[PastTurn]:
         with self._lock:
-            return list(self._scheduler.policy.past_turns(job_id, self._clock.now()))
+            return list(self._jobs.past_turns(job_id, self._clock.now()))
 
     def check_invariants(self) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
-"""The seam between the scheduler and whoever decides: order, admission, pins, victims.
+"""What a scheduling policy is asked: by the queue, by the pin manager, and by those who list jobs.
 
 The scheduler owns the mechanism (queues, blocks, budgets) and asks; a policy owns the reasons and never
-touches a block. FCFS and PRIORITY are policies like any other. Every method is told the time.
+touches a block. Each question has a default answer, which is what FCFS does: a policy answers those that it
+cares about. FCFS and PRIORITY are policies like any other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engine.core.block_hash import BlockHash
 from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
@@ -94,97 +95,145 @@ class PolicyDescription:
     """What it has learned of tools by now, as its state file has it (JSON); None: nothing."""
 
 
-class SchedulingPolicy(Protocol):
-    """Answers the scheduler's questions; see ``FcfsPolicy`` for the least that works."""
+class QueuePolicy:
+    """Who runs next, and who gives way: asked by the scheduler.
 
-    wants_signals: bool
-    """Whether tool-call signals are of any use to this policy."""
-    lets_pass: bool
-    """Whether ``may_pass`` is worth asking; if not the queue stops at the first request without room."""
+    The defaults are FCFS: first come, first served; the request admitted last is preempted. A new order
+    answers ``waiting_key`` and ``victim``.
+    """
+
+    lets_pass: bool = False
+    """Whether ``may_pass`` is asked; if not, the queue stops at the first request that does not fit."""
 
     def on_arrival(self, request: Request, now: float) -> None:
-        """A turn came in: open or continue its job, close the gap."""
+        """A request came in."""
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         """Place in the waiting queue, smaller first; ties keep arrival order. Asked whenever the request is
         put there, and at no other time: a policy may note it."""
+        return ()
 
-    def changed_keys(self) -> Iterable[Request]:
-        """Requests whose key changed since the last call; the scheduler queues those that wait anew."""
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        """Requests whose key changed since the last call; the scheduler queues those that wait again."""
+        return ()
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all
         of them, or where some may pass (``lets_pass``) those."""
-
-    def is_overdue(self, request: Request) -> bool:
-        """Whether a waiting request has waited for so long that its tenant's share is no reason any more."""
+        return True
 
     def may_pass(self, request: Request, now: float) -> bool:
-        """Whether a waiting request may start although one ahead of it found no room.
+        """Whether a waiting request may start although one ahead of it does not fit.
 
         Asked in the queue's order; but for preempted ones, the first that may not ends the search.
         """
+        return False
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a waiting request has waited for so long that its tenant's share is no reason any more."""
+        return False
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         """The request got its blocks: the pins it takes over, which now end."""
-
-    def on_turn_end(self, request: Request, now: float) -> Pin | None:
-        """A turn ended by itself (stop or length): hold its frontier, or None to let it go."""
+        return ()
 
     def on_request_gone(self, request: Request, now: float) -> None:
-        """A request was aborted or failed; its turn is not held."""
-
-    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
-        """A tool call or a job changed state: the new decision about the turn, for the client."""
-
-    def take_receipt(self, request: Request) -> TurnReceipt | None:
-        """What to tell the client about the turn that just ended; asked once, right after ``on_turn_end``."""
-
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
+        """A request was aborted or failed. One that ends by itself is told to ``on_turn_end`` instead."""
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         """Which running request to preempt (it may be the requester)."""
+        return running[-1]
+
+
+class RetentionPolicy:
+    """What is kept after a turn, for how long, and for whom it is revoked: asked by the scheduler where turns
+    end and signals arrive, and by the pin manager.
+
+    The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``breakable``
+    and ``pins``, too, and is told of their end.
+    """
+
+    wants_signals: bool = False
+    """Whether tool-call signals are of any use to this policy."""
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        """A turn ended by itself (stop or length): pin its blocks, or None to unpin them all."""
+        return None
+
+    def take_receipt(self, request: Request) -> TurnReceipt | None:
+        """What to tell the client about the turn that just ended; asked once, right after ``on_turn_end``."""
+        return None
+
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        """A tool call or a job changed state: the new decision about the turn, for the client."""
+        return None
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
+        return iter(())
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        """Pins that end now, past their deadline or let go, with the cause; asked often, so cheap."""
+        """Pins that end now, past their deadline or released, with the cause; asked often, so cheap."""
+        return iter(())
 
     def next_due_s(self) -> float | None:
         """When ``due`` will next have something, for an idle loop to wake up."""
+        return None
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        """The scheduler ended this pin; said exactly once for each."""
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
+        """The scheduler ended this pin; said exactly once for each. ``by``: the request it was broken for, or
+        whose prompt superseded it; None where it ended for no other request."""
+        raise NotImplementedError("a policy that pins is told when a pin ends")
 
-    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
-        """A partial break took the tail of this pin."""
+    def on_pin_shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
+    ) -> None:
+        """The pin lost its last blocks and lives on: it was broken or superseded in part."""
 
     def take_superseded(self) -> Iterable[DeadEnd]:
-        """What jobs went on without since the last call: its pins end there, and its blocks are reused before
-        any other that caches something."""
-
-    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
-        """That was done. So many blocks were cut off its pin, which lives on; 0: it had none, or it ended."""
+        """What jobs went on without since the last call: its pins end there, and its blocks are evicted
+        before any other that caches something."""
+        return ()
 
     def pins(self) -> Iterable[Pin]:
         """All pins alive, for a reset of the prefix cache and for checks."""
+        return ()
+
+
+class JobDirectory:
+    """What is known of jobs: asked for metrics, for the trace, and by those who list jobs. By default nothing
+    but what a client says."""
 
     def job_of(self, request: Request) -> str | None:
         """Whose turn an open request is; None if the policy knows of no job."""
+        return None if request.job is None else request.job.job_id
 
     def take_job_stats(self) -> JobStats | None:
         """What became of jobs since the last call, for metrics; None: it knows no jobs."""
+        return None
 
     def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
-        """At most so many of the jobs it knows, or of those of one owner, those active last first."""
+        """The jobs it knows that were active last, or those of one owner; at most ``limit``."""
+        return ()
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
-        """What it knows of one; None: of no such job."""
+        """What it knows of one job; None: there is no such job."""
+        return None
 
     def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
         """Turns that ended of a job, which may have finished: oldest first, as far as they are remembered."""
+        return ()
+
+
+class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
+    """All that a policy is asked. Inherit from ``FcfsPolicy`` and answer what you decide differently."""
+
+    name: str
+    """As command lines have it."""
 
     def describe(self) -> PolicyDescription:
         """What it is, for the head of a trace."""
+        return PolicyDescription(self.name)
 
     def close(self) -> None:
         """The engine stops: persist what must survive."""
@@ -194,93 +243,10 @@ PolicyFactory = Callable[[PolicyContext], SchedulingPolicy]
 """How a policy crosses into the core process: picklable, called there once."""
 
 
-class FcfsPolicy:
-    """First come, first served; the youngest running request is preempted. Holds nothing."""
+class FcfsPolicy(SchedulingPolicy):
+    """First come, first served; the youngest running request is preempted. Keeps nothing."""
 
     name = "fcfs"
-    wants_signals = False
-    lets_pass = False
-
-    def on_arrival(self, request: Request, now: float) -> None:
-        pass
-
-    def waiting_key(self, request: Request, now: float) -> WaitingKey:
-        return ()
-
-    def changed_keys(self) -> Iterable[Request]:
-        return ()
-
-    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        return True
-
-    def is_overdue(self, request: Request) -> bool:
-        return False
-
-    def may_pass(self, request: Request, now: float) -> bool:
-        return False
-
-    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
-        return ()
-
-    def on_turn_end(self, request: Request, now: float) -> Pin | None:
-        return None
-
-    def on_request_gone(self, request: Request, now: float) -> None:
-        pass
-
-    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
-        return None
-
-    def take_receipt(self, request: Request) -> TurnReceipt | None:
-        return None
-
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        return iter(())
-
-    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        return running[-1]
-
-    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        return iter(())
-
-    def next_due_s(self) -> float | None:
-        return None
-
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        raise AssertionError("this policy holds no pins")
-
-    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
-        raise AssertionError("this policy holds no pins")
-
-    def take_superseded(self) -> Iterable[DeadEnd]:
-        return ()
-
-    def on_superseded(self, dead: DeadEnd, num_unpinned_blocks: int, now: float) -> None:
-        raise AssertionError("this policy knows no jobs that go on")
-
-    def pins(self) -> Iterable[Pin]:
-        return ()
-
-    def job_of(self, request: Request) -> str | None:
-        return None if request.job is None else request.job.job_id
-
-    def take_job_stats(self) -> JobStats | None:
-        return None
-
-    def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
-        return ()
-
-    def job(self, job_id: str, now: float) -> JobStatus | None:
-        return None
-
-    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
-        return ()
-
-    def describe(self) -> PolicyDescription:
-        return PolicyDescription(self.name)
-
-    def close(self) -> None:
-        pass
 
 
 class PriorityPolicy(FcfsPolicy):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from engine.core.block_pool import KVCacheBlock
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.load_holder import LoadHolder
-from engine.policy import DeadEnd, Pin, PinEnd, SchedulingPolicy
+from engine.policy import DeadEnd, Pin, PinEnd, RetentionPolicy
 from engine.request import Request
 
 MAX_KEPT = 4096
@@ -21,7 +21,7 @@ MAX_KEPT = 4096
 class PinHolder:
     """The blocks of pins are the KVCacheManager's; every pin ends here, and is counted by cause."""
 
-    def __init__(self, kv: KVCacheManager, loads: LoadHolder, policy: SchedulingPolicy) -> None:
+    def __init__(self, kv: KVCacheManager, loads: LoadHolder, policy: RetentionPolicy) -> None:
         self._kv = kv
         self._loads = loads
         self._policy = policy
@@ -81,7 +81,7 @@ class PinHolder:
         """Nothing else can run: break until it fits. Two pins may share the blocks that are missing, so what
         breaking would free cannot be added up beforehand."""
         for pin in list(self._policy.breakable(request, now, last_resort=True)):
-            self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now)
+            self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now, request.request_id)
             if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
                 return True
         return False
@@ -102,45 +102,41 @@ class PinHolder:
         if missing > 0:
             return False
         for pin, num_freed in sacrifice:
-            self._shrink(pin, num_freed, now)
+            self._shrink(pin, num_freed, now, request.request_id)
         # Blocks of a broken pin that the request hit are free now, yet needed: measure, don't assume.
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
 
     def _let_go_first(self, dead: DeadEnd, now: float) -> None:
         """On both tiers: the blocks, as far as nobody else holds them, and the copies."""
-        num_unpinned_blocks = self._cut(dead, now)
+        self._cut(dead, now)
         self._num_superseded_blocks += self._kv.reuse_first(dead.block_hashes)
         self._loads.superseded(dead.block_hashes)
-        self._policy.on_superseded(dead, num_unpinned_blocks, now)
 
-    def _cut(self, dead: DeadEnd, now: float) -> int:
-        """Blocks taken off a pin that lives on; none if it ended, now or before, or held none of the dead."""
+    def _cut(self, dead: DeadEnd, now: float) -> None:
+        """Take the dead blocks off their pin, if that has not ended and still holds any of them."""
         pin = dead.pin
         if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= dead.num_kept_blocks:
-            return 0
-        if not dead.num_kept_blocks:
-            self._end(pin, PinEnd.SUPERSEDED, now)
-            return 0
-        num_blocks = pin.num_blocks - dead.num_kept_blocks
-        self._kv.shrink_pin(pin.pin_id, num_blocks)
-        pin.num_blocks -= num_blocks
-        self._count(pin, num_blocks, PinEnd.SUPERSEDED, now)
-        return num_blocks
+            return
+        self._cut_tail(pin, pin.num_blocks - dead.num_kept_blocks, PinEnd.SUPERSEDED, now, dead.by)
 
-    def _shrink(self, pin: Pin, wanted: int, now: float) -> None:
+    def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
         """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""
         num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
+        self._cut_tail(pin, num_blocks, PinEnd.BROKEN, now, by)
+
+    def _cut_tail(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float, by: str) -> None:
+        """Take so many blocks off the end of a pin, for request ``by``; without any left it ends."""
         if num_blocks >= pin.num_blocks:
-            self._end(pin, PinEnd.BROKEN, now)
+            self._end(pin, cause, now, by)
             return
         self._kv.shrink_pin(pin.pin_id, num_blocks)
         pin.num_blocks -= num_blocks
-        self._count(pin, num_blocks, PinEnd.BROKEN, now)
-        self._policy.on_pin_shrunk(pin, num_blocks, now)
+        self._count(pin, num_blocks, cause, now)
+        self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
 
-    def _end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         self._kv.unpin(pin.pin_id)
-        self._policy.on_pin_ended(pin, cause, now)
+        self._policy.on_pin_ended(pin, cause, now, by)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
         self._count(pin, pin.num_blocks, cause, now)
         held_s = now - self._held_since_s.pop(pin.pin_id)

@@ -709,7 +709,7 @@ class Scheduler:
         return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
 
     def _requeue_changed(self, now: float) -> None:
-        for request in self.policy.changed_keys():
+        for request in self.policy.changed_keys(now):
             if request in self.waiting:
                 self.waiting.rekey(request, self.policy.waiting_key(request, now))
 

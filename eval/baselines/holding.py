@@ -26,7 +26,6 @@ class HoldingPolicy(ProgramPolicy):
         super().__init__(context)
         self._pins = PinTable(context.num_blocks, 1.0)
         self._num_pins = 0
-        self._changed: list[Request] = []
 
     def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
         """Seconds to hold from the end of the turn, 0 for not at all; ``request`` while it ends, None when
@@ -70,10 +69,6 @@ class HoldingPolicy(ProgramPolicy):
         if frontier.pin is not None:
             self._pins.let_go(frontier.pin)
 
-    def changed_keys(self) -> Iterable[Request]:
-        changed, self._changed = self._changed, []
-        return changed
-
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         if last_resort:
             yield from self.pins_to_break(requester)
@@ -92,12 +87,14 @@ class HoldingPolicy(ProgramPolicy):
     def next_due_s(self) -> float | None:
         return self._pins.next_due_s()
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         frontier = self._pins.ended(pin, cause)
         waiting = (turn for turn in frontier.job.turns.values() if turn.frontier is frontier)
         self._changed.extend(turn.request for turn in waiting if turn.num_cached_tokens is None)
 
-    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+    def on_pin_shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
+    ) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
         self._pins.let_go(pin, PinEnd.BROKEN)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from continuum.jobs import Job
-from engine.policy import Pin, PinEnd, PolicyContext, PolicyDescription, WaitingKey
+from engine.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
 from engine.request import Request
 from eval.baselines.program import ProgramPolicy
 
@@ -41,7 +41,6 @@ class PlasPolicy(ProgramPolicy):
         self._promotions: list[tuple[float, str]] = []
         self._promoted: set[str] = set()
         self._waiting: dict[str, Request] = {}
-        self._changed: list[Request] = []
 
     def describe(self) -> PolicyDescription:
         return PolicyDescription(self.name, {"promote_at": self._promote_at})
@@ -61,18 +60,14 @@ class PlasPolicy(ProgramPolicy):
         promoted = request.request_id in self._promoted
         return (0.0 if promoted else self._service_of(request).served_s, self.program_arrival_s(request))
 
-    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        """No pins; but whose patience is over is due for promotion."""
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        """Those whose patience is over are promoted."""
         while self._promotions and self._promotions[0][0] <= now:
             request = self._waiting.get(heapq.heappop(self._promotions)[1])
             if request is not None:
                 self._promoted.add(request.request_id)
                 self._changed.append(request)
-        return iter(())
-
-    def changed_keys(self) -> Iterable[Request]:
-        changed, self._changed = self._changed, []
-        return changed
+        return super().changed_keys(now)
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         return max(reversed(running), key=lambda r: self.waiting_key(r, now))

@@ -33,6 +33,8 @@ class ProgramPolicy(FcfsPolicy):
         self._turns: dict[str, Turn] = {}
         self._frontiers: dict[str, Frontier] = {}
         """Not yet continued, by request id."""
+        self._changed: list[Request] = []
+        """Requests whose place in the queue is another now."""
 
     # ---- for subclasses ----
 
@@ -72,6 +74,10 @@ class ProgramPolicy(FcfsPolicy):
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return (self.program_arrival_s(request),)
+
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        changed, self._changed = self._changed, []
+        return changed
 
     def program_arrival_s(self, request: Request) -> float:
         turn = self._turns.get(request.request_id)

@@ -96,10 +96,12 @@ class ChaosPolicy(PriorityPolicy):
             if pin.deadline_s <= now and self._coin():
                 yield pin, PinEnd.EXPIRED
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         del self._pins[pin.pin_id]
 
-    def on_pin_shrunk(self, pin: Pin, num_blocks_lost: int, now: float) -> None:
+    def on_pin_shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
+    ) -> None:
         assert pin is self._pins[pin.pin_id]
 
     def pins(self) -> Iterable[Pin]:

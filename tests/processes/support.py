@@ -109,7 +109,7 @@ class PinningPolicy(FcfsPolicy):
     def next_due_s(self) -> float | None:
         return min((pin.deadline_s for pin in self._pins), default=None)
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         self._pins.remove(pin)
         self._told.write_text(str(now - pin.deadline_s + self._hold_s))
 
