@@ -164,6 +164,18 @@ def test_the_tables_of_models_are_those_of_the_code() -> None:
         assert [each for each in names_in(values[flag]) if not each.startswith("-")] == list(choices)
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "decisions").glob("*.md")), ids=name)
+def test_a_decision_is_short(path: Path) -> None:
+    """At most 40 lines under the same four headings; figures and what was tried are notes in docs/lab/."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 40
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings in (
+        ["Context", "Decision", "Why", "Evidence"],
+        ["Context", "Decision", "Consequences", "Evidence"],
+    )
+
+
 def test_the_readme_is_one_screen() -> None:
     """It ends in the docs."""
     readme = (ROOT / "README.md").read_text()
