@@ -9,6 +9,7 @@ from typing import Any
 from engine.clock import Clock
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState, SchedulerStatistics
+from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import JobStatus, PastTurn
 from engine.policy import JobDirectory
 
@@ -16,10 +17,15 @@ from engine.policy import JobDirectory
 class CoreUtilities:
     """Callable from any thread, at any time: a step may be running."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, lock: threading.Condition) -> None:
-        """``lock``: the core's, under which the scheduler is asked and changed."""
+    def __init__(
+        self,
+        scheduler: Callable[[], Scheduler | TracedScheduler],
+        clock: Clock,
+        lock: threading.Condition,
+    ) -> None:
+        """``lock``: the core's, under which the scheduler is asked for, used and changed."""
         self._scheduler = scheduler
-        self._jobs: JobDirectory = scheduler.policy
+        self._jobs: JobDirectory = scheduler().policy
         self._clock = clock
         self._lock = lock
 
@@ -33,11 +39,11 @@ class CoreUtilities:
 
     def reset_prefix_cache(self) -> bool:
         with self._lock:
-            return self._scheduler.reset_prefix_cache(self._clock.now())
+            return self._scheduler().reset_prefix_cache(self._clock.now())
 
     def statistics(self) -> SchedulerStatistics:
         with self._lock:
-            return self._scheduler.statistics()
+            return self._scheduler().statistics()
 
     def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:
@@ -53,13 +59,13 @@ class CoreUtilities:
 
     def check_invariants(self) -> None:
         with self._lock:
-            self._scheduler.check_invariants()
+            self._scheduler().check_invariants()
 
     def pause(self, running_too: bool = False) -> None:
         state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
         with self._lock:
-            self._scheduler.set_pause_state(state, self._clock.now())
+            self._scheduler().set_pause_state(state, self._clock.now())
 
     def resume(self) -> None:
         with self._lock:
-            self._scheduler.set_pause_state(PauseState.UNPAUSED, self._clock.now())
+            self._scheduler().set_pause_state(PauseState.UNPAUSED, self._clock.now())

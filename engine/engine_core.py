@@ -22,6 +22,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
 from engine.core_utilities import CoreUtilities
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
@@ -119,7 +120,8 @@ class EngineCore:
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
-        self.scheduler = self._make_scheduler(config, info)
+        self._untraced = self._make_scheduler(config, info)
+        self._traced = TracedScheduler(self._untraced, self._tracer)
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
         self._masks = MaskFiller(self._grammars)
         self.ready = EngineReady(
@@ -130,8 +132,8 @@ class EngineCore:
             dtype=info.dtype,
             wants_signals=self.policy.wants_signals,
         )
-        watch = CoreWatch(self.scheduler, self._tracer, clock, self._changed)
-        self.utilities = CoreUtilities(self.scheduler, clock, self._changed)
+        watch = CoreWatch(self._untraced, self._tracer, clock, self._changed)
+        self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),
             "step_age_s": self.step_age_s,
@@ -142,8 +144,13 @@ class EngineCore:
         }
         self._trace.start()
 
+    @property
+    def scheduler(self) -> Scheduler | TracedScheduler:
+        """With its trace around it while somebody wants that: asked anew for each use, under the lock."""
+        return self._traced if self._tracer.on else self._untraced
+
     def _begin_trace(self, from_start: bool) -> TraceHeader:
-        return self.scheduler.begin_trace(time.time(), self._clock.now(), from_start=from_start)
+        return self._traced.begin_trace(time.time(), self._clock.now(), from_start=from_start)
 
     def _policy_context(self, config: EngineConfig, info: ModelInfo) -> PolicyContext:
         return PolicyContext(
@@ -168,7 +175,6 @@ class EngineCore:
             max_model_len=info.max_model_len,
             policy=self.policy,
             enable_prefix_caching=config.cache.enable_prefix_caching,
-            tracer=self._tracer,
             kv_connector=connector,
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )

@@ -13,7 +13,6 @@ from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.fair_queue import FairQueue
-from engine.core.input_trace import InputTrace
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector
 from engine.core.load_holder import LoadHolder
@@ -28,18 +27,14 @@ from engine.core.scheduler_report import (
     stats_of,
 )
 from engine.core.step_shares import StepLimit, StepShares
-from engine.core.step_trace import StepTrace
 from engine.core.steps_in_flight import StepsInFlight
 from engine.core.tenant_seats import TenantSeats
 from engine.core.token_grammar import TokenGrammar
-from engine.core.trace_header import trace_header
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
 from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, processing_failed
-from tracing.events import TraceHeader
-from tracing.tracer import Tracer
 
 MAX_SET_ASIDE = 16
 """Once a request found no room, so many are looked at for one that may pass it."""
@@ -61,6 +56,8 @@ class Step:
     new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
     limit: StepLimit | None = None
     """Where owners share it, of those that want much."""
+    on_prefix_cache_hit: Callable[[Request], None] | None = None
+    """Is told of each request that joins the batch, just before, with the tokens it need not compute."""
 
 
 class Scheduler:
@@ -75,7 +72,6 @@ class Scheduler:
         max_model_len: int,
         policy: SchedulingPolicy,
         enable_prefix_caching: bool = True,
-        tracer: Tracer | None = None,
         kv_connector: KVConnector | None = None,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
@@ -108,9 +104,6 @@ class Scheduler:
         self._finished_req_ids: set[str] = set()
         self._counts = StepCounts()
         self._on_request_ended = on_request_ended
-        self._tracer = tracer or Tracer()
-        self._trace = StepTrace(self._tracer)
-        self._inputs = InputTrace(self._tracer, self._trace, block_size)
 
     # ---- what comes in ----
 
@@ -118,10 +111,7 @@ class Scheduler:
         """Queue a request. Its id must be new and its length within ``max_model_len``. One that follows a
         grammar has arrived and keeps its place, but is not in the queue before ``grammar_compiled``."""
         assert request.request_id not in self.requests, "request ids are unique"
-        reads = self._inputs.watch(request) if self._tracer.on else None
         self.policy.on_arrival(request, now)
-        if reads is not None:
-            self._inputs.request_arrived(request, reads, now)
         self.requests[request.request_id] = request
         self.shares.arrived(request, now)
         if request.status is RequestStatus.WAITING:
@@ -139,8 +129,6 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.constrained[request.request_id] = request
         self.waiting.add(request, self.policy.waiting_key(request, now))
-        if self._tracer.on:
-            self._inputs.grammar_ready(request, now)
 
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, now: float
@@ -166,22 +154,17 @@ class Scheduler:
                 self.waiting.remove(request)
             request.status = status
             outputs.append(self._finish(request, [], now))
-        if self._tracer.on:
-            self._inputs.requests_ended(outputs, status, now)
         return outputs
 
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         """A tool call or a job changed state; the receipt is the policy's new decision about the turn."""
         receipt = self.policy.on_signal(signal, now)
         self.pins.expire(now)
-        if self._tracer.on:
-            self._inputs.signal(signal, receipt, now)
         return receipt
 
     def set_pause_state(self, state: PauseState, now: float) -> None:
+        """From ``now`` on, which a trace records."""
         self.pause_state = state
-        if self._tracer.on:
-            self._inputs.paused(state.value, now)
 
     # ---- one step ----
 
@@ -191,12 +174,18 @@ class Scheduler:
         With ``async_scheduling`` one earlier plan may still be under way: the tokens it samples are planned
         for without being known.
         """
+        return self.plan(self.begin_step(now))
+
+    def begin_step(self, now: float) -> Step:
+        """The first half of ``schedule``: end the pins that are due and bring the queue up to date."""
         self.pins.expire(now)
         self._requeue_changed(now)
         paused_all = self.pause_state is PauseState.PAUSED_ALL
-        step = Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
-        if self._tracer.on:
-            self._trace.snapshot(self.running, self.waiting, self.loads, self.kv, step.budget, now)
+        return Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
+
+    def plan(self, step: Step) -> SchedulerOutput:
+        """The second half of ``schedule``: hand out the step's budget."""
+        now = step.now
         if self.shares.is_shared and self.config.enable_chunked_prefill:
             step.limit = self.shares.limit(self.running, self.waiting.peek(), now)
         num_free_before = self.kv.num_free_blocks
@@ -214,10 +203,6 @@ class Scheduler:
             self.shares.planned(plan, now)
         self._advance(plan)
         self.loads.fill_in(plan, self.requests)
-        if self._tracer.on:
-            self._trace.decision(
-                step.new, step.resumed, step.running, step.preempted, plan, self.kv.num_free_blocks
-            )
         return plan
 
     def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
@@ -454,8 +439,8 @@ class Scheduler:
 
     def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
         """An admitted request joins the batch."""
-        if self._tracer.on:
-            self._trace.prefix_cache(request, self.policy.job_of(request), step.now)
+        if step.on_prefix_cache_hit is not None:
+            step.on_prefix_cache_hit(request)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = step.now
             self._counts.prefix_cache_queries += request.num_tokens
@@ -557,7 +542,6 @@ class Scheduler:
         requests = self.steps.end(plan, now)
         if self.shares.is_shared:
             self.shares.ended(plan, now)
-        traced = self._inputs.begin_output(result, requests) if self._tracer.on else None
         self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
         self.loads.end(result.finished_loads, loaded=True)
         self.loads.end(result.failed_loads, loaded=False)
@@ -589,8 +573,6 @@ class Scheduler:
             outputs.append(output)
         if any_finished:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
-        if traced is not None:
-            self._inputs.step_output(traced, plan, result, outputs, now)
         return outputs
 
     def _append_tokens(self, request: Request, token_ids: Sequence[int]) -> int:
@@ -678,8 +660,6 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """End the pins whose deadline has passed or that the policy let go."""
         self.pins.expire(now)
-        if self._tracer.on:
-            self._inputs.idle(now)
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
@@ -723,8 +703,6 @@ class Scheduler:
             self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
             assert done, "nobody held anything"
-        if self._tracer.on:
-            self._inputs.prefix_cache_reset(done, now)
         return done
 
     def has_unfinished_requests(self) -> bool:
@@ -750,13 +728,4 @@ class Scheduler:
     def close(self, now: float) -> None:
         """The engine stops: every pin has its end, and the policy saves what must survive."""
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
-        if self._tracer.on:
-            self._inputs.closed(now)
         self.policy.close()
-
-    # ---- the trace ----
-
-    def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
-        """What a trace that begins now begins with. ``from_start``: nothing has come in yet."""
-        self._inputs.begin()
-        return trace_header(self, wall_time_s, now, from_start=from_start)

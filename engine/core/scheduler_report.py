@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from engine.core.fair_queue import FairQueue
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.load_holder import LoadHolder
+from engine.core.pin_holder import PinHolder
+from engine.core.steps_in_flight import StepsInFlight
+from engine.core.tenant_seats import TenantSeats
 from engine.messages import SchedulerStats
-from engine.request import RequestStatus
-
-if TYPE_CHECKING:
-    from engine.core.scheduler import Scheduler
+from engine.policy import SchedulingPolicy
+from engine.request import Request, RequestStatus
 
 
 class PauseState(Enum):
@@ -56,7 +60,24 @@ class StepCounts:
     num_preemptions: int = 0
 
 
-def stats_of(scheduler: Scheduler, counts: StepCounts) -> SchedulerStats:
+class SchedulerView(Protocol):
+    """What a report reads of a scheduler: its parts, and where each of its requests is."""
+
+    policy: SchedulingPolicy
+    kv: KVCacheManager
+    loads: LoadHolder
+    pins: PinHolder
+    seats: TenantSeats
+    steps: StepsInFlight
+    requests: dict[str, Request]
+    waiting: FairQueue
+    compiling: dict[str, Request]
+    running: list[Request]
+    constrained: dict[str, Request]
+    pause_state: PauseState
+
+
+def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
     """Gauges now, and these counts since the last ones were told. What other parts count is taken."""
     pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
     loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
@@ -91,7 +112,7 @@ def stats_of(scheduler: Scheduler, counts: StepCounts) -> SchedulerStats:
     )
 
 
-def statistics_of(scheduler: Scheduler) -> SchedulerStatistics:
+def statistics_of(scheduler: SchedulerView) -> SchedulerStatistics:
     kv, tier = scheduler.kv.statistics(), scheduler.loads.tier_statistics()
     return SchedulerStatistics(
         num_running=len(scheduler.running),
@@ -111,7 +132,7 @@ def statistics_of(scheduler: Scheduler) -> SchedulerStatistics:
     )
 
 
-def check_invariants_of(scheduler: Scheduler) -> None:
+def check_invariants_of(scheduler: SchedulerView) -> None:
     """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
     kv = scheduler.kv
     queued = {r.request_id for r in scheduler.waiting}

@@ -1,12 +1,8 @@
-"""Turns a scheduler's steps into trace events; asked only while somebody wants them."""
+"""Makes the trace events of a scheduler's steps; asked only while somebody wants them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from engine.core.fair_queue import FairQueue
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.load_holder import LoadHolder
+from engine.core.scheduler import Scheduler, Step
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
@@ -29,23 +25,16 @@ class StepTrace:
         """Of the last step, counted from 0; -1 before the first."""
         return self._step
 
-    def snapshot(
-        self,
-        running: Sequence[Request],
-        waiting: FairQueue,
-        loads: LoadHolder,
-        kv: KVCacheManager,
-        budget: int,
-        now: float,
-    ) -> None:
+    def snapshot(self, scheduler: Scheduler, step: Step) -> None:
+        """What a step finds before it hands out its budget."""
         self._step += 1
-        self._now = now
-        tier = loads.tier_statistics()
+        self._now = step.now
+        kv, waiting, tier = scheduler.kv, scheduler.waiting, scheduler.loads.tier_statistics()
         self._tracer.emit(
             StepSnapshot(
                 step=self._step,
-                now=now,
-                running=[r.request_id for r in running],
+                now=step.now,
+                running=[r.request_id for r in scheduler.running],
                 num_waiting=len(waiting),
                 waiting_head=[r.request_id for r in waiting.first(WAITING_HEAD)],
                 free_blocks=kv.pool.num_free_blocks,
@@ -54,18 +43,18 @@ class StepTrace:
                 pinned_blocks=kv.num_pinned_blocks,
                 num_pins=kv.num_pins,
                 total_blocks=kv.pool.num_usable_blocks,
-                token_budget=budget,
-                num_loading=loads.num_requests,
+                token_budget=step.budget,
+                num_loading=scheduler.loads.num_requests,
                 host_blocks=tier.num_used_blocks,
                 disk_blocks=tier.num_used_disk_blocks,
             )
         )
 
-    def prefix_cache(self, request: Request, job_id: str | None, now: float) -> None:
+    def prefix_cache(self, request: Request, job_id: str | None) -> None:
         self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
-                now=now,
+                now=self._now,
                 req_id=request.request_id,
                 job_id=job_id,
                 hit_tokens=request.num_computed_tokens,
@@ -77,24 +66,16 @@ class StepTrace:
             )
         )
 
-    def decision(
-        self,
-        new: list[Request],
-        resumed: list[Request],
-        running: list[Request],
-        preempted: list[Request],
-        plan: SchedulerOutput,
-        num_free_blocks: int,
-    ) -> None:
+    def decision(self, step: Step, plan: SchedulerOutput, num_free_blocks: int) -> None:
         plan.trace_step = self._step
         self._tracer.emit(
             StepDecision(
                 step=self._step,
-                now=self._now,
-                new=[r.request_id for r in new],
-                resumed=[r.request_id for r in resumed],
-                running=[r.request_id for r in running],
-                preempted=[r.request_id for r in preempted],
+                now=step.now,
+                new=[r.request_id for r in step.new],
+                resumed=[r.request_id for r in step.resumed],
+                running=[r.request_id for r in step.running],
+                preempted=[r.request_id for r in step.preempted],
                 tokens=dict(plan.num_scheduled_tokens),
                 total_tokens=plan.total_num_scheduled_tokens,
                 free_blocks=num_free_blocks,

@@ -69,20 +69,30 @@ class StepsInFlight:
         """Prompt and output."""
         return min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
 
-    def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
-        """The output of the oldest step, which has this plan, came back. Returns those who may take tokens
-        from it, by id: who has ended gets none, nor does one that came under its id."""
+    def requests_of(self, plan: SchedulerOutput) -> Mapping[str, Request]:
+        """Those who may take tokens from the oldest step, which has this plan, by id.
+
+        A request that has ended gets none, nor does one that came under its id.
+        """
         if not self.overlap:
             return self._requests
-        step = self._steps.popleft()
+        step = self._steps[0]
         assert step.plan is plan, "outputs come in the order of their plans"
+        return step.requests
+
+    def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
+        """The output of the oldest step, which has this plan, came back: to be given to these requests."""
+        if not self.overlap:
+            return self._requests
+        requests = self.requests_of(plan)
+        step = self._steps.popleft()
         self._kv.end_fence(step.step_id)
         for request in step.sampled.values():
             if request.num_output_placeholders:
                 request.num_output_placeholders -= 1
         if self._steps:
             self._steps[0].start(now)
-        return step.requests
+        return requests
 
     def samples(self, plan: SchedulerOutput, request: Request) -> bool:
         """Whether this plan, which is under way, samples a token of the request, which has not ended."""

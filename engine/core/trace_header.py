@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from engine.core.disk_tier import NO_DISK
+from engine.core.scheduler import Scheduler
 from engine.machine import describe_machine
 from engine.version import package_version
 from tracing.events import TraceHeader
-
-if TYPE_CHECKING:
-    from engine.core.scheduler import Scheduler
 
 
 def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:

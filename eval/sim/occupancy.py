@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
 from eval.records import Occupancy
 
 MAX_SAMPLES = 240
@@ -14,7 +15,7 @@ FIRST_PERIOD_S = 0.5
 class OccupancySampler:
     """Samples at a steady pace; when there are too many, every other one goes and the pace is halved."""
 
-    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+    def __init__(self, schedulers: Sequence[Scheduler | TracedScheduler]) -> None:
         self._schedulers = schedulers
         self._period_s = FIRST_PERIOD_S
         self._next_s = 0.0

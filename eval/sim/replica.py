@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine.config import SchedulerConfig
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
 from engine.engine_core import STALLED_RETRY_S
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
@@ -19,6 +20,7 @@ from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
+from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
 NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
@@ -56,14 +58,13 @@ class Replica:
         on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
     ) -> None:
         """``on_outputs`` is told at a step's end of the requests that ended in it."""
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             config.scheduler,
             block_size=config.block_size,
             num_blocks=config.num_blocks + 1,
             max_model_len=config.max_model_len,
             policy=policy,
             enable_prefix_caching=config.enable_prefix_caching,
-            tracer=config.tracer,
             kv_connector=(
                 OffloadingConnector(
                     config.num_host_blocks,
@@ -74,6 +75,7 @@ class Replica:
                 else None
             ),
         )
+        self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self.policy = policy
         self.executor = SimExecutor(config.cost)
         self._drive = DiskDrive(config.cost, config.block_size)
@@ -91,6 +93,11 @@ class Replica:
         self._stepping = False
         self._nap = 0
         """Number of the sleep that a wake-up call was set for: later ones make it void."""
+
+    def begin_trace(self) -> TraceHeader:
+        """What the trace of a replica that has a tracer begins with."""
+        assert isinstance(self.scheduler, TracedScheduler)
+        return self.scheduler.begin_trace(0.0, self._events.now, from_start=True)
 
     @property
     def num_unfinished(self) -> int:

@@ -137,7 +137,7 @@ class Simulator:
             for _ in range(config.num_replicas)
         ]
         if tracer is not None:
-            tracer.emit(self._replicas[0].scheduler.begin_trace(0.0, self._events.now, from_start=True))
+            tracer.emit(self._replicas[0].begin_trace())
         self._sampler = OccupancySampler([replica.scheduler for replica in self._replicas])
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []

@@ -174,7 +174,7 @@ def test_what_was_inferred_is_adopted_by_the_client_that_names_it() -> None:
     """A first turn without a name and a second with one are one job, from then on by that name alone."""
     trace = Recorded()
     room = JobRoom(tracer=Tracer(trace))
-    trace.emit(room.scheduler.begin_trace(0.0, room.clock.now(), from_start=True))
+    trace.emit(room.begin_trace(from_start=True))
     first = room.turn("r1", question(1), num_replies=0)
     room.read("r1", "ls")
     second = room.turn("r2", [*room.said("r1"), 7], "mine", num_replies=1)

@@ -12,6 +12,7 @@ from engine.config import SchedulerConfig
 from engine.core.disk_tier import DiskLevel
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import EngineCoreOutput, JobRef
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import FcfsPolicy, SchedulingPolicy
@@ -20,6 +21,7 @@ from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
+from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
 
@@ -93,17 +95,18 @@ class EngineRoom:
             else None
         )
         self.memory = KvMemory(block_size, load_fate, write_fate)
-        self.scheduler = Scheduler(
+        self._tracer = tracer or Tracer()
+        self._untraced = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
             block_size=block_size,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             policy=policy or FcfsPolicy(),
             enable_prefix_caching=enable_prefix_caching,
-            tracer=tracer,
             kv_connector=self.connector,
             on_request_ended=on_request_ended,
         )
+        self._traced = TracedScheduler(self._untraced, self._tracer)
         self.tokens: dict[str, list[int]] = {}
         """All tokens of every request that was added, prompt and output."""
         self.received: dict[str, list[int]] = defaultdict(list)
@@ -116,6 +119,14 @@ class EngineRoom:
         self.failing: set[str] = set()
         """Requests whose next logits are no numbers."""
         self.last_plan: SchedulerOutput | None = None
+
+    @property
+    def scheduler(self) -> Scheduler | TracedScheduler:
+        """As ``EngineCore`` has it."""
+        return self._traced if self._tracer.on else self._untraced
+
+    def begin_trace(self, *, from_start: bool) -> TraceHeader:
+        return self._traced.begin_trace(0.0, self.clock.now(), from_start=from_start)
 
     def add(
         self,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.messages import FinishReason
 from engine.outputs import SchedulerOutput
@@ -170,6 +171,7 @@ def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
     room.add("third", tokens(2000, 1), max_tokens=9)
     room.scheduler.waiting.rekey(room.scheduler.requests["worse"], (-1, 0.0))  # admitted first
     assert room.step().num_scheduled_tokens == {"worse": chunk, "better": 1, "third": 1}
+    assert isinstance(room.scheduler, Scheduler)
     room.scheduler.config = replace(room.scheduler.config, max_num_batched_tokens=chunk + 1)
     while not (plan := room.step()).preempted_req_ids:
         pass

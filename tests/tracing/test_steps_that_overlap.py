@@ -36,7 +36,7 @@ class Recording:
         self.room = EngineRoom(
             async_scheduling=async_scheduling, tracer=tracer, num_blocks=13, max_num_batched_tokens=8
         )
-        self.emit(self.room.scheduler.begin_trace(0.0, 0.0, from_start=True))
+        self.emit(self.room.begin_trace(from_start=True))
         self.requests = [
             self.room.add(f"r{number}", [number] * (5 + 3 * number), max_tokens=6, stops_after=number + 1)
             for number in range(5)
@@ -94,7 +94,7 @@ def test_a_result_of_a_step_before_the_trace_is_none_of_its_steps() -> None:
     room.add("a", [1] * 5, max_tokens=9)
     room.plan_next()
     tracer.add(Sink(seen))
-    room.scheduler.begin_trace(0.0, room.clock.now(), from_start=False)
+    room.begin_trace(from_start=False)
     room.plan_next()
     room.take_output()
     room.take_output()

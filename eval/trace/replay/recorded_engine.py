@@ -8,6 +8,7 @@ from engine.core.input_trace import ENDINGS
 from engine.core.offloading_connector import OffloadingConnector
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
+from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.policy import PolicyContext, PolicyFactory
@@ -61,16 +62,16 @@ class RecordedEngine:
             tracer,
             num_host_blocks=header.num_host_blocks,
         )
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             _scheduler_config(header),
             block_size=header.block_size,
             num_blocks=header.num_blocks + 1,
             max_model_len=header.max_model_len,
             policy=(policy or recorded_policy(header))(context),
             enable_prefix_caching=header.enable_prefix_caching,
-            tracer=tracer,
             kv_connector=_second_tier(header),
         )
+        self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
 
     def emit(self, event: TraceEvent) -> None:

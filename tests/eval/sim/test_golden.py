@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
+from engine.core.scheduler import Step
 from engine.messages import EngineCoreOutput
 from engine.outputs import SchedulerOutput
 from eval.sim import replica
@@ -38,8 +39,8 @@ NUM_CASES = 60
 class _PausingScheduler(V1Scheduler):
     """An empty step takes as long as any other, as in the recording."""
 
-    def schedule(self, now: float) -> SchedulerOutput:
-        plan = super().schedule(now)
+    def plan(self, step: Step) -> SchedulerOutput:
+        plan = super().plan(step)
         self.made_room = False
         return plan
 

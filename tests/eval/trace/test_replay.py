@@ -104,7 +104,7 @@ def test_turns_that_nobody_named_are_recognised_again(
     writer = TraceWriter.open(path)
     tracer = Tracer()
     room = JobRoom(tracer=tracer)
-    writer.emit(room.scheduler.begin_trace(0.0, room.clock.now(), from_start=True))
+    writer.emit(room.begin_trace(from_start=True))
     tracer.add(writer)
     system = list(range(40))
     for agent in ("a", "b", "c"):

@@ -18,7 +18,7 @@ class TracedMachine(SchedulerMachine):
 
     def on_start(self, policy: str, bits: list[bool]) -> None:
         self.factory: PolicyFactory = lambda context: make_policy(policy, bits, context)
-        self.header: TraceHeader = self.room.scheduler.begin_trace(0.0, 0.0, from_start=True)
+        self.header: TraceHeader = self.room.begin_trace(from_start=True)
         self.lines: list[bytes] = []
         self.tracer.add(self)
 

@@ -1,0 +1,61 @@
+"""The trace stands around the scheduler: every input goes through it, and only while somebody wants it."""
+
+from __future__ import annotations
+
+import inspect
+
+from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
+from tests.core.engine_room import EngineRoom
+from tracing.events import RequestArrived, StepDecision, StepOutput, StepSnapshot, TraceEvent
+from tracing.tracer import Tracer
+
+HALVES = {"begin_step", "plan"}
+"""Of ``schedule``: whoever stands around the scheduler calls these instead."""
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.events: list[TraceEvent] = []
+
+    def emit(self, event: TraceEvent) -> None:
+        self.events.append(event)
+
+
+def test_no_input_passes_by_the_trace() -> None:
+    """Whatever a scheduler is told the time of, the wrapper has a method of its own for."""
+    inputs = {
+        name
+        for name, method in inspect.getmembers(Scheduler, inspect.isfunction)
+        if not name.startswith("_") and "now" in inspect.signature(method).parameters
+    }
+    assert inputs >= {"schedule", "add_request", "close"}
+    assert inputs - HALVES <= vars(TracedScheduler).keys()
+
+
+def test_the_wrapper_takes_what_the_scheduler_takes() -> None:
+    """Who holds the one may hold the other."""
+    for name, method in inspect.getmembers(TracedScheduler, inspect.isfunction):
+        if not name.startswith("_") and name != "begin_trace":
+            assert inspect.signature(method) == inspect.signature(getattr(Scheduler, name)), name
+
+
+def test_a_trace_comes_and_goes_while_requests_run() -> None:
+    """Nothing is wrapped while nobody looks; the steps that are traced are numbered on."""
+    tracer, seen = Tracer(), Seen()
+    room = EngineRoom(tracer=tracer)
+    room.add("a", [1] * 5, max_tokens=9)
+    room.step()
+    assert isinstance(room.scheduler, Scheduler)
+    for name in ("b", "c"):
+        tracer.add(seen)
+        assert isinstance(room.scheduler, TracedScheduler)
+        room.add(name, [2] * 5)
+        room.step()
+        tracer.remove(seen)
+        room.step()
+    assert isinstance(room.scheduler, Scheduler)
+    traced = [RequestArrived, StepSnapshot, StepDecision, StepOutput]
+    kinds = [type(event) for event in seen.events if type(event) in traced]
+    assert kinds == traced * 2
+    assert [event.step for event in seen.events if isinstance(event, StepDecision)] == [0, 1]
