@@ -6,24 +6,27 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from continuum import interrupts
 from continuum.config import ContinuumConfig
-from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
-from engine.errors import EngineError
+from continuum.engine_args import continuum_config, engine_config, named_by_flag, server_config
+from continuum.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
+from continuum.serve_flags import add_serve_arguments
+from engine.errors import ConfigError, EngineError
 from engine.policy import PolicyFactory, fcfs, priority
 from engine.version import package_version
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-AddArguments = Callable[[argparse.ArgumentParser], None]
-Run = Callable[[argparse.Namespace], int]
-
 interrupts.back_to_usual()
 
+WRONG_USAGE = 2
+"""Exit code of a command whose options are wrong, as argparse has it; other errors leave with 1."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
 UNREAD = 141
@@ -33,16 +36,30 @@ NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 """Why a disk takes no more. Whoever writes a file of its own names it; what has no name was being printed."""
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """Shows a default where there is one worth showing."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A sub-command. Its module has ``add_arguments(parser)`` and ``run(args)``, the exit code."""
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.help or ""
-        if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
-            return told
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return f"{told} (default: on)"
-        return f"{told} (default: %(default)s)"
+    name: str
+    module: str
+    summary: str
+
+
+SERVE = "Serve a model over the OpenAI and Anthropic HTTP APIs"
+COMMANDS = (
+    Command("chat", "eval.agents.chat", "Chat in the terminal with a tool-calling agent"),
+    Command("demo", "eval.demo", "Run agents under two scheduling policies here and compare them"),
+    Command("bench", "eval.bench", "Benchmark a running server by replaying agent jobs"),
+    Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
+    Command("compare", "eval.compare", "Compare results of bench and simulate"),
+    Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
+    Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),
+    Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
+    Command(
+        "reproduce", "eval.reproduction.command", "Simulate the Continuum paper's settings beside its results"
+    ),
+    Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except EngineError as error:
         print(f"continuum: {error}", file=sys.stderr)
-        return 1
+        return WRONG_USAGE if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -106,108 +123,66 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="continuum",
         description="An LLM server for agents: it keeps a job's KV cache across the job's tool calls.",
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
+    serve = _add_command(commands, "serve", SERVE, add_help=False)
+    serve.formatter_class = ServeHelpFormatter
     serve.usage = "continuum serve [MODEL] [--flag VALUE ...]"
+    serve.add_argument("-h", "--help", action=ServeHelp, metavar="all", help="Show this help, or every flag")
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, told in (
-        ("bench", "replay the jobs of a workload against a running server and report"),
-        ("simulate", "play jobs against the real scheduler on simulated hardware, policy by policy"),
-        ("reproduce", "rerun the Continuum paper's settings in simulation beside its published multiples"),
-        ("profile", "measure what a model's steps cost on this machine, for the simulator"),
-        ("workload", "say what is in a workload and what of it is assumed, or convert it"),
-        ("estimate", "score the estimator of tool times on a workload, against simpler ways"),
-        ("compare", "set results of bench and simulate side by side, with ratios and confidence intervals"),
-        ("trace", "ask a scheduler's trace why: its jobs, its pins, and what another policy would have done"),
-        ("chat", "talk in the terminal to an agent that calls tools, and see what of each prompt was warm"),
-        ("demo", "see what keeping KV across tool calls brings, on this machine, in minutes"),
-    ):
-        command = _add_command(commands, name, told)
-        if name == chosen:  # the others' modules stay unloaded
-            add_arguments, run = _sub_command(name)
-            add_arguments(command)
-            command.set_defaults(run=run)
+    for command in COMMANDS:
+        added = _add_command(commands, command.name, command.summary)
+        if command.name == chosen:  # the others' modules stay unloaded
+            module = import_module(command.module)
+            module.add_arguments(added)
+            added.set_defaults(run=module.run)
     return parser
 
 
-def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, told: str) -> _Parser:
+def _add_command(
+    commands: argparse._SubParsersAction[_Parser], name: str, summary: str, add_help: bool = True
+) -> _Parser:
     return commands.add_parser(
         name,
-        help=told,
-        description=told[0].upper() + told[1:] + ".",
-        formatter_class=_HelpFormatter,
+        help=summary,
+        description=f"{summary}.",
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
+        add_help=add_help,
     )
 
 
-def _sub_command(name: str) -> tuple[AddArguments, Run]:
-    if name == "bench":
-        from eval import bench
-
-        return bench.add_arguments, bench.run
-    if name == "simulate":
-        from eval.sim import command as simulate
-
-        return simulate.add_arguments, simulate.run
-    if name == "reproduce":
-        from eval.reproduction import command as reproduction
-
-        return reproduction.add_arguments, reproduction.run
-    if name == "profile":
-        from eval.sim import profile
-
-        return profile.add_arguments, profile.run
-    if name == "workload":
-        from eval.workloads import command
-
-        return command.add_arguments, command.run
-    if name == "estimate":
-        from eval.estimate import command as estimate
-
-        return estimate.add_arguments, estimate.run
-    if name == "compare":
-        from eval import compare
-
-        return compare.add_arguments, compare.run
-    if name == "trace":
-        from eval.trace import command as trace
-
-        return trace.add_arguments, trace.run
-    if name == "chat":
-        from eval.agents import chat
-
-        return chat.add_arguments, chat.run
-    from eval import demo
-
-    return demo.add_arguments, demo.run
-
-
 def _serve(args: argparse.Namespace) -> int:
-    if args.model is None:
-        _take_model_in_the_box(args)
-    config = engine_config(args)
-    policy = _policy_factory(args.scheduling_policy, continuum_config(args))
-    server = server_config(args)
+    bundled = args.model is None
+    if bundled:
+        _take_bundled_model(args)
+    try:
+        config = engine_config(args)
+        policy = _policy_factory(args.scheduling_policy, continuum_config(args))
+        server = server_config(args)
+        if bundled:
+            name = server.served_model_names[0]
+            print(f"No MODEL given; serving the bundled demo model as {name!r}.", flush=True)
 
-    from engine.api.processes.server import serve
-    from engine.core_start import CoreSpec
-    from engine.model_executor import model_executor
+        from engine.api.processes.server import serve
+        from engine.core_start import CoreSpec
+        from engine.model_executor import model_executor
 
-    return serve(server, CoreSpec(config, model_executor, policy))
+        return serve(server, CoreSpec(config, model_executor, policy))
+    except ConfigError as error:
+        raise named_by_flag(error, args) from error
 
 
-def _take_model_in_the_box(args: argparse.Namespace) -> None:
+def _take_bundled_model(args: argparse.Namespace) -> None:
     from eval.agent_model import NAME, folder
 
     args.model = str(folder())
     args.served_model_name = args.served_model_name or [NAME]
-    name = args.served_model_name[0]
-    print(f"No MODEL given: serving the small agent model that comes along, as {name!r}.", flush=True)
 
 
 def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
@@ -220,7 +195,10 @@ def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
 
     from eval.baselines.catalog import serving_policy
 
-    return serving_policy(name)
+    try:
+        return serving_policy(name)
+    except ConfigError as error:
+        raise ConfigError(f"argument --scheduling-policy: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every error a user can meet, in one tree.
 
 EngineError
-├── ConfigError            an option is wrong; names the option            (exit code 1 at start-up)
+├── ConfigError            an option is wrong; names the option            (exit code 2 at start-up)
 ├── ModelLoadError         the model folder cannot be served; says why     (exit code 1 at start-up)
 ├── RequestError           a request is wrong; names the field and limit   (HTTP 400)
 │   └── ContextLengthError the prompt does not fit the model               (HTTP 400)

@@ -1,4 +1,4 @@
-"""What the commands' flags have in common: kinds of numbers, so that a senseless one is refused at once."""
+"""Option types that several commands share: a number out of range is refused with its limit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def add_processes(parser: _ActionsContainer) -> None:
         type=count,
         default=os.cpu_count() or 1,
         metavar="N",
-        help="runs side by side; all CPUs",
+        help="Number of parallel processes",
     )
 
 
 def given_flags(arguments: Namespace) -> set[str]:
-    """The flags that were typed, whatever their values: a default is nobody's wish."""
+    """The flags on the command line, whatever their values; defaults are left out."""
     return {word.partition("=")[0] for word in arguments.given if word.startswith("--")}
 
 
@@ -50,7 +50,7 @@ def numbers(text: str) -> list[float]:
     """Numbers more than 0, separated by commas, none twice."""
     values = [positive(part) for part in text.split(",")]
     if len(set(values)) < len(values):
-        raise ArgumentTypeError(f"a number is there twice: {text}")
+        raise ArgumentTypeError(f"has a number twice: {text}")
     return values
 
 

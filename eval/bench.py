@@ -19,7 +19,7 @@ from eval.bench_run import BenchOptions, BenchRun, run_bench
 from eval.client import TIMEOUT_S
 from eval.comparison import Comparison
 from eval.dialect import DIALECTS, Identity
-from eval.errors import UNREADABLE, EvalError
+from eval.errors import UNREADABLE, UsageError
 from eval.html_report import require_plotly, write_html
 from eval.plan import Api, Limits, Replies
 from eval.report import render_comparison
@@ -37,11 +37,11 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum bench``."""
-    _add_what(parser.add_argument_group("what is replayed"))
-    _add_when(parser.add_argument_group("when jobs start"))
-    _add_how(parser.add_argument_group("how turns are said"))
-    _add_server(parser.add_argument_group("the server"))
-    _add_outputs(parser.add_argument_group("what is left behind"))
+    _add_what(parser.add_argument_group("workload"))
+    _add_when(parser.add_argument_group("arrivals"))
+    _add_how(parser.add_argument_group("requests"))
+    _add_server(parser.add_argument_group("server"))
+    _add_outputs(parser.add_argument_group("results"))
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
@@ -50,35 +50,54 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--workload",
         required=True,
         metavar="FILE",
-        help="any file of jobs, or made ones: see continuum workload --help",
+        help="Jobs to replay: a file, or a synthetic workload; see continuum workload --help",
     )
-    add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
+    add("--jobs", type=count, metavar="N", help="Number of jobs to replay (default: all of a file)")
     add(
         "--seed",
         type=int,
         metavar="K",
-        help="draw the jobs, arrivals and made prompts at random; by default the file's order",
+        help="Random seed of the job sample, arrivals and synthetic prompts (default: the file's order)",
     )
-    add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the recorded tool times")
-    add("--gap-cap-s", type=amount, metavar="S", help="longest tool time, after scaling")
-    add("--max-turns", type=count, metavar="N", help="replay the first N turns of each job")
-    add("--max-output-tokens", type=count, metavar="N", help="shorten outputs, keeping the command")
+    add("--time-scale", type=amount, default=1.0, metavar="X", help="Factor on the recorded tool times")
+    add(
+        "--gap-cap-s",
+        type=amount,
+        metavar="S",
+        help="Cap on a tool time after scaling, in seconds (default: none)",
+    )
+    add(
+        "--max-turns",
+        type=count,
+        metavar="N",
+        help="Replay only the first N turns of each job (default: all)",
+    )
+    add(
+        "--max-output-tokens",
+        type=count,
+        metavar="N",
+        help="Shorten outputs to N tokens, keeping the tool call (default: as recorded)",
+    )
     add(
         "--max-context-tokens",
         type=count,
         metavar="N",
-        help="cut jobs where prompt plus output would pass N; the server's own limit by default",
+        help="Cut a job at the turn whose prompt plus output exceeds N tokens (default: the server's limit)",
     )
 
 
 def _add_when(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--rate", type=positive, metavar="JOBS_PER_S", help="open loop: jobs arrive at this mean rate")
+    add("--rate", type=positive, metavar="JOBS_PER_S", help="Open loop: mean arrival rate in jobs per second")
     add_arrivals(group)
-    add("--concurrency", type=count_or_all, metavar="N|all", help="closed loop: most jobs at once")
+    add("--concurrency", type=count_or_all, metavar="N|all", help="Closed loop: number of concurrent jobs")
     warmup = group.add_mutually_exclusive_group()
-    warmup.add_argument("--warmup-jobs", type=count, metavar="N", help="do not count the first N jobs")
-    warmup.add_argument("--warmup-s", type=positive, metavar="S", help="do not count jobs of the first S s")
+    warmup.add_argument(
+        "--warmup-jobs", type=count, metavar="N", help="Exclude the first N jobs from the results"
+    )
+    warmup.add_argument(
+        "--warmup-s", type=positive, metavar="S", help="Exclude jobs that arrive in the first S seconds"
+    )
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
@@ -87,75 +106,79 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--api",
         type=Api,
         choices=list(Api),
-        help="chat where the workload has texts, else completions of made tokens, as many as recorded",
+        help="API to call (default: chat if the workload has texts, else completions of synthetic prompts)",
     )
     add(
         "--replies",
         type=Replies,
         choices=list(Replies),
-        help="force the recorded answers (default where the server can), or take the server's own",
+        help="forced: the recorded responses; live: let the model answer (default: forced if possible)",
     )
     add(
         "--calls",
         type=CallStyle,
         choices=list(CallStyle),
         default=CallStyle.FENCED,
-        help="how made answers write their tool calls",
+        help="Tool-call format of synthetic responses",
     )
     identity = group.add_mutually_exclusive_group()
     identity.add_argument(
         "--identity",
         type=Identity,
         choices=list(Identity),
-        help="what names the job in a turn, a field or a header; job_id with our server, else nothing",
+        help="How requests name their job (default: job_id with a continuum server, else none)",
     )
     identity.add_argument(
         "--no-job-id",
         dest="identity",
         action="store_const",
         const=Identity.NONE,
-        help="the same as --identity none: an agent that knows nothing of us",
+        help="Same as --identity none",
     )
     add(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="add these fields to each request"
+        "--extra-body",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="JSON object merged into every request",
     )
     add(
         "--token-ids",
         type=_id_range,
         metavar="LOW:HIGH",
-        help="make prompts of these; by default of ordinary words",
+        help="Token id range of synthetic prompts (default: ordinary words)",
     )
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server under test")
-    add("--model", metavar="NAME", help="the served model; the server's first by default")
+    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="URL of the server under test")
+    add("--model", metavar="NAME", help="Model name (default: the first that the server lists)")
     add(
         "--server",
         choices=list(DIALECTS),
-        help="which extensions may be sent; by default as its model card says, else standard fields only",
+        help="Server type, which decides the extensions sent (default: detected; else standard fields only)",
     )
-    add("--api-key", metavar="KEY", help=f"sent as a bearer token; {API_KEY_VARIABLE} by default")
+    add("--api-key", metavar="KEY", help=f"API key, sent as bearer token (default: ${API_KEY_VARIABLE})")
     add(
         "--timeout-s",
         type=positive,
         default=TIMEOUT_S,
         metavar="S",
-        help="longest silence within one answer; far above any time a server may let a turn wait",
+        help="Timeout between two chunks of a response, in seconds",
     )
-    add("--reset-prefix-cache", action="store_true", help="let the server forget earlier runs first")
-    add("--retry-busy", action="store_true", help="send a turn again that the server refused for being busy")
+    add("--reset-prefix-cache", action="store_true", help="Reset the server's prefix cache before the run")
+    add("--retry-busy", action="store_true", help="Retry turns that the server refuses with 429 or 503")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--name", default="result", help="how the report calls this run")
-    add("--json", type=Path, metavar="OUT", help="write the result there, for continuum compare")
-    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
-    add("--records", type=Path, metavar="OUT.jsonl", help="write one line per turn there, as turns end")
-    add("--resume", action="store_true", help="go on from the --records of the same run, broken off earlier")
-    add("--against", type=Path, metavar="RESULT.json", help="print an earlier result beside this one")
+    add("--name", default="result", help="Name of the run in reports")
+    add("--json", type=Path, metavar="OUT", help="Write the result to this file, for continuum compare")
+    add("--html", type=Path, metavar="OUT.html", help="Write an HTML report with tables and plots")
+    add("--records", type=Path, metavar="OUT.jsonl", help="Write a JSON line per finished turn")
+    add("--resume", action="store_true", help="Resume the interrupted run of --records")
+    add("--against", type=Path, metavar="RESULT.json", help="Compare with this earlier result")
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -174,7 +197,7 @@ def _id_range(text: str) -> range:
 
 def _options(arguments: argparse.Namespace) -> BenchOptions:
     if arguments.resume and arguments.records is None:
-        raise EvalError("--resume needs --records: the file to go on from.")
+        raise UsageError("--resume needs --records, the file to resume from.")
     return BenchOptions(
         base_url=arguments.base_url,
         workload=open_workload(arguments.workload),

@@ -16,7 +16,7 @@ import msgspec
 
 from eval.client import TIMEOUT_S, ServerClient, ServerInfo
 from eval.dialect import CONTINUUM, Dialect, Identity
-from eval.errors import EvalError, ServerError
+from eval.errors import ServerError, UsageError
 from eval.journal import Journal, resumable
 from eval.metrics import RunResult, RunSetting, summarise
 from eval.plan import Api, Limits, Plan, Planner, PlanOptions, Replies
@@ -107,7 +107,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
         say(f"{options.name}: preparing {len(sample.jobs)} jobs for {info.model} at {client.base_url}")
         plan = await Planner(client, _plan_options(options)).plan(sample.jobs)
         if options.warmup_jobs >= len(plan.roots):
-            raise EvalError(
+            raise UsageError(
                 f"--warmup-jobs {options.warmup_jobs} leaves none of {len(plan.roots)} jobs to count."
             )
         _refuse_endless_warmup(options, plan)
@@ -132,12 +132,12 @@ def _sample(options: BenchOptions) -> Sample:
 
 
 def _refuse_endless_warmup(options: BenchOptions, plan: Plan) -> None:
-    """EvalError if all jobs arrive before the warm-up ends; where they wait for a place, nobody knows."""
+    """UsageError if all jobs arrive before the warm-up ends; where they wait for a place, nobody knows."""
     if options.arrivals.concurrency is not None:
         return
     last_s = max(options.arrivals.times_s([root.job for root in plan.roots], options.seed), default=0.0)
     if last_s < options.warmup_s:
-        raise EvalError(
+        raise UsageError(
             f"--warmup-s {options.warmup_s:g} leaves none of {len(plan.roots)} jobs to count: the last one "
             f"arrives after {last_s:.1f} s."
         )

@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RESULT.json",
-        help="left by --json of bench, simulate or reproduce; the first is the baseline",
+        help="Result of bench, simulate or reproduce --json; the first is the baseline",
     )
-    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
+    add("--html", type=Path, metavar="OUT.html", help="Write an HTML report with tables and plots")
 
 
 def run(arguments: argparse.Namespace) -> int:

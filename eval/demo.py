@@ -12,7 +12,7 @@ from eval.agents.live_demo import LiveDemo, run_live_demo
 from eval.arguments import amount, count, positive
 from eval.bench import report_errors
 from eval.bench_run import BenchRun
-from eval.errors import EvalError
+from eval.errors import UsageError
 from eval.replay_demo import ReplayDemo, quick, run_replay_demo
 from eval.report import render
 from eval.results import require_folder
@@ -31,58 +31,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--workload",
         metavar="FILE",
-        help="replay jobs instead of letting agents work: recorded ones, or made ones with 'synthetic'",
+        help="Replay this workload instead of running live agents: a file, or 'synthetic'",
     )
-    add("--quick", action="store_true", help="half a minute: less work; its numbers say little")
-    add("--seed", type=int, metavar="K", help="of tasks or made jobs; with a file, draw its jobs at random")
-    add("--policies", nargs="+", metavar="P", help="as of continuum serve; fcfs continuum by default")
+    add("--quick", action="store_true", help="Quick look, half a minute: too few jobs for reliable numbers")
+    add(
+        "--seed",
+        type=int,
+        metavar="K",
+        help="Random seed of tasks, synthetic jobs, or the sample of a file (default: 0; a file's order)",
+    )
+    add("--policies", nargs="+", metavar="P", help="Scheduling policies to compare (default: fcfs continuum)")
     add(
         "--repeats",
         type=count,
         default=1,
         metavar="N",
-        help="do it all so many times, with the next seed each, in turns: for ratios with an interval",
+        help="Number of repetitions, each with the next seed, for confidence intervals",
     )
     add(
         "--pool-share",
         type=positive,
         default=live.pool_share,
         metavar="X",
-        help="KV pool as a share of all contexts that are there at once",
+        help="KV pool size as a fraction of all concurrent contexts",
     )
-    add("--time-scale", type=amount, default=1.0, metavar="X", help="multiply the tool times")
-    add("--out", type=Path, default=live.out, metavar="FOLDER", help="traces, records and results")
+    add("--time-scale", type=amount, default=1.0, metavar="X", help="Factor on the tool times")
+    add("--out", type=Path, default=live.out, metavar="FOLDER", help="Folder for traces, records and results")
     agents = parser.add_argument_group("live agents")
     agents.add_argument(
         "--model",
         type=Path,
         metavar="FOLDER",
-        help="what they think with; the model that comes along by default",
+        help="Model of the agents (default: the bundled demo model)",
     )
-    agents.add_argument("--tasks", type=count, metavar="N", help=f"in all; {live.num_tasks} by default")
-    agents.add_argument("--agents", type=count, metavar="N", help=f"at once; {live.agents} by default")
+    agents.add_argument(
+        "--tasks", type=count, metavar="N", help=f"Total number of tasks (default: {live.num_tasks})"
+    )
+    agents.add_argument(
+        "--agents", type=count, metavar="N", help=f"Number of concurrent agents (default: {live.agents})"
+    )
     agents.add_argument(
         "--page-lines",
         type=count,
         metavar="N",
-        help=f"of what each task reads early and carries along; {live.page_lines} by default",
+        help=f"Lines of the page that each task reads into its context (default: {live.page_lines})",
     )
     jobs = parser.add_argument_group("replayed jobs (with --workload)")
     jobs.add_argument(
-        "--jobs", type=count, metavar="N", help=f"all started at once; {replay.num_jobs} by default"
+        "--jobs",
+        type=count,
+        metavar="N",
+        help=f"Number of jobs, all started at once (default: {replay.num_jobs})",
     )
-    jobs.add_argument("--max-turns", type=count, metavar="N", help="first N turns of each job")
+    jobs.add_argument(
+        "--max-turns",
+        type=count,
+        metavar="N",
+        help="Replay only the first N turns of each job (default: all)",
+    )
     jobs.add_argument(
         "--max-context-tokens",
         type=count,
         metavar="N",
-        help=f"cut jobs there; {replay.max_context_tokens} by default",
+        help=f"Cut jobs at this context length, in tokens (default: {replay.max_context_tokens})",
     )
     jobs.add_argument(
-        "--hidden-size", type=count, metavar="N", help=f"of the model; {replay.hidden_size} by default"
+        "--hidden-size",
+        type=count,
+        metavar="N",
+        help=f"Hidden size of the random model (default: {replay.hidden_size})",
     )
     jobs.add_argument(
-        "--layers", type=count, metavar="N", help=f"of the model; {replay.num_layers} by default"
+        "--layers", type=count, metavar="N", help=f"Layers of the random model (default: {replay.num_layers})"
     )
 
 
@@ -110,14 +130,14 @@ def _refuse_twice(policies: Sequence[str]) -> None:
     """Each has a folder by its name."""
     for name in policies:
         if policies.count(name) > 1:
-            raise EvalError(f"The policy {name} is named twice.")
+            raise UsageError(f"Policy {name} is named twice.")
 
 
 def _refuse_own_output(workload: str, out: Path) -> None:
     """What an earlier demo left in this folder is written anew before it would be read."""
     for option, file in files_of("--workload", workload):
         if file.resolve().is_relative_to(out.resolve()):
-            raise EvalError(f"{option} {file} lies in the folder of --out, where it may be written over.")
+            raise UsageError(f"{option} {file} lies in the folder of --out, where it could be overwritten.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:
@@ -171,4 +191,4 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
     """An option that would be ignored is an error."""
     for name in names:
         if getattr(arguments, name) is not None:
-            raise EvalError(f"--{name.replace('_', '-')} {why}.")
+            raise UsageError(f"--{name.replace('_', '-')} {why}.")

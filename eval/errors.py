@@ -1,13 +1,15 @@
-"""What can go wrong while measuring, each a sentence for the user (exit code 1).
+"""What can go wrong while measuring, each a sentence for the user (exit code 1; 2 where an option is wrong).
 
 EngineError
 └── EvalError
+    ├── UsageError      an option is wrong, has no effect, or contradicts another one; names it (exit code 2)
     ├── WorkloadError   a workload cannot be read; names file and line
     ├── ResultError     a result cannot be read, written or drawn; names the file
-    ├── PolicyError     a policy to compare with is unknown, or its parameter is no good; lists what there is
+    ├── PolicyError     a policy or its parameter is unknown or wrong; lists what there is (exit code 2)
     ├── TraceFileError  a trace cannot be read; names file and line
     ├── PeersFileError  a description of other servers cannot be read; names file and field
-    ├── CostModelError  a model, a GPU or a profile of costs is unknown or does not fit; names the choice
+    ├── CostModelError  a profile of step costs cannot be read or made; says why
+    │   └── HardwareError   a model or GPU to simulate is unknown or does not fit; lists what there is (2)
     └── ServerError     the server cannot be reached, started or understood
         └── ServerGoneError   it was there before, or nothing listens at its address
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises of content that is not what it should be; the last of brackets in brackets."""
@@ -24,6 +26,10 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class EvalError(EngineError):
     """Base of the errors of the measuring tools."""
+
+
+class UsageError(EvalError, ConfigError):
+    """An option of a command is wrong, has no effect, or contradicts another one."""
 
 
 class WorkloadError(EvalError):
@@ -34,7 +40,7 @@ class ResultError(EvalError):
     """A result file is missing, cut or of another version, or a report of it cannot be made."""
 
 
-class PolicyError(EvalError):
+class PolicyError(EvalError, ConfigError):
     """No policy can be made of what was named."""
 
 
@@ -47,7 +53,11 @@ class PeersFileError(EvalError):
 
 
 class CostModelError(EvalError):
-    """No cost model can be made of what was named."""
+    """No cost model can be made: of a profile, of a trace, or of what was named."""
+
+
+class HardwareError(CostModelError, UsageError):
+    """A model, a GPU, a type or a number of GPUs to simulate is unknown, or they do not fit each other."""
 
 
 class ServerError(EvalError):

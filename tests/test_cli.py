@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
+from continuum.cli import COMMANDS, SERVE, main
 from continuum.config import ContinuumConfig
-from continuum.engine_args import add_serve_arguments, continuum_config, engine_config, server_config
+from continuum.engine_args import continuum_config, engine_config, server_config
+from continuum.serve_flags import add_serve_arguments
 from engine.api.config import ServerConfig
 from engine.config import (
     CacheConfig,
@@ -116,24 +118,27 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--max-num-seqs", "0"], "max_num_seqs"),
-        (["--pin-budget", "2"], "pin_budget"),
-        (["--horizon-s", "nan"], "horizon_s"),
-        (["--port", "70000"], "port"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0."),
+        (["--pin-budget", "2"], "pin_budget must be in [0, 1], got 2.0."),
+        (["--horizon-s", "nan"], "horizon_s must not be negative, got nan."),
+        (["--port", "70000"], "port must be in [0, 65535], got 70000."),
+        (["--trace", "t.gz"], "a trace is compressed with zstd only"),
+        (["--scheduling-policy", "lru"], "Unknown policy 'lru'; choose from fcfs, priority, program-fcfs"),
     ],
 )
-def test_a_value_out_of_range_exits_with_1(
+def test_a_value_out_of_range_exits_with_2(
     flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence that names the option."""
-    assert main(["serve", "m", *flags]) == 1
+    """One sentence that names the option and its limit."""
+    assert main(["serve", "m", *flags]) == 2
     [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"continuum: argument {flags[0]}: ")
     assert told in line
 
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "bench", "simulate", "reproduce", "profile", "workload", "compare", "chat", "demo"],
+    ["", "serve", *(command.name for command in COMMANDS)],
 )
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command explains itself."""
@@ -141,6 +146,26 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         main([*command.split(), "--help"])
     assert exit_info.value.code == 0
     assert f"usage: continuum {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--max-num-seqs", "0"]])
+def test_the_bundled_model_is_named_once_the_options_are_right(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong option leaves nothing on stdout."""
+    monkeypatch.setattr("engine.api.processes.server.serve", lambda *_: 0)
+    assert main(["serve", *flags]) == (2 if flags else 0)
+    told = "No MODEL given; serving the bundled demo model as 'box'.\n"
+    assert capsys.readouterr().out == ("" if flags else told)
+
+
+def test_every_command_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """That fits a terminal of 80 columns, beside the command's name."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for name, summary in [("serve", SERVE), *((one.name, one.summary) for one in COMMANDS)]:
+        assert re.search(rf"^ +{name} +{re.escape(summary)}$", shown, re.MULTILINE), name
 
 
 def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def flags(*command: str) -> frozenset[str]:
     """All that a command takes, by its own help."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
-        main([*command, "--help"])
+        main([*command, "--help=all" if command == ("serve",) else "--help"])
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", out.getvalue()))
 
 

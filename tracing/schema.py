@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--update",
         type=Path,
         metavar="FILE",
-        help="instead, write the tables of fields into this document anew",
+        help="Update the tables of fields in this document instead",
     )
 
 

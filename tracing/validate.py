@@ -96,7 +96,7 @@ def _count(event: TraceEvent, validation: Validation) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "trace", type=Path, metavar="TRACE", help="a trace's file, any part of it, or a folder"
+        "trace", type=Path, metavar="TRACE", help="Trace, any file of a rotated one, or a folder"
     )
 
 

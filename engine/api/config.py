@@ -103,7 +103,9 @@ class TlsConfig:
         if self.cert_reqs not in (0, 1, 2):
             raise ConfigError(f"ssl_cert_reqs must be 0, 1 or 2, got {self.cert_reqs}.")
         if self.cert_reqs and self.ca_certs is None:
-            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: whose certificates are good?")
+            raise ConfigError(
+                "ssl_cert_reqs needs ssl_ca_certs, the CA that signs the clients' certificates."
+            )
 
     def check(self) -> None:
         """ConfigError if the files cannot be used."""

@@ -28,7 +28,7 @@ from eval.agents.server import MODEL_NAME, served
 from eval.agents.tools import Toolbox
 from eval.arguments import amount, count
 from eval.client import ServerClient
-from eval.errors import EvalError
+from eval.errors import EvalError, UsageError
 
 PROMPT = "> "
 MAX_TURNS = 20
@@ -126,29 +126,41 @@ def _show(screen: Screen, event: Event) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum chat``."""
     add = parser.add_argument
-    add("question", nargs="?", metavar="QUESTION", help="ask this, print the answer and leave")
-    add("--base-url", metavar="URL", help="a running server; without it, one is started")
+    add(
+        "question",
+        nargs="?",
+        metavar="QUESTION",
+        help="Question to answer, then exit (default: an interactive chat)",
+    )
+    add("--base-url", metavar="URL", help="URL of a running server (default: start one)")
     add(
         "--model",
         metavar="NAME",
-        help="its name there; without --base-url, a folder to serve (default: the model that comes along)",
+        help="Model name at --base-url; else a model folder to serve (default: the bundled demo model)",
     )
-    add("--folder", type=Path, metavar="PATH", help="the tools work in a copy of this (default: an example)")
-    add("--system", metavar="TEXT", help="a system message, said first")
+    add(
+        "--folder",
+        type=Path,
+        metavar="PATH",
+        help="Folder whose copy the tools work in (default: an example)",
+    )
+    add("--system", metavar="TEXT", help="System message (default: none)")
     add(
         "--temperature",
         type=amount,
         metavar="X",
-        help="of the replies (default: 0, with --base-url the server's)",
+        help="Sampling temperature (default: 0; with --base-url the server's)",
     )
     add(
         "--max-tokens",
         type=count,
         metavar="N",
-        help=f"of a reply (default: what fits; of the model that comes along {MAX_REPLY_TOKENS})",
+        help=f"Maximum tokens per response (default: what fits; bundled model: {MAX_REPLY_TOKENS})",
     )
-    add("--max-turns", type=count, default=MAX_TURNS, metavar="N", help="replies to one question")
-    add("--api-key", metavar="KEY", help="for a server that wants one")
+    add(
+        "--max-turns", type=count, default=MAX_TURNS, metavar="N", help="Maximum number of turns per question"
+    )
+    add("--api-key", metavar="KEY", help="API key of the server (default: none)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -192,7 +204,7 @@ def _question(arguments: argparse.Namespace) -> str | None:
             return None
         question = sys.stdin.buffer.read().decode(errors="replace")
     if not question.strip():
-        raise EvalError("There is no question: standard input is empty.")
+        raise EvalError("No question: standard input is empty.")
     return question.strip()
 
 
@@ -205,7 +217,7 @@ def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
             yield root
         return
     if not given.is_dir():
-        raise EvalError(f"--folder: {given} is not a folder.")
+        raise UsageError(f"--folder: {given} is not a folder.")
     with ExitStack() as stack:
         try:
             root = stack.enter_context(copy_of(given))
@@ -225,10 +237,10 @@ def _server(arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
         yield arguments.base_url
         return
     model = arguments.model
-    screen.note(f"Starting a server for {model or 'the model that comes along'} ...")
+    screen.note(f"Starting a server for {model or 'the bundled demo model'} ...")
     started = time.monotonic()
     with served(model or str(model_in_the_box()), SERVER_FLAGS) as base_url:
-        screen.note(f"It is there after {time.monotonic() - started:.1f} s, at {base_url}.")
+        screen.note(f"Server ready after {time.monotonic() - started:.1f} s at {base_url}.")
         yield base_url
 
 

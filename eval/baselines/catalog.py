@@ -38,10 +38,17 @@ class _Kind:
     summary: str
     plain: Callable[[str], PolicyFactory] | None = None
     informed: Callable[[str], MakePolicy] | None = None
+    ablation: bool = False
+    """A policy with a part taken out: for experiments, so a server does not list it."""
 
     @property
     def name(self) -> str:
         return self.syntax.partition("[")[0]
+
+    @property
+    def serves(self) -> bool:
+        """Whether a server offers it: it needs no knowledge of the future, and is whole."""
+        return self.plain is not None and not self.ablation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +96,27 @@ def parse_policies(text: str) -> list[NamedPolicy]:
             names.append(part.strip())
     for name in filter(None, names):
         if names.count(name) > 1:
-            raise PolicyError(f"The policy {name} is named twice.")
+            raise PolicyError(f"Policy {name} is named twice.")
     return [parse_policy(name) for name in names]
 
 
 def serving_policy(text: str) -> PolicyFactory:
-    """Likewise, for a server, whose core process makes it: PolicyError for one that only a simulation can
-    tell what it needs."""
+    """The policy that ``text`` names, for a server, whose core process makes it. PolicyError, listing what a
+    server offers, for an unknown one and for one that needs what only a simulation can tell it."""
     kind, parameter = _find(text, serving=True)
     if kind.plain is None:
-        raise PolicyError(f"The policy {kind.name} needs knowledge that only a simulation has.")
+        raise PolicyError(f"Policy {kind.name} needs knowledge that only a simulation has.")
     return kind.plain(parameter)
 
 
 def policy_names(*, serving: bool = False) -> list[tuple[str, str]]:
-    """Syntax and one line about each policy; ``serving``: only of those that a server can run."""
-    return [(kind.syntax, kind.summary) for kind in _KINDS if kind.plain is not None or not serving]
+    """Syntax and one line about each policy; ``serving``: only of those that a server offers."""
+    return [(kind.syntax, kind.summary) for kind in _KINDS if not serving or kind.serves]
+
+
+def ablation_names() -> list[str]:
+    """The policies that lack a part, which a server does not offer."""
+    return [kind.name for kind in _KINDS if kind.ablation]
 
 
 def _find(text: str, *, serving: bool = False) -> tuple[_Kind, str]:
@@ -112,9 +124,9 @@ def _find(text: str, *, serving: bool = False) -> tuple[_Kind, str]:
     kind = next((kind for kind in _KINDS if kind.name == name), None)
     if kind is None:
         known = ", ".join(syntax for syntax, _ in policy_names(serving=serving))
-        raise PolicyError(f"There is no policy {name!r}; there are {known}.")
+        raise PolicyError(f"Unknown policy {name!r}; choose from {known}.")
     if colon and (not parameter or "[" not in kind.syntax):
-        raise PolicyError(f"The policy {text!r} is not of the form {kind.syntax}.")
+        raise PolicyError(f"Policy {text!r} must have the form {kind.syntax}.")
     return kind, parameter
 
 
@@ -127,8 +139,8 @@ def _number(kind: str, unit: str, parameter: str, default: float, most: float) -
     except ValueError:
         number = math.nan
     if not 0 <= number <= most or math.isinf(number):
-        limit = f"from 0 to {most:g}" if most < math.inf else "at least 0"
-        raise PolicyError(f"{kind}:{unit} takes a number {limit}, not {parameter!r}.")
+        limit = f"from 0 to {most:g}" if most < math.inf else "of at least 0"
+        raise PolicyError(f"{kind}:{unit} must be a number {limit}, got {parameter!r}.")
     return number
 
 
@@ -148,18 +160,18 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         if name in options:
             raise PolicyError(f"continuum:{name} is given twice.")
         if name not in defaults:
-            raise PolicyError(f"continuum has no option {name!r}; it has {', '.join(defaults)}.")
+            raise PolicyError(f"continuum has no option {name!r}; choose from {', '.join(defaults)}.")
         default = defaults[name]
         if isinstance(default, bool):
             if value not in _SWITCH:
-                raise PolicyError(f"continuum:{name} takes true or false, not {value!r}.")
+                raise PolicyError(f"continuum:{name} must be true or false, got {value!r}.")
             options[name] = _SWITCH[value]
             continue
         kind = type(default) if isinstance(default, float | int) else str
         try:
             options[name] = kind(value)
         except ValueError:
-            raise PolicyError(f"continuum:{name} takes a number, not {value!r}.") from None
+            raise PolicyError(f"continuum:{name} must be a number, got {value!r}.") from None
     try:
         return ContinuumConfig(**options)  # type: ignore[arg-type]  # checked above, by name
     except ConfigError as error:
@@ -177,7 +189,7 @@ def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) ->
 def _state_in(path: Path) -> str:
     """What a server left there; PolicyError if that cannot be used."""
     if not path.exists():  # a server would begin one; here it can only be a mistake
-        raise PolicyError(f"There is no estimator state {path} to begin with.")
+        raise PolicyError(f"continuum:estimator_state: no such file: {path}.")
     try:
         return snapshot(load_learned(path)).decode()
     except EstimatorStateError as error:
@@ -195,32 +207,37 @@ def _lessened(policy: type[ContinuumPolicy]) -> _Kind:
         policy.name,
         f"as continuum, but {told[:1].lower()}{told[1:]}",
         lambda _: LessenedFactory(policy, ContinuumConfig()),
+        ablation=True,
     )
 
 
 _KINDS: Sequence[_Kind] = (
-    _Kind("fcfs", "first come, first served; prefix cache with LRU (V1)", lambda _: fcfs),
-    _Kind("priority", "by the request's priority, then first come (V1)", lambda _: priority),
-    _Kind("program-fcfs", "by the first arrival of the program; holds nothing", lambda _: ProgramFcfsPolicy),
+    _Kind("fcfs", "first come, first served, with an LRU prefix cache (vLLM V1)", lambda _: fcfs),
+    _Kind(
+        "priority",
+        "by the request's priority, then by arrival (vLLM V1)",
+        lambda _: priority,
+    ),
+    _Kind("program-fcfs", "by arrival of the job's first turn; no pins", lambda _: ProgramFcfsPolicy),
     _Kind(
         "fixed-ttl[:SECONDS]",
-        "every turn held so long (2): preempted, warm, then program age",
+        "every turn pinned for this long (2); order: preempted, cached, then age of the job",
         lambda text: partial(FixedTtlPolicy, ttl_s=_number("fixed-ttl", "SECONDS", text, 2.0, math.inf)),
     ),
     _Kind(
         "fork",
-        "the Continuum preview: 2 s if the tool's mean is at most 2 s or unknown",
+        "the Continuum preview code: pinned 2 s if the tool's mean time is at most 2 s or unknown",
         lambda _: ForkPolicy,
     ),
-    _Kind("plas", "Autellix: the program served least so far first; holds nothing", lambda _: PlasPolicy),
+    _Kind("plas", "Autellix PLAS: least attained service of the job first; no pins", lambda _: PlasPolicy),
     _Kind(
-        "gate[:SHARE]",
-        "new jobs wait while the contexts of begun ones exceed this share of the pool (0.9)",
-        lambda text: partial(GatePolicy, share=_number("gate", "SHARE", text, 0.9, 1.0)),
+        "gate[:FRACTION]",
+        "admits no new job while contexts of open jobs exceed this fraction of the KV pool (0.9)",
+        lambda text: partial(GatePolicy, share=_number("gate", "FRACTION", text, 0.9, 1.0)),
     ),
     _Kind(
         "continuum[:OPTION=VALUE,...]",
-        "this project's; options as of continuum serve, with _ for -; estimator_state=FILE is only read",
+        "this project's policy; options of continuum serve with _ for -; estimator_state is only read",
         lambda text: ContinuumPolicyFactory(_continuum_config(text)),
         lambda text: _simulated(text, lambda config: _Uninformed(ContinuumPolicyFactory(config))),
     ),
@@ -231,14 +248,14 @@ _KINDS: Sequence[_Kind] = (
     ),
     _Kind(
         "infercept",
-        "InferCept: preserve, discard or swap, the least waste",
+        "InferCept: preserve, discard or swap, by least memory waste",
         informed=lambda _: InferceptPolicy,
     ),
     _Kind(
         "known-work[:OPTION=VALUE,...]",
-        "as continuum, but it knows how much work each job has left",
+        "as continuum, knowing the remaining work of each job",
         informed=lambda text: _simulated(text, lambda config: partial(KnownWorkPolicy, config=config)),
     ),
-    _Kind("oracle", "as continuum, but it knows when each turn comes back", informed=lambda _: OraclePolicy),
+    _Kind("oracle", "as continuum, knowing when each turn returns", informed=lambda _: OraclePolicy),
     *map(_lessened, WITHOUT),
 )

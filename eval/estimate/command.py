@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from eval.arguments import count
-from eval.errors import EvalError, ResultError, WorkloadError
+from eval.errors import EvalError, ResultError, UsageError
 from eval.estimate import boosting
 from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
@@ -23,48 +23,50 @@ from eval.workloads.sampling import JobLimits, Sample
 
 NUM_FOLDS = 10
 EPILOG = """\
-The groups of jobs (runs of one task) are dealt into folds; each fold's jobs are held out once, and are
-foretold by what was learned from the other folds. Within a held-out job its calls come in their order: each
-is foretold before it is known. A second round meets the other jobs while they run, so that some calls are
-known only to have lasted so long; a third begins with nothing and follows all jobs as time goes.
+Cross-validation: groups of jobs (runs of one task) are split into folds. The jobs of each fold are
+held out once and predicted by what was learned from the others; within a job, each call is predicted
+before its time is known. A second pass trains on jobs that still run, so some calls are censored. A
+third starts empty and learns from all jobs in the order of time.
 
-For each call every way tells 19 quantiles. pinball: the loss that the true quantile keeps least, in seconds
-(log: of the logarithm), the mean over the quantiles 0.1, 0.5, 0.9 and 0.95. off: the mean of
-|share of calls that ended by a quantile - its level| over all 19, of all calls together or within each
-program: what always gives the same quantiles is right on the whole and wrong for each program. Shares are in
-percent. Intervals: 95 %, by resampling groups.
+Every method predicts 19 quantiles per call. pinball: the mean pinball loss of the quantiles 0.1, 0.5,
+0.9 and 0.95, in seconds (log: of log seconds). off: the mean calibration error of all 19 quantiles,
+in percent, over all calls or within each program. Intervals: 95 %, bootstrapped by group.
 
-The command fails with exit code 1 where a file tells no tool call's time. How much of the times is measured
-and how much the file's makers assumed is said below the tables.
+Exit code 1: the file has no tool times. The notes below the tables say which times were measured and
+which were assumed by the makers of the file.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum estimate``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
     add(
         "--workload",
         required=True,
         metavar="FILE",
-        help="any file of jobs with tool times: recorded jobs, a scheduler trace, records of bench",
+        help="File of jobs with tool times: recorded jobs, a scheduler trace, or bench records",
     )
-    add("--json", type=Path, metavar="OUT", help="write all figures there: every level, every program")
-    add("--jobs", type=count, metavar="N", help="the first N jobs of the file; all by default")
+    add(
+        "--json",
+        type=Path,
+        metavar="OUT",
+        help="Write the full evaluation to this file: every quantile, every program",
+    )
+    add("--jobs", type=count, metavar="N", help="Number of jobs, the first of the file (default: all)")
     add_limits(parser)
     add(
         "--folds",
         type=_folds,
         default=NUM_FOLDS,
         metavar="K",
-        help=f"parts that are held out in turn ({NUM_FOLDS})",
+        help="Number of cross-validation folds",
     )
-    add("--seed", type=int, default=0, metavar="K", help="of the folds and of the resampling (0)")
+    add("--seed", type=int, default=0, metavar="K", help="Random seed of folds and bootstrap")
     add(
         "--regressor",
         action=argparse.BooleanOptionalAction,
-        help="also fit a regressor (scikit-learn, tens of seconds); by default where it is installed",
+        help="Also fit a scikit-learn regressor, which takes tens of seconds (default: if installed)",
     )
 
 
@@ -110,7 +112,7 @@ def _sample(opened: Workload, num_jobs: int | None, limits: JobLimits) -> Sample
     if num_jobs is not None and isinstance(opened, RecordedWorkload):
         held = len(roots(opened.sample(None, None, limits).jobs))
         if num_jobs > held:
-            raise WorkloadError(f"--jobs asks for {num_jobs} jobs, but {opened.name} holds {held}.")
+            raise UsageError(f"--jobs asks for {num_jobs} jobs, but {opened.name} holds {held}.")
     return opened.sample(num_jobs, None, limits)
 
 

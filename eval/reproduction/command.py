@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.arguments import add_processes, count
-from eval.errors import EvalError
+from eval.errors import UsageError
 from eval.reproduction.experiment import PRESSURE_SHARE, Experiment, Point
 from eval.reproduction.published import FIGURES, LEFT_OUT, PaperFigure
 from eval.reproduction.table import bullets, figure_table, summary
@@ -24,20 +24,24 @@ QUICK_JOBS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum reproduce``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "figures:\n" + "\n".join(f"  {figure.name:11} {figure.title}" for figure in FIGURES)
     add = parser.add_argument
-    add("--only", metavar="F[,F...]", help="these figures; all by default")
+    add("--only", metavar="F[,F...]", help="Figures to reproduce (default: all)")
     add(
         "--quick",
         action="store_true",
-        help=f"{QUICK_JOBS} jobs a run, one seed, without Autellix and InferCept: a first impression",
+        help=f"Quick look: {QUICK_JOBS} jobs per run, one seed, without Autellix and InferCept",
     )
-    add("--jobs", type=count, metavar="N", help=f"jobs a run ({NUM_JOBS})")
-    add("--seeds", type=count, metavar="K", help=f"repeat with K seeds of jobs and arrivals ({NUM_SEEDS})")
+    add("--jobs", type=count, metavar="N", help=f"Jobs per run (default: {NUM_JOBS})")
+    add(
+        "--seeds",
+        type=count,
+        metavar="K",
+        help=f"Number of seeds of jobs and arrivals (default: {NUM_SEEDS})",
+    )
     add_processes(parser)
-    add("--json", type=Path, metavar="OUT", help="write the results of all runs there")
-    add("--html", type=Path, metavar="FOLDER", help="write a page with plots per setting there (5 MB each)")
+    add("--json", type=Path, metavar="OUT", help="Write the results of all runs to this file")
+    add("--html", type=Path, metavar="FOLDER", help="Write an HTML report with plots per setting, 5 MB each")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,7 +87,7 @@ def _chosen(only: str | None) -> list[PaperFigure]:
     known = [figure.name for figure in FIGURES]
     for name in names:
         if name not in known:
-            raise EvalError(f"There is no figure {name!r} to reproduce; there are {', '.join(known)}.")
+            raise UsageError(f"--only: unknown figure {name!r}; choose from {', '.join(known)}.")
     return [figure for figure in FIGURES if figure.name in names]
 
 

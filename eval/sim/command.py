@@ -9,12 +9,14 @@ from pathlib import Path
 
 from engine.config import SchedulerConfig
 from eval.arguments import add_processes, amount, count, given_flags, numbers, positive, share, whole
-from eval.baselines.catalog import parse_policies, policy_names
-from eval.errors import EvalError
+from eval.baselines.catalog import ablation_names, parse_policies, policy_names
+from eval.errors import UsageError
 from eval.html_report import require_plotly, write_html
 from eval.metrics import TTFT_LIMIT_S
 from eval.report import render
 from eval.results import ResultFile, require_own_files, require_writable, write_results
+from eval.sim.hardware import GPUS
+from eval.sim.models import MODELS
 from eval.sim.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
 from eval.workloads.arrival_flags import add_arrivals
@@ -29,12 +31,18 @@ _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum simulate``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "policies:\n" + "\n".join(f"  {syntax:32} {told}" for syntax, told in policy_names())
-    _add_workload_flags(parser.add_argument_group("jobs"))
+    parser.epilog = _policies()
+    _add_workload_flags(parser.add_argument_group("workload"))
     _add_hardware_flags(parser.add_argument_group("hardware"))
     _add_engine_flags(parser.add_argument_group("engine"))
     _add_output_flags(parser.add_argument_group("runs and results"))
+
+
+def _policies() -> str:
+    ablations = ablation_names()
+    whole = [(syntax, told) for syntax, told in policy_names() if syntax not in ablations]
+    lines = [f"  {syntax:32} {told}" for syntax, told in whole]
+    return "\n".join(["policies:", *lines, "  ablations of continuum:", f"    {', '.join(ablations)}"])
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
@@ -43,27 +51,31 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         "--workload",
         required=True,
         metavar="FILE",
-        help="any file of jobs, made ones, or a mix A+B: see continuum workload --help",
+        help="Jobs to simulate: a file, a synthetic workload, or a mix A+B; see continuum workload --help",
     )
-    add("--jobs", type=count, metavar="N", help="so many jobs, drawn by the seed; all of a file by default")
+    add("--jobs", type=count, metavar="N", help="Number of jobs to sample (default: all)")
     add(
         "--rate",
         type=numbers,
         metavar="R[,R...]",
-        help="open loop: mean arrivals of jobs per second; several are run one by one",
+        help="Open loop: mean arrival rate in jobs per second; several rates are run one after another",
     )
     add_arrivals(group)
-    add("--concurrency", type=count, metavar="N", help="closed loop: most jobs at once")
-    add("--max-turns", type=count, metavar="N", help="cut jobs to their first N turns")
+    add("--concurrency", type=count, metavar="N", help="Closed loop: number of concurrent jobs")
+    add("--max-turns", type=count, metavar="N", help="Cut jobs after N turns (default: all)")
     add(
         "--max-context-tokens",
         type=count,
         metavar="N",
-        help="leave longer jobs out; by default what fits in the pool",
+        help="Leave out jobs with a longer context, in tokens (default: what fits into the KV pool)",
     )
-    add("--gap-cap-s", type=amount, default=600.0, metavar="S", help="longest tool time (600)")
-    add("--share-prefixes", action="store_true", help="jobs of one agent begin with the same KV blocks")
-    add("--tell-last-step", action="store_true", help="clients say which turn is a job's last")
+    add("--gap-cap-s", type=amount, default=600.0, metavar="S", help="Cap on a tool time, in seconds")
+    add(
+        "--share-prefixes",
+        action="store_true",
+        help="Let jobs with the same system prompt share its KV blocks",
+    )
+    add("--tell-last-step", action="store_true", help="Let clients announce the last turn of a job")
 
 
 def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
@@ -71,67 +83,76 @@ def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--model",
         default="llama-3.1-8b",
-        help="llama-3.1-8b (default), llama-3.1-70b, qwen3-30b-a3b, glm-4.5",
+        metavar="NAME",
+        help=f"Model preset: {', '.join(MODELS)}",
     )
-    add("--gpu", default="h100", help="a100-80, h100 (default), h200, b200")
-    add("--tensor-parallel", type=count, metavar="N", help="GPUs per replica; as few as leave room for KV")
-    add("--dtype", default="bf16", help="of the weights: bf16 (default) or fp8")
+    add("--gpu", default="h100", metavar="NAME", help=f"GPU preset: {', '.join(GPUS)}")
+    add(
+        "--tensor-parallel",
+        type=count,
+        metavar="N",
+        help="GPUs per replica (default: the fewest whose memory holds weights and KV)",
+    )
+    add("--dtype", default="bf16", metavar="TYPE", help="Data type of the weights: bf16 or fp8")
     add(
         "--profile",
         type=Path,
         metavar="FILE",
-        help="step times measured by continuum profile instead; needs --kv-tokens",
+        help="Use step times measured by continuum profile instead of a preset; needs --kv-tokens",
     )
     add(
         "--gpu-memory-utilization",
         type=share,
         default=0.92,
         metavar="X",
-        help="share of the GPU for weights and KV (0.92)",
+        help="Fraction of the GPU memory for weights and KV cache",
     )
     add(
-        "--kv-tokens", type=count, metavar="N", help="KV pool of a replica; by default what the memory leaves"
+        "--kv-tokens",
+        type=count,
+        metavar="N",
+        help="KV pool of a replica, in tokens (default: what the memory holds)",
     )
     add(
         "--host-kv-tokens",
         type=whole,
         default=0,
         metavar="N",
-        help="room for copies of KV in the host memory of a replica (0: none)",
+        help="Host memory of a replica for offloaded KV, in tokens; 0: no offloading",
     )
     add(
         "--disk-kv-tokens",
         type=whole,
         default=0,
         metavar="N",
-        help="room for copies that host memory drops, on the disk of a replica (0: none)",
+        help="Disk of a replica for KV evicted from host memory, in tokens; 0: no disk tier",
     )
 
 
 def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     default = SchedulerConfig()
     add = group.add_argument
-    add("--block-size", type=count, default=16, metavar="N", help="tokens per KV block (16)")
+    add("--block-size", type=count, default=16, metavar="N", help="KV cache block size in tokens")
     add(
         "--max-num-seqs",
         type=count,
         default=default.max_num_seqs,
         metavar="N",
-        help=f"most requests running at once ({default.max_num_seqs})",
+        help="Maximum number of running requests",
     )
     add(
         "--max-num-batched-tokens",
         type=count,
         default=default.max_num_batched_tokens,
         metavar="N",
-        help=f"token budget of a step ({default.max_num_batched_tokens})",
+        help="Token budget of a step",
     )
-    add("--replicas", type=count, default=1, metavar="N", help="engines behind a router")
+    add("--replicas", type=count, default=1, metavar="N", help="Number of engine replicas behind a router")
     add(
         "--router",
         choices=ROUTERS,
         default="session",
-        help="which of them serves a turn; session (default): the one that served its job's first",
+        help="Routing of turns to replicas; session: to the replica of the job's first turn",
     )
 
 
@@ -141,21 +162,27 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
         "--policies",
         default="fcfs,continuum",
         metavar="P[,P...]",
-        help="what to compare, the first is the baseline; see below (fcfs,continuum)",
+        help="Policies to compare, the baseline first; see below",
     )
-    add("--seeds", type=count, default=1, metavar="K", help="repeat with K seeds of jobs and arrivals (1)")
-    add("--first-seed", type=int, default=0, metavar="N", help="seeds are N, N + 1, ... (0)")
+    add(
+        "--seeds",
+        type=count,
+        default=1,
+        metavar="K",
+        help="Number of seeds of jobs and arrivals to repeat with",
+    )
+    add("--first-seed", type=int, default=0, metavar="N", help="First of these seeds")
     add(
         "--ttft-limit-s",
         type=positive,
         default=TTFT_LIMIT_S,
         metavar="S",
-        help="goodput counts turns with no longer TTFT (30)",
+        help="TTFT limit of turns that count as goodput, in seconds",
     )
     add_processes(group)
-    add("--json", type=Path, metavar="OUT", help="write the results there, for continuum compare")
-    add("--html", type=Path, metavar="OUT.html", help="write a page with tables and plots there")
-    add("--trace", type=Path, metavar="OUT", help="write the scheduler trace of a single run there")
+    add("--json", type=Path, metavar="OUT", help="Write the results to this file, for continuum compare")
+    add("--html", type=Path, metavar="OUT.html", help="Write an HTML report with tables and plots")
+    add("--trace", type=Path, metavar="OUT", help="Write the scheduler trace; single runs only")
 
 
 def _plan(arguments: argparse.Namespace) -> SimulationPlan:
@@ -198,15 +225,15 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
 
 
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
-    """EvalError if a flag would be without effect."""
+    """UsageError if a flag would be without effect."""
     given = given_flags(arguments)
     ignored = next((flag for flag in _OF_PRESETS if flag in given), None)
     if arguments.profile is not None and ignored is not None:
-        raise EvalError(f"{ignored} means nothing beside --profile: the profile says what computes.")
+        raise UsageError(f"{ignored} has no effect with --profile, which determines the hardware.")
     if arguments.kv_tokens is not None and "--gpu-memory-utilization" in given:
-        raise EvalError("--gpu-memory-utilization means nothing beside --kv-tokens: that is the KV pool.")
+        raise UsageError("--gpu-memory-utilization has no effect with --kv-tokens, which sizes the KV pool.")
     if arguments.replicas == 1 and "--router" in given:
-        raise EvalError("--router means nothing with one replica: give --replicas.")
+        raise UsageError("--router has no effect with one replica: set --replicas.")
 
 
 def _arrival_kind(arguments: argparse.Namespace) -> ArrivalKind:
@@ -231,7 +258,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         require_plotly()
     if plan.trace is not None and len(runs) > 1:
-        raise EvalError(f"--trace writes one run, but {len(runs)} were asked for.")
+        raise UsageError(f"--trace records a single run, but {len(runs)} were requested.")
     results = simulate(plan, runs, arguments.processes)
     file = ResultFile(title=_title(arguments), command=asked(arguments), runs=results)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.errors import CostModelError
+from eval.errors import HardwareError
 
 GIB = 2**30
 
@@ -104,8 +104,8 @@ NVME = Disk(name="NVMe drive (PCIe 4)", read_bandwidth=6.5e9, write_bandwidth=3.
 
 
 def find_gpu(name: str) -> Gpu:
-    """A preset by its name, in any case; CostModelError names the known ones."""
+    """A preset by its name, in any case; HardwareError names the known ones."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise CostModelError(f"Unknown GPU {name!r}; there are presets for {', '.join(GPUS)}.")
+        raise HardwareError(f"Unknown GPU {name!r}; choose from {', '.join(GPUS)}.")
     return gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.errors import CostModelError
+from eval.errors import HardwareError
 
 PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
 
@@ -162,16 +162,16 @@ MODELS = {
 
 
 def find_model(name: str) -> ModelShape:
-    """A preset by its name, in any case; CostModelError names the known ones."""
+    """A preset by its name, in any case; HardwareError names the known ones."""
     shape = MODELS.get(name.lower())
     if shape is None:
-        raise CostModelError(f"Unknown model {name!r}; there are presets for {', '.join(MODELS)}.")
+        raise HardwareError(f"Unknown model {name!r}; choose from {', '.join(MODELS)}.")
     return shape
 
 
 def parameter_bytes(dtype: str, option: str = "dtype") -> int:
-    """Bytes of a value; CostModelError for an unknown type."""
+    """Bytes of a value; HardwareError for an unknown type."""
     size = PARAMETER_BYTES.get(dtype)
     if size is None:
-        raise CostModelError(f"{option} must be one of {', '.join(PARAMETER_BYTES)}, got {dtype!r}.")
+        raise HardwareError(f"{option} must be one of {', '.join(PARAMETER_BYTES)}, got {dtype!r}.")
     return size

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from eval.arguments import given_flags, positive
-from eval.errors import UNREADABLE, CostModelError, EvalError
+from eval.errors import UNREADABLE, CostModelError, EvalError, UsageError
 from eval.results import require_own_files, require_writable
 from eval.say import say
 from eval.server_process import ServerProcess, unwound_by_sigterm
@@ -30,14 +30,14 @@ from tracing.events import TraceHeader
 from tracing.reader import TraceError, read_trace
 
 PASSED_ON = (
-    ("block-size", "TOKENS", "tokens per KV block"),
-    ("max-num-batched-tokens", "TOKENS", "token budget of a step"),
-    ("max-num-seqs", "REQUESTS", "most requests running at once"),
-    ("max-model-len", "TOKENS", "longest prompt plus output"),
-    ("kv-cache-memory-bytes", "BYTES", "exact size of the KV pool, such as 2G"),
-    ("num-gpu-blocks-override", "BLOCKS", "exact number of KV blocks"),
-    ("dtype", "TYPE", "type of weights and KV"),
-    ("device", "DEVICE", "where the model runs"),
+    ("block-size", "TOKENS", "KV cache block size in tokens"),
+    ("max-num-batched-tokens", "TOKENS", "Token budget of a step"),
+    ("max-num-seqs", "REQUESTS", "Maximum number of running requests"),
+    ("max-model-len", "TOKENS", "Maximum context length in tokens"),
+    ("kv-cache-memory-bytes", "BYTES", "Size of the KV cache in bytes, such as 2G"),
+    ("num-gpu-blocks-override", "BLOCKS", "Number of KV cache blocks"),
+    ("dtype", "TYPE", "Data type of weights and activations"),
+    ("device", "DEVICE", "Device that runs the model"),
 )
 """Flags of ``continuum serve`` that decide what steps there are and what they cost."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -228,19 +228,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="OUT",
-        help="write the profile there, for simulate --profile",
+        help="Write the profile to this file, for simulate --profile",
     )
-    add("--seconds", type=positive, default=default.seconds, metavar="S", help="how long to send requests")
-    add("--seed", type=int, default=default.seed, metavar="K", help="of the requests")
-    add("--date", metavar="TEXT", help="noted in the profile")
-    add("--trace", type=Path, metavar="PATH", help="keep the scheduler trace there")
+    add(
+        "--seconds",
+        type=positive,
+        default=default.seconds,
+        metavar="S",
+        help="Duration of the load, in seconds",
+    )
+    add("--seed", type=int, default=default.seed, metavar="K", help="Random seed of the requests")
+    add("--date", metavar="TEXT", help="Date to note in the profile (default: none)")
+    add(
+        "--trace", type=Path, metavar="PATH", help="Keep the scheduler trace in this file (default: not kept)"
+    )
     add(
         "--from-trace",
         type=Path,
         metavar="TRACE",
-        help="measure nothing: fit to what continuum serve --trace wrote",
+        help="Fit to a trace of continuum serve --trace instead of measuring",
     )
-    served = parser.add_argument_group("passed on to the server")
+    served = parser.add_argument_group("passed on to continuum serve")
     for name, metavar, told in PASSED_ON:
         served.add_argument(f"--{name}", metavar=metavar, help=told)
 
@@ -262,12 +270,12 @@ def _options(arguments: argparse.Namespace) -> ProfileOptions:
 
 
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
-    """EvalError if a flag would be without effect. The type is what a trace does not tell of its server."""
+    """UsageError if a flag would be without effect. The type is what a trace does not tell of its server."""
     of_server = (f"--{name}" for name, _, _ in PASSED_ON if name != "dtype")
     given = given_flags(arguments)
     ignored = next((flag for flag in ("--seconds", "--seed", "--trace", *of_server) if flag in given), None)
     if arguments.from_trace is not None and ignored is not None:
-        raise EvalError(f"{ignored} means nothing beside --from-trace: nothing is measured.")
+        raise UsageError(f"{ignored} has no effect with --from-trace: nothing is measured.")
 
 
 def run(arguments: argparse.Namespace) -> int:

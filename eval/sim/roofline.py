@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.errors import CostModelError
+from eval.errors import HardwareError
 from eval.sim.cost_model import StepWork
 from eval.sim.hardware import GIB, Gpu, find_gpu
 from eval.sim.models import ModelShape, find_model, parameter_bytes
@@ -71,10 +71,10 @@ class RooflineCost:
         step_tokens: int = DEFAULT_STEP_TOKENS,
         efficiency: Efficiency | None = None,
     ) -> None:
-        """``step_tokens``: a longer prefill takes several steps. CostModelError for an unknown option."""
+        """``step_tokens``: a longer prefill takes several steps. HardwareError for an unknown option."""
         if tensor_parallel not in TENSOR_PARALLEL:
             known = ", ".join(str(degree) for degree in TENSOR_PARALLEL)
-            raise CostModelError(f"tensor_parallel must be one of {known}, got {tensor_parallel}.")
+            raise HardwareError(f"tensor_parallel must be one of {known}, got {tensor_parallel}.")
         e = Efficiency() if efficiency is None else efficiency
         self.model = model
         self.gpu = gpu
@@ -199,7 +199,7 @@ def make_cost(
     kv_dtype: str = "bf16",
     step_tokens: int = DEFAULT_STEP_TOKENS,
 ) -> RooflineCost:
-    """The cost model of a preset pair, by names; CostModelError if one is unknown or the weights do not fit.
+    """The cost model of a preset pair, by names; HardwareError if one is unknown or the weights do not fit.
 
     ``tensor_parallel`` is by default the fewest GPUs that leave a pool of ENOUGH_KV_TOKENS. ``dtype`` is of
     the weights, ``kv_dtype`` of the KV: bf16 or fp8.
@@ -219,10 +219,10 @@ def make_cost(
     raise _does_not_fit(costs[-1])
 
 
-def _does_not_fit(cost: RooflineCost) -> CostModelError:
+def _does_not_fit(cost: RooflineCost) -> HardwareError:
     weights_gb = cost.model.total_params * parameter_bytes(cost.dtype) / 1e9
     memory_gb = cost.tensor_parallel * cost.gpu.memory_bytes / 1e9
-    return CostModelError(
+    return HardwareError(
         f"{cost.model.name} in {cost.dtype} ({weights_gb:.0f} GB of weights) leaves no room for its KV on "
         f"{cost.tensor_parallel} x {cost.gpu.name} ({memory_gb:.0f} GB); "
         "try more GPUs, larger ones, or the other dtype."

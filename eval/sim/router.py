@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from eval.errors import EvalError
+from eval.errors import UsageError
 from eval.sim.replica import Replica
 
 ROUTERS = ("session", "least-loaded", "round-robin")
@@ -63,4 +63,4 @@ def make_router(name: str) -> Router:
         return LeastLoadedRouter()
     if name == "session":
         return SessionRouter()
-    raise EvalError(f"router must be one of {', '.join(ROUTERS)}, got {name!r}.")
+    raise UsageError(f"router must be one of {', '.join(ROUTERS)}, got {name!r}.")

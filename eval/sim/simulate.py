@@ -20,7 +20,7 @@ from tqdm import tqdm
 from engine.config import SchedulerConfig
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import CostModelError, EvalError
+from eval.errors import EvalError, HardwareError, UsageError
 from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
@@ -54,15 +54,17 @@ class Hardware:
         if self.profile is not None:
             fitted = read_profile(self.profile)
             if self.kv_tokens is None:
-                raise EvalError("A measured profile does not say how much KV fits: give --kv-tokens.")
+                raise UsageError(
+                    "--profile needs --kv-tokens: a profile does not tell the size of the KV pool."
+                )
             return fitted, self.kv_tokens
         roofline = make_cost(self.model, self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype)
         if self.kv_tokens is not None:
             return roofline, self.kv_tokens
         kv_tokens = roofline.kv_tokens(self.gpu_memory_utilization)
         if kv_tokens <= 0:
-            raise CostModelError(
-                f"{roofline.describe()} has no room for KV at --gpu-memory-utilization "
+            raise HardwareError(
+                f"{roofline.describe()} leaves no memory for KV at --gpu-memory-utilization "
                 f"{self.gpu_memory_utilization:g}: raise it or --tensor-parallel, or choose another --gpu, "
                 "--dtype or --model."
             )

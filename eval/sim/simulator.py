@@ -11,7 +11,7 @@ from engine.config import SchedulerConfig
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from engine.policy import PolicyContext
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import EvalError, WorkloadError
+from eval.errors import UsageError, WorkloadError
 from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
@@ -31,7 +31,7 @@ MAX_BLOCKS = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """What the jobs meet. EvalError if a pool holds no block, or more than a simulation can."""
+    """What the jobs meet. UsageError if a pool holds no block, or more than a simulation can."""
 
     cost: StepCost
     kv_tokens: int
@@ -56,7 +56,9 @@ class SimConfig:
         if self.disk_kv_tokens:
             _check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
             if not self.host_kv_tokens:
-                raise EvalError("--disk-kv-tokens needs --host-kv-tokens: the disk takes what that drops.")
+                raise UsageError(
+                    "--disk-kv-tokens needs --host-kv-tokens: the disk takes what host memory evicts."
+                )
 
     @property
     def num_blocks(self) -> int:
@@ -359,10 +361,10 @@ def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
 
 def _check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
     if num_tokens < config.block_size:
-        raise EvalError(f"{flag} is {num_tokens:,} tokens, less than one block of {config.block_size:,}.")
+        raise UsageError(f"{flag} is {num_tokens:,} tokens, less than one block of {config.block_size:,}.")
     num_blocks = num_tokens // config.block_size * config.num_replicas
     if num_blocks > MAX_BLOCKS:
-        raise EvalError(
+        raise UsageError(
             f"{flag} makes {num_blocks:,} blocks in all replicas; a simulation keeps track of {MAX_BLOCKS:,}."
         )
 

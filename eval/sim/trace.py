@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.errors import EvalError
+from eval.errors import EvalError, UsageError
 from eval.sim.simulator import SimConfig
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
@@ -41,7 +41,7 @@ def open_trace(path: Path | None, config: SimConfig) -> SimTrace:
     if path is None:
         return SimTrace(None)
     if config.num_replicas > 1:
-        raise EvalError("A trace is of one engine; leave --replicas at 1.")
+        raise UsageError("--trace records a single engine: leave --replicas at 1.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Nobody waits for a simulated step, so nothing needs to be dropped.

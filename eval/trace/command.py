@@ -25,16 +25,18 @@ class SubCommand:
 
 
 SUB_COMMANDS: tuple[SubCommand, ...] = (
-    SubCommand("summary", "what the file is, and how its jobs fared", "tracing.analysis.commands.summary"),
-    SubCommand("jobs", "a line per job: how long it took, and what for", "tracing.analysis.commands.jobs"),
-    SubCommand("explain", "one job's life: where each second went", "tracing.analysis.commands.explain"),
-    SubCommand("pins", "whether the pins paid: what they held and spared", "tracing.analysis.commands.pins"),
-    SubCommand("diff", "two traces of the same jobs, side by side", "tracing.analysis.commands.diff"),
-    SubCommand("export", "write it in a form that other programs read", "tracing.analysis.commands.export"),
-    SubCommand("report", "write one HTML page that shows all of it", "tracing.report.command"),
-    SubCommand("validate", "look for what breaks the rules of docs/trace.md", "tracing.validate"),
-    SubCommand("schema", "print the JSON Schema of a trace's lines", "tracing.schema"),
-    SubCommand("replay", "decide it all again and show what differs", "eval.trace.replay.command"),
+    SubCommand(
+        "summary", "summarize the trace: completeness, throughput, jobs", "tracing.analysis.commands.summary"
+    ),
+    SubCommand("jobs", "list the jobs with a breakdown of their time", "tracing.analysis.commands.jobs"),
+    SubCommand("explain", "explain one job: where each second went", "tracing.analysis.commands.explain"),
+    SubCommand("pins", "evaluate the pins: KV retained and tokens saved", "tracing.analysis.commands.pins"),
+    SubCommand("diff", "compare two traces of the same jobs", "tracing.analysis.commands.diff"),
+    SubCommand("export", "export to the formats of other tools", "tracing.analysis.commands.export"),
+    SubCommand("report", "write an HTML report", "tracing.report.command"),
+    SubCommand("validate", "check the trace against the rules of docs/trace.md", "tracing.validate"),
+    SubCommand("schema", "print the JSON Schema of the trace's lines", "tracing.schema"),
+    SubCommand("replay", "replay all decisions, or simulate another policy", "eval.trace.replay.command"),
 )
 
 

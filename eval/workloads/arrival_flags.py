@@ -1,4 +1,4 @@
-"""The flags that say how jobs arrive, for commands that send them. At which rate is theirs to ask."""
+"""The flags of job arrivals, shared by the commands that send jobs. Each has a ``--rate`` of its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from eval.workloads.arrivals import ARRIVALS
 def add_arrivals(parser: _ActionsContainer) -> None:
     """``--arrivals`` and ``--burstiness``."""
     parser.add_argument(
-        "--arrivals", choices=ARRIVALS, help="poisson with --rate, closed with --concurrency, else at-once"
+        "--arrivals",
+        choices=ARRIVALS,
+        help="Job arrival process (default: poisson with --rate, closed with --concurrency, or at-once)",
     )
     parser.add_argument(
         "--burstiness",
         type=positive,
         default=1.0,
         metavar="CV",
-        help="of bursty arrivals: sd / mean of the time between two",
+        help="Coefficient of variation of inter-arrival times, with --arrivals bursty",
     )

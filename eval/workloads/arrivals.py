@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from eval.errors import WorkloadError
+from eval.errors import UsageError, WorkloadError
 from eval.workloads.families import roots
 from eval.workloads.job import Job
 
@@ -34,7 +34,7 @@ ARRIVALS = tuple(kind.value for kind in ArrivalKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """An arrival process with its figures. Combinations that mean nothing are WorkloadErrors."""
+    """An arrival process with its figures. UsageError for a combination without effect."""
 
     kind: ArrivalKind = ArrivalKind.AT_ONCE
     rate_per_s: float | None = None
@@ -49,20 +49,22 @@ class Arrivals:
     def __post_init__(self) -> None:
         needs_rate = self.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY)
         if needs_rate and self.rate_per_s is None:
-            raise WorkloadError(f"{self.kind.value} arrivals need a rate in jobs per second: --rate.")
+            raise UsageError(f"--arrivals {self.kind.value} needs --rate, in jobs per second.")
         if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
-            raise WorkloadError(f"The arrival rate must be more than 0 per second, not {self.rate_per_s:g}.")
+            raise UsageError(f"--rate must be above 0 jobs per second, got {self.rate_per_s:g}.")
         if self.rate_per_s is not None and self.kind in (ArrivalKind.AT_ONCE, ArrivalKind.CLOSED):
-            raise WorkloadError(f"{self.kind.value} arrivals have no rate.")
+            raise UsageError(f"--rate has no effect with --arrivals {self.kind.value}.")
         if not LEAST_CV <= self.cv <= MOST_CV:
             told = f"from {LEAST_CV:g} to {MOST_CV:g}"
-            raise WorkloadError(f"The variation of arrivals must be {told}, not {self.cv:g}.")
+            raise UsageError(f"--burstiness must be {told}, got {self.cv:g}.")
         if self.cv != 1 and self.kind is not ArrivalKind.BURSTY:
-            raise WorkloadError(f"Only bursty arrivals have a variation, {self.kind.value} ones do not.")
+            raise UsageError(
+                f"--burstiness has no effect with --arrivals {self.kind.value}, only with bursty."
+            )
         if self.concurrency is not None and self.concurrency < 1:
-            raise WorkloadError(f"The number of jobs at once must be at least 1, not {self.concurrency}.")
+            raise UsageError(f"--concurrency must be at least 1, got {self.concurrency}.")
         if self.kind is ArrivalKind.CLOSED and self.concurrency is None:
-            raise WorkloadError("closed arrivals need the number of jobs at once: --concurrency.")
+            raise UsageError("--arrivals closed needs --concurrency, the number of jobs at once.")
 
     def times_s(self, jobs: Sequence[Job], seed: int) -> list[float]:
         """When each root job of ``jobs`` (those that no other starts) arrives, in their order; the earliest

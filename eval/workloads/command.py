@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from eval.arguments import amount, count
-from eval.errors import EvalError
+from eval.errors import UsageError
 from eval.results import require_own_files
 from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.recorded import write_jobs
@@ -16,40 +16,48 @@ from eval.workloads.sampling import JobLimits
 from eval.workloads.summary import render, summarise
 
 _WORKLOADS = """\
-formats, told apart by the first record:
-  recorded jobs       our own, a job per line (or one JSON list): what --out writes
-  Mooncake            a request per line with the ids of its blocks, sessions named or inferred
-  aiperf              a session of several turns per line
-  ShareGPT, OpenAI    chats, one JSON list or one per line, with the calls of tools: "conversations" of
+file formats, detected by the first record:
+  recorded jobs       our own, one job per line (or one JSON list), as --out writes it
+  Mooncake            one request per line with its block ids; sessions are named or inferred
+  aiperf              one session of several turns per line
+  ShareGPT, OpenAI    chats with tool calls, one per line or one JSON list: "conversations" of
                       "from" and "value", or "messages" of "role" and "content"
-  scheduler trace     of continuum serve or simulate, --trace
-  bench records       of continuum bench, --records
+  scheduler trace     of continuum serve --trace or simulate --trace
+  bench records       of continuum bench --records
 
-made jobs:
-  swe-bench, bfcl, openhands    counts and times to published moments; swe-bench:turns=2,tokens=0.5 has
-                                twice the turns and half the tokens
-  synthetic                     with text, short enough for a small model
+synthetic workloads:
+  swe-bench, bfcl, openhands    token counts and tool times that match published moments;
+                                swe-bench:turns=2,tokens=0.5 has twice the turns, half the tokens
+  synthetic                     with texts, short enough for a small model
 
 mixes:
-  A+B+C                         files and made jobs: of each as many, in an order that the seed draws
+  A+B+C                         equally many jobs of each, in an order drawn by the seed
 """
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """The flags that say how much of a recording is used."""
     add = parser.add_argument
-    add("--max-turns", type=count, metavar="N", help="cut jobs to their first N turns")
+    add("--max-turns", type=count, metavar="N", help="Cut jobs after N turns (default: all)")
     add(
-        "--max-context-tokens", type=count, metavar="N", help="leave out jobs with a longer prompt and output"
+        "--max-context-tokens",
+        type=count,
+        metavar="N",
+        help="Leave out jobs whose prompt plus output exceeds N tokens (default: none)",
     )
-    add("--cut-at-context", action="store_true", help="cut such jobs before that turn instead")
-    add("--gap-cap-s", type=amount, metavar="S", help="longest time between two turns of a job")
+    add("--cut-at-context", action="store_true", help="Cut such jobs before that turn instead")
+    add(
+        "--gap-cap-s",
+        type=amount,
+        metavar="S",
+        help="Cap on the time between two turns of a job, in seconds (default: none)",
+    )
 
 
 def limits_from(arguments: argparse.Namespace) -> JobLimits:
-    """What those flags ask for. EvalError if one of them would be without effect."""
+    """What those flags ask for. UsageError if one of them would be without effect."""
     if arguments.cut_at_context and arguments.max_context_tokens is None:
-        raise EvalError("--cut-at-context means nothing without --max-context-tokens: where to cut.")
+        raise UsageError("--cut-at-context needs --max-context-tokens.")
     return JobLimits(
         max_turns=arguments.max_turns,
         max_context_tokens=arguments.max_context_tokens,
@@ -60,19 +68,18 @@ def limits_from(arguments: argparse.Namespace) -> JobLimits:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum workload``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _WORKLOADS
     add = parser.add_argument
-    add("workload", metavar="FILE", help="a file of any format below, the name of made jobs, or a mix A+B")
-    add("--jobs", type=count, metavar="N", help="so many; all of a file by default")
-    add("--seed", type=int, metavar="K", help="draw or make them at random; by default the file's order")
+    add("workload", metavar="FILE", help="File of a format below, synthetic workload, or mix A+B")
+    add("--jobs", type=count, metavar="N", help="Number of jobs (default: all of a file)")
+    add("--seed", type=int, metavar="K", help="Random seed of the job sample (default: the file's order)")
     add_limits(parser)
-    add("--json", action="store_true", help="print the figures as JSON")
+    add("--json", action="store_true", help="Print the summary as JSON")
     add(
         "--out",
         type=Path,
         metavar="FILE.jsonl",
-        help="write recorded jobs there; packed if named .zst or .gz",
+        help="Write the jobs in our own format; compressed if it ends in .zst or .gz",
     )
 
 

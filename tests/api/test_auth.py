@@ -242,7 +242,7 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     """In one sentence, before the model is loaded."""
     arguments = [str(certificates / part) if part.endswith(".pem") else part for part in flags]
-    assert main(["serve", str(tmp_path / "no-model"), "--port", "0", *arguments]) == 1
+    assert main(["serve", str(tmp_path / "no-model"), "--port", "0", *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert told in line
 

@@ -95,9 +95,9 @@ def test_a_killed_server_takes_its_core_along(long_model: Path, tmp_path: Path) 
             assert time.monotonic() < deadline
 
 
-def start_up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def start_up_error(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
     """The one line that a failed start leaves on stderr."""
-    assert main(["serve", *arguments]) == 1
+    assert main(["serve", *arguments]) == code
     [line] = capsys.readouterr().err.splitlines()
     return line
 
@@ -138,5 +138,6 @@ def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], l
         "10",
         "--scheduling-policy",
         "fcfs",
+        code=2,
     )
     assert "maximum context length" in line

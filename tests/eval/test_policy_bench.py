@@ -108,7 +108,7 @@ def test_the_same_question_has_the_same_answer(folder: Path, tmp_path: Path) -> 
     [
         ([], "There is no recording {}/agentcgroup-claude.jsonl: name the folder that has it "),
         (["--only", "nothing"], "The bench has no workload 'nothing'; it has agentcgroup-claude, "),
-        (["--policies", "lifo"], "There is no policy 'lifo'; there are fcfs, "),
+        (["--policies", "lifo"], "Unknown policy 'lifo'; choose from fcfs, "),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(

@@ -360,10 +360,10 @@ def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
 
 
 def test_an_unknown_figure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and what there is."""
-    assert main(["reproduce", "--only", "fig8-swe,fig99"]) == 1
+    """Exit code 2, and what there is."""
+    assert main(["reproduce", "--only", "fig8-swe,fig99"]) == 2
     told = capsys.readouterr().err
-    assert "There is no figure 'fig99' to reproduce; there are low-load, fig8-swe, " in told
+    assert "--only: unknown figure 'fig99'; choose from low-load, fig8-swe, " in told
 
 
 def test_p95_settings_share_the_runs_of_the_mean() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum.engine_args import add_serve_arguments, server_config
+from continuum.engine_args import server_config
+from continuum.serve_flags import add_serve_arguments
 from engine.api.config import ServerConfig
 from engine.errors import ConfigError
 from engine.tool_parsers import ParsedReply, read_reply

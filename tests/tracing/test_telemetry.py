@@ -265,7 +265,7 @@ def test_an_endpoint_that_is_no_url_stops_the_start(
     endpoint: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence, before anything is loaded."""
-    assert main(["serve", str(model), "--otlp-traces-endpoint", endpoint]) == 1
+    assert main(["serve", str(model), "--otlp-traces-endpoint", endpoint]) == 2
     assert (
         f"must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r}" in capsys.readouterr().err
     )
@@ -285,7 +285,7 @@ def test_what_cannot_be_sent_stops_the_start(
         told = "spans are sent as http/protobuf only"
     arguments = [str(model), "--port", "0", "--otlp-traces-endpoint", "http://127.0.0.1:9"]
     with (
-        pytest.raises(ServerError, match="exit code 1"),
+        pytest.raises(ServerError, match="exit code 2"),
         ServerProcess(arguments, tmp_path / "log"),
     ):
         pass

@@ -13,9 +13,13 @@ from tracing.report.page import render
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The trace, and where the page goes."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="the trace, or any of its parts")
+    parser.add_argument("file", metavar="FILE", type=Path, help="Trace, or any file of a rotated one")
     parser.add_argument(
-        "--out", metavar="OUT.html", type=Path, required=True, help="the page; its folder is made if need be"
+        "--out",
+        metavar="OUT.html",
+        type=Path,
+        required=True,
+        help="HTML page to write; its folder is created if missing",
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from eval.arguments import count
-from eval.errors import EvalError, TraceFileError
+from eval.errors import TraceFileError, UsageError
 from eval.report import render
 from eval.sim.simulate import Hardware
 from eval.trace.replay.counterfactual import what_if
@@ -18,21 +18,24 @@ _OF_SIMULATIONS = ("model", "gpu", "tensor_parallel", "profile")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace replay``."""
     add = parser.add_argument
-    add("trace", type=Path, metavar="FILE", help="a trace of continuum serve or simulate")
+    add("trace", type=Path, metavar="FILE", help="Trace of continuum serve or simulate")
     add(
         "--policy",
         metavar="P",
-        help="instead: simulate its jobs under this policy, any that continuum simulate --help lists, and "
-        "under the recorded one",
+        help="Simulate the trace's jobs under this policy and under the recorded one instead; policies are "
+        "listed by continuum simulate --help",
     )
-    group = parser.add_argument_group(
-        "what computes with --policy; by default, as long as the trace's steps took"
-    )
+    group = parser.add_argument_group("hardware for --policy (default: step times fitted to the trace)")
     add = group.add_argument
-    add("--profile", type=Path, metavar="FILE", help="step times measured by continuum profile")
-    add("--model", help="a preset of continuum simulate; with --gpu")
-    add("--gpu", help="likewise; with --model")
-    add("--tensor-parallel", type=count, metavar="N", help="GPUs together")
+    add("--profile", type=Path, metavar="FILE", help="Step times measured by continuum profile")
+    add("--model", help="Model preset of continuum simulate; needs --gpu")
+    add("--gpu", help="GPU preset of continuum simulate; needs --model")
+    add(
+        "--tensor-parallel",
+        type=count,
+        metavar="N",
+        help="GPUs per replica (default: the fewest with enough memory)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +59,7 @@ def _answer(arguments: argparse.Namespace) -> tuple[str, int]:
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
     given = next((name for name in _OF_SIMULATIONS if getattr(arguments, name) is not None), None)
     if given is not None:
-        raise EvalError(f"--{given.replace('_', '-')} means nothing without --policy: nothing is simulated.")
+        raise UsageError(f"--{given.replace('_', '-')} has no effect without --policy: nothing is simulated.")
 
 
 def _hardware(arguments: argparse.Namespace) -> Hardware | None:
@@ -65,16 +68,14 @@ def _hardware(arguments: argparse.Namespace) -> Hardware | None:
     tensor_parallel = arguments.tensor_parallel
     if profile is not None:
         if any(preset is not None for preset in (model, gpu, tensor_parallel)):
-            raise EvalError(
-                "--model, --gpu and --tensor-parallel mean nothing beside --profile: it says what computes."
-            )
+            raise UsageError("--model, --gpu and --tensor-parallel have no effect with --profile.")
         return Hardware(model="", gpu="", profile=profile, kv_tokens=1)  # the trace says how much KV fits
     if model is None and gpu is None:
         if tensor_parallel is not None:
-            raise EvalError("--tensor-parallel means nothing without --model and --gpu: GPUs of which kind?")
+            raise UsageError("--tensor-parallel has no effect without --model and --gpu.")
         return None
     if model is None or gpu is None:
-        raise EvalError(
-            "--model and --gpu go together: give both, or neither for the trace's own step times."
+        raise UsageError(
+            "--model and --gpu need each other; without both, the step times are those of the trace."
         )
     return Hardware(model=model, gpu=gpu, tensor_parallel=tensor_parallel, kv_tokens=1)

@@ -229,7 +229,7 @@ def test_what_cannot_be_evaluated(
 def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs are not copied to have more of them: a copy would be foretold by its original."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
-    assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 1
+    assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 2
     assert "--jobs asks for 5 jobs" in capsys.readouterr().err
 
 

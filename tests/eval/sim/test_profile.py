@@ -57,8 +57,8 @@ def test_what_cannot_be_profiled_is_one_sentence(
 ) -> None:
     """A missing model, a trace that is none, a server flag with a bad value: told before or at the start."""
 
-    def complaint(*arguments: str) -> str:
-        assert main(["profile", "--json", str(tmp_path / "out.json"), *arguments]) == 1
+    def complaint(*arguments: str, code: int = 1) -> str:
+        assert main(["profile", "--json", str(tmp_path / "out.json"), *arguments]) == code
         return capsys.readouterr().err
 
     nowhere = tmp_path / "nowhere"
@@ -69,8 +69,8 @@ def test_what_cannot_be_profiled_is_one_sentence(
     assert f"{no_trace}, line 1: not the header of a trace" in complaint(*known, str(no_trace))
     assert f"Cannot read the trace {nowhere}" in complaint(*known, str(nowhere))
     for flag, value in (("--seconds", "5"), ("--max-num-seqs", "4"), ("--trace", str(nowhere))):
-        said = complaint(*known, str(no_trace), flag, value)
-        assert f"{flag} means nothing beside --from-trace: nothing is measured." in said
+        said = complaint(*known, str(no_trace), flag, value, code=2)
+        assert f"{flag} has no effect with --from-trace: nothing is measured." in said
     assert "block_size must be at least 1" in complaint("--model", str(model), "--block-size", "0")
     assert not (tmp_path / "out.json").exists()
     assert main(["profile", "--model", str(model), "--json", str(no_trace / "out.json")]) == 1

@@ -105,9 +105,12 @@ def test_an_estimator_state_that_is_none_is_one_sentence(
 ) -> None:
     """Also one that is not there: a simulation begins none."""
     (tmp_path / "bad").write_text("{}")
-    for name, told in (("missing", "There is no estimator state"), ("bad", "cannot be used: it is damaged")):
+    for name, told in (
+        ("missing", "estimator_state: no such file"),
+        ("bad", "cannot be used: it is damaged"),
+    ):
         policy = f"continuum:estimator_state={tmp_path / name}"
-        assert main(["simulate", "--workload", str(workload), "--policies", policy]) == 1
+        assert main(["simulate", "--workload", str(workload), "--policies", policy]) == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "missing").exists()
 
@@ -223,41 +226,50 @@ def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None
     assert runs["session"].setting.num_replicas == 3
 
 
+OF_FILES = (
+    "has no recorded arrival; choose another",
+    "The limits leave no job of",
+    "12 jobs were LEFT OUT: their context passes 4984 tokens.",
+    "missing.json",
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--policies", "lifo"], "There is no policy 'lifo'; there are fcfs"),
-        (["--policies", "fixed-ttl:soon"], "fixed-ttl:SECONDS takes a number at least 0, not 'soon'"),
+        (["--policies", "lifo"], "Unknown policy 'lifo'; choose from fcfs"),
+        (["--policies", "fixed-ttl:soon"], "fixed-ttl:SECONDS must be a number of at least 0, got 'soon'"),
         (["--gpu", "abacus"], "abacus"),
-        (["--arrivals", "bursty"], "bursty arrivals need a rate in jobs per second: --rate."),
+        (["--arrivals", "bursty"], "--arrivals bursty needs --rate, in jobs per second."),
         (["--arrivals", "recorded"], "has no recorded arrival; choose another"),
         (["--max-context-tokens", "100"], "The limits leave no job of"),
         (["--kv-tokens", "5000"], "12 jobs were LEFT OUT: their context passes 4984 tokens."),
-        (["--arrivals", "closed"], "closed arrivals need the number of jobs at once: --concurrency."),
-        (["--router", "round-robin"], "--router means nothing with one replica: give --replicas."),
+        (["--arrivals", "closed"], "--arrivals closed needs --concurrency, the number of jobs at once."),
+        (["--router", "round-robin"], "--router has no effect with one replica: set --replicas."),
         (
             ["--kv-tokens", "9000", "--gpu-memory-utilization", "0.3"],
-            "--gpu-memory-utilization means nothing beside --kv-tokens",
+            "--gpu-memory-utilization has no effect with --kv-tokens",
         ),
         (
             ["--gpu-memory-utilization", "0.01"],
-            "has no room for KV at --gpu-memory-utilization 0.01: raise it or --tensor-parallel",
+            "leaves no memory for KV at --gpu-memory-utilization 0.01: raise it or --tensor-parallel",
         ),
         (["--kv-tokens", "15"], "--kv-tokens is 15 tokens, less than one block of 16."),
         (["--kv-tokens", "1000000000"], "--kv-tokens makes 62,500,000 blocks in all replicas"),
         (["--host-kv-tokens", "5"], "--host-kv-tokens is 5 tokens, less than one block of 16."),
         (["--host-kv-tokens", "99999999999"], "a simulation keeps track of 10,000,000."),
         (["--profile", "missing.json", "--kv-tokens", "9"], "missing.json"),
-        (["--profile", "missing.json", "--gpu", "h200"], "--gpu means nothing beside --profile"),
-        (["--seeds", "2", "--trace", "t.jsonl"], "--trace writes one run, but 4 were asked for"),
+        (["--profile", "missing.json", "--gpu", "h200"], "--gpu has no effect with --profile"),
+        (["--seeds", "2", "--trace", "t.jsonl"], "--trace records a single run, but 4 were requested"),
         (["--policies", "fcfs", "--trace", "t.jsonl", "--replicas", "2"], "leave --replicas at 1"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
     workload: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 and no traceback."""
-    assert main(["simulate", "--workload", str(workload), *flags]) == 1
+    """No traceback; exit code 1 where a file or the jobs are at fault, 2 where an option is."""
+    code = 1 if complaint in OF_FILES else 2
+    assert main(["simulate", "--workload", str(workload), *flags]) == code
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("continuum: ")
     assert complaint in told
@@ -268,7 +280,7 @@ def test_what_cannot_be_is_one_sentence(
     [
         (["--host-kv-tokens", "-5"], "--host-kv-tokens: must be 0 or more, got -5"),
         (["--gpu-memory-utilization", "2"], "--gpu-memory-utilization: must be at most 1, got 2"),
-        (["--rate", "1,2,1"], "--rate: a number is there twice: 1,2,1"),
+        (["--rate", "1,2,1"], "--rate: has a number twice: 1,2,1"),
         (["--rate", "inf"], "--rate: must be finite, got inf"),
         (["--gap-cap-s", "inf"], "--gap-cap-s: must be finite, got inf"),
         (["--rate", "nan"], "--rate: must be 0 or more, got nan"),

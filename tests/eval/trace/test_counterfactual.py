@@ -111,23 +111,23 @@ def test_hardware_may_be_named_instead(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--policy", "lifo"], "There is no policy 'lifo'; there are fcfs"),
-        (["--gpu", "h200"], "--gpu means nothing without --policy"),
+        (["--policy", "lifo"], "Unknown policy 'lifo'; choose from fcfs"),
+        (["--gpu", "h200"], "--gpu has no effect without --policy"),
         (
             ["--policy", "fcfs", "--tensor-parallel", "4"],
-            "--tensor-parallel means nothing without --model",
+            "--tensor-parallel has no effect without --model",
         ),
-        (["--policy", "fcfs", "--tensor-parallel", "4", "--profile", "x"], "mean nothing beside --profile"),
-        (["--policy", "fcfs", "--gpu", "h200"], "--model and --gpu go together"),
-        (["--policy", "fcfs", "--gpu", "h200", "--profile", "x"], "mean nothing beside --profile"),
+        (["--policy", "fcfs", "--tensor-parallel", "4", "--profile", "x"], "have no effect with --profile"),
+        (["--policy", "fcfs", "--gpu", "h200"], "--model and --gpu need each other"),
+        (["--policy", "fcfs", "--gpu", "h200", "--profile", "x"], "have no effect with --profile"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(
     continuum: tuple[Path, RunResult], flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 and no traceback."""
+    """Exit code 2 and no traceback."""
     capsys.readouterr()
-    assert main(["trace", "replay", str(continuum[0]), *flags]) == 1
+    assert main(["trace", "replay", str(continuum[0]), *flags]) == 2
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") == 1

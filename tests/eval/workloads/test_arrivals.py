@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.errors import WorkloadError
+from eval.errors import UsageError, WorkloadError
 from eval.workloads.arrivals import ARRIVALS, ArrivalKind, Arrivals
 from tests.eval.workloads.jobs import job
 
@@ -68,21 +68,24 @@ def test_sub_agents_do_not_arrive() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"kind": "poisson"}, "poisson arrivals need a rate"),
-        ({"kind": "bursty"}, "bursty arrivals need a rate"),
-        ({"kind": "poisson", "rate_per_s": 0.0}, "must be more than 0 per second, not 0"),
-        ({"kind": "poisson", "rate_per_s": 1.0, "cv": 2.0}, "Only bursty arrivals have a variation"),
-        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 0.0}, "variation of arrivals must be from 0.01 to 100"),
-        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 1e200}, "must be from 0.01 to 100, not 1e[+]200"),
-        ({"kind": "bursty", "rate_per_s": 1.0, "cv": float("nan")}, "must be from 0.01 to 100, not nan"),
-        ({"kind": "at-once", "rate_per_s": 1.0}, "at-once arrivals have no rate"),
-        ({"kind": "closed"}, "closed arrivals need the number of jobs at once"),
-        ({"kind": "closed", "concurrency": 0}, "jobs at once must be at least 1, not 0"),
+        ({"kind": "poisson"}, "--arrivals poisson needs --rate"),
+        ({"kind": "bursty"}, "--arrivals bursty needs --rate"),
+        ({"kind": "poisson", "rate_per_s": 0.0}, "--rate must be above 0 jobs per second, got 0"),
+        (
+            {"kind": "poisson", "rate_per_s": 1.0, "cv": 2.0},
+            "--burstiness has no effect with --arrivals poisson",
+        ),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 0.0}, "--burstiness must be from 0.01 to 100, got 0"),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": 1e200}, "must be from 0.01 to 100, got 1e[+]200"),
+        ({"kind": "bursty", "rate_per_s": 1.0, "cv": float("nan")}, "must be from 0.01 to 100, got nan"),
+        ({"kind": "at-once", "rate_per_s": 1.0}, "--rate has no effect with --arrivals at-once"),
+        ({"kind": "closed"}, "--arrivals closed needs --concurrency"),
+        ({"kind": "closed", "concurrency": 0}, "--concurrency must be at least 1, got 0"),
     ],
 )
 def test_arrivals_that_mean_nothing_are_refused(fields: dict[str, Any], complaint: str) -> None:
     """A figure that a process has no use for is an error, not ignored."""
-    with pytest.raises(WorkloadError, match=complaint):
+    with pytest.raises(UsageError, match=complaint):
         Arrivals(**fields | {"kind": ArrivalKind(fields["kind"])})
 
 

@@ -72,8 +72,8 @@ def test_jobs_are_packed_where_their_name_says_so(tmp_path: Path, name: str, mag
 
 def test_where_to_cut_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     """An option without effect is refused."""
-    assert main(["workload", "bfcl", "--cut-at-context"]) == 1
-    assert "--cut-at-context means nothing without --max-context-tokens" in capsys.readouterr().err
+    assert main(["workload", "bfcl", "--cut-at-context"]) == 2
+    assert "--cut-at-context needs --max-context-tokens" in capsys.readouterr().err
 
 
 def test_a_limit_that_leaves_nothing_is_one_sentence(

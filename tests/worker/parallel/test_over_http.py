@@ -83,6 +83,6 @@ def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path) -
 
 def test_what_cannot_be_cut_is_one_sentence(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     """What a rank finds wrong at its start reaches the user as it is."""
-    assert main(["serve", str(folder), "-tp", "3", "--device", "cpu", "--port", "0"]) == 1
+    assert main(["serve", str(folder), "-tp", "3", "--device", "cpu", "--port", "0"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("tensor_parallel_size is 3, which does not divide the model's number of heads, 4.")

@@ -8,9 +8,9 @@ from pathlib import Path
 from tracing.analysis.commands.opening import count, open_tables, print_json
 
 _ABOUT = """\
-Of the same jobs under two policies, for instance, written by continuum simulate --trace or continuum serve
---trace. Changes are the second less the first. Jobs are the same where their ids are. Why a job gained or
-lost: the part of its life that changed most in the same direction.
+Compares traces of the same jobs under two policies, for instance from simulate --trace. Jobs are
+matched by their ids. A change is the second trace minus the first; the reason of a job's change is
+the part of its time that changed most in the same direction.
 """
 
 
@@ -18,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace diff``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
-    add("a", type=Path, metavar="A", help="a trace: what is compared with")
-    add("b", type=Path, metavar="B", help="a trace: what is compared")
-    add("--limit", type=count, default=10, metavar="N", help="gains shown, and losses")
-    add("--json", action="store_true", help="print all figures and all jobs as JSON")
+    add("a", type=Path, metavar="A", help="Trace to compare with")
+    add("b", type=Path, metavar="B", help="Trace to compare")
+    add("--limit", type=count, default=10, metavar="N", help="Number of gains and of losses to show")
+    add("--json", action="store_true", help="Print all figures and jobs as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

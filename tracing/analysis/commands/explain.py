@@ -15,9 +15,9 @@ from tracing.analysis.pool import StepLife
 from tracing.reader import TraceError
 
 _ABOUT = """\
-Turn by turn: how long it waited and for what, what was computed and what was found, what it called, what was
-held for it meanwhile and why (the rule, what it was given, its answer), and what became of that. Times with
-a plus are seconds since the job began. The seconds of the first table add up to the job's wall time.
+For each turn: waiting times and their reasons, cached and computed tokens, tool calls, the pin that
+followed with the rule's inputs and answer, and how the pin ended. Times with a plus are seconds
+since the job's start. The seconds of the first table add up to the job's wall time.
 """
 MAX_NAMED = 5
 
@@ -51,9 +51,9 @@ class _OneJob:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace explain``."""
     parser.epilog = _ABOUT
-    parser.add_argument("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
-    parser.add_argument("job", metavar="JOB", help="the job's id")
-    parser.add_argument("--json", action="store_true", help="print the job's records as JSON")
+    parser.add_argument("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
+    parser.add_argument("job", metavar="JOB", help="Job id")
+    parser.add_argument("--json", action="store_true", help="Print the job's records as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

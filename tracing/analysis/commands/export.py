@@ -44,12 +44,11 @@ TABLES = ("csv", "parquet")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace export``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _FORMS
     add = parser.add_argument
-    add("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
-    add("--format", required=True, choices=[*LINES, *TABLES], help="see below")
-    add("--out", required=True, type=Path, metavar="OUT", help="the file, or the folder of tables")
+    add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
+    add("--format", required=True, choices=[*LINES, *TABLES], help="Output format, see below")
+    add("--out", required=True, type=Path, metavar="OUT", help="Output file, or folder of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:

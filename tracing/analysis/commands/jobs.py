@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 _ABOUT = """\
-A job's time runs from the arrival of its first turn to the end of its last. Its columns, in per cent of that:
-queue (waiting for its place in a step), memory (waiting for KV blocks), prefill (with what is loaded from
-host memory), decode, lost (preempted, and computing again after it), tools (calls, and the client's own time
-between turns). Where turns of a job overlap, a second is given to the one that is furthest on. Recomputed
-are prompt tokens that the job's turn before had, and that had to be computed again. Pins: taken over / all.
+A job's time runs from the arrival of its first turn to the end of its last. Columns, in percent of
+it: queue (waiting to be scheduled), memory (waiting for KV blocks), prefill (with loads from host
+memory), decode, lost (preempted, and recomputing afterwards), tools (tool calls, and the client's own
+time between turns). Where turns overlap, a second counts for the most advanced one. Recomputed:
+prompt tokens whose KV an earlier turn of the job had. Pins: handed over / all.
 """
 SORTS = {
     "arrival": ("began_s", False),
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace jobs``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
-    add("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
-    add("--sort", choices=SORTS, default="arrival", help="the largest first, but for arrival")
-    add("--limit", type=count, metavar="N", help="at most so many")
-    add("--json", action="store_true", help="print all columns as a list of JSON objects")
+    add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
+    add("--sort", choices=SORTS, default="arrival", help="Sort order; the largest first, except arrival")
+    add("--limit", type=count, metavar="N", help="Maximum number of jobs to show (default: all)")
+    add("--json", action="store_true", help="Print all columns as a list of JSON objects")
 
 
 def run(arguments: argparse.Namespace) -> int:

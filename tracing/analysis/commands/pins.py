@@ -8,9 +8,9 @@ from pathlib import Path
 from tracing.analysis.commands.opening import count, open_tables, print_json
 
 _ABOUT = """\
-How pins ended and what they held; what they spared the turns that took them over; by what had been called:
-what was held for nothing and what was let go too early; and the time that was granted against the time that
-it took. One block-second is one KV block held for one second.
+How pins ended and what they retained; the tokens they saved the turns they were handed over to; per
+tool: retention wasted and pins ended too early; and the granted time to live against the actual
+tool time. One block-second is one KV block retained for one second.
 """
 
 
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace pins``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
-    add("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
-    add("--limit", type=count, default=15, metavar="N", help="kinds of calls shown")
-    add("--json", action="store_true", help="print all figures as JSON")
+    add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
+    add("--limit", type=count, default=15, metavar="N", help="Number of tools to show")
+    add("--json", action="store_true", help="Print all figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

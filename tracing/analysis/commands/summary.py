@@ -8,17 +8,16 @@ from pathlib import Path
 from tracing.analysis.commands.opening import open_tables, print_json
 
 _ABOUT = """\
-Says what the file is and whether it is complete, how much the engine did and how long its queue was, who had
-the KV pool, and how the jobs fared. A turn's time is the engine's: the network and the client's own time lie
-outside of it.
+Shows what the file is and whether it is complete, the engine's throughput and queue, who used the KV
+pool, and the jobs' completion times. Times of turns are the engine's, without network and client.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum trace summary``."""
     parser.epilog = _ABOUT
-    parser.add_argument("trace", type=Path, metavar="FILE", help="a trace, or the first file of one in parts")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
+    parser.add_argument("--json", action="store_true", help="Print the figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

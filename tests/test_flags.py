@@ -1,0 +1,143 @@
+"""The flags of ``continuum serve`` stay few enough to read: grouped, explained, and the usual ones first."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+
+import pytest
+
+from continuum.cli import main
+from continuum.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
+
+MAX_FLAGS = 94
+"""A flag more needs a flag less, or a line in ``REASONS``."""
+REASONS: dict[str, str] = {}
+"""Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""
+MAX_SHORT_HELP = 35
+MAX_EXPERIMENTAL = 12
+MAX_SECTION = 16
+
+
+def flags() -> list[tuple[str | None, argparse.Action]]:
+    """Every flag with the title of its section."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_serve_arguments(parser)
+    return [(group.title, action) for group in parser._action_groups for action in group._group_actions]
+
+
+def shown_by(word: str | None, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``continuum serve --help[=WORD]`` prints."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(["serve", "--help" if word is None else f"--help={word}"])
+    assert exit_info.value.code == 0
+    return capsys.readouterr().out
+
+
+def names_in(shown: str) -> set[str]:
+    """The flags that a help lists."""
+    return set(re.findall(r"^  (?:-\w+ \w+, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
+
+
+def test_there_are_no_more_flags_without_a_reason() -> None:
+    names = {name for _, action in flags() for name in action.option_strings if name.startswith("--")}
+    assert set(REASONS) <= names
+    assert sum(bool(action.option_strings) for _, action in flags()) <= MAX_FLAGS + len(REASONS)
+
+
+@pytest.mark.parametrize(("title", "action"), flags(), ids=lambda value: getattr(value, "dest", None))
+def test_every_flag_has_a_section_and_a_text(title: str | None, action: argparse.Action) -> None:
+    """A text begins with a capital letter, and the formatter adds the default: it has no full stop."""
+    assert title not in (None, "options", "positional arguments"), "give it a FlagGroup"
+    text = action.help or ""
+    assert re.match(r"[A-Z/]|median-horizon rule|fixed rule", text), text
+    assert not text.endswith("."), text
+    assert len(text) <= 220 or "deepseek" in text, "shorten it, or move the detail to the docs"
+
+
+@pytest.mark.parametrize(("title", "action"), flags(), ids=lambda value: getattr(value, "dest", None))
+def test_a_flag_says_its_unit(title: str | None, action: argparse.Action) -> None:
+    """In the text, too: a metavar is easily overlooked."""
+    unit = {"SECONDS": "second", "BYTES": "byte", "TOKENS": "token", "GIB": "GiB", "FRACTION": "raction"}
+    if action.metavar in unit:
+        assert unit[str(action.metavar)] in (action.help or "")
+
+
+def test_a_flag_without_a_default_says_what_happens_without_it() -> None:
+    """But for a path, a socket or a switch: nothing happens."""
+    nothing = {"uds", "tool_parser_plugin", "kv_offloading_disk_path", "ssl_ca_certs"}
+    for _, action in flags():
+        if action.default in (None, argparse.SUPPRESS) and action.dest not in nothing:
+            assert "(default: " in (action.help or ""), action.dest
+
+
+def test_the_lists_of_flags_name_flags() -> None:
+    known = {action.dest for _, action in flags()}
+    assert known >= SHORT_HELP
+    assert known >= EXPERIMENTAL
+    assert not SHORT_HELP & EXPERIMENTAL
+    assert len(SHORT_HELP) <= MAX_SHORT_HELP
+    assert len(EXPERIMENTAL) <= MAX_EXPERIMENTAL
+
+
+def test_no_section_is_too_long_to_scan() -> None:
+    titles = [title for title, _ in flags()]
+    assert max(titles.count(title) for title in titles) <= MAX_SECTION
+
+
+def test_the_default_help_is_short_and_names_the_full_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by(None, capsys)
+    assert names_in(shown) == {"--" + name.replace("_", "-") for name in SHORT_HELP - {"model"}}
+    assert "--help=all" in shown
+    assert "[experimental]" not in shown
+
+
+def test_the_full_help_has_every_flag_and_marks_the_experimental(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("all", capsys)
+    known = {
+        next(name for name in action.option_strings if name.startswith("--"))
+        for _, action in flags()
+        if action.option_strings
+    }
+    assert names_in(shown) == known
+    assert " ".join(shown.split()).count(" [experimental]") == len(EXPERIMENTAL) + 1  # and the last line
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("offloading", "--kv-offloading-disk-min-tokens"),
+        ("horizon_s", "--cold-horizon-s"),
+        ("--trace", "--trace-max-files"),
+        ("security", "--api-key"),
+    ],
+)
+def test_a_word_finds_flags_and_sections(word: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = names_in(shown_by(word, capsys))
+    assert found in shown
+    assert "--port" not in shown
+
+
+def test_a_word_that_finds_nothing_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """As does the name of a model behind ``--help``, which is no word to look for."""
+    assert shown_by("Qwen/Qwen3-0.6B", capsys) == shown_by(None, capsys)
+
+
+def test_no_ablation_is_offered_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the help nor in the error; the simulator lists and takes them."""
+    assert "without-" not in shown_by("all", capsys)
+    assert main(["serve", "m", "--scheduling-policy", "lru"]) == 2
+    assert "without-" not in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert "without-order" in capsys.readouterr().out
+
+
+def test_help_goes_to_stdout() -> None:
+    """So that a pager gets it."""
+    command = [sys.executable, "-m", "continuum.cli", "serve", "--help=all"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--kv-cache-scale" in done.stdout
