@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.block_hash import BlockHash
-from engine.core.disk_tier import DiskLevel, DiskWriteCounts
+from engine.core.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
 from engine.outputs import NO_COPIES, NO_DISK_WRITES, BlockCopies, DiskWrites, KVLoad
 from engine.request import Request
 
@@ -37,6 +37,8 @@ class KVConnectorStatistics:
 class KVConnector(Protocol):
     """Knows which block contents the other tier holds. O(1) per block."""
 
+    has_tier: bool
+    """Whether there is a second tier at all. Without one nothing is offered to it, request by request."""
     min_load_tokens: int
     """Fewer are computed instead of loaded."""
     disk_level: DiskLevel | None
@@ -85,3 +87,52 @@ class KVConnector(Protocol):
 
     def check_invariants(self, load_ids: Sequence[int]) -> None:
         """Raise AssertionError unless exactly these loads are in flight and every slot is accounted for."""
+
+
+class NoConnector:
+    """The KVConnector of a scheduler without a second tier: it holds nothing and loads nothing."""
+
+    has_tier = False
+    min_load_tokens = 0
+    disk_level: DiskLevel | None = None
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        return 0
+
+    def update_state_after_alloc(
+        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+    ) -> int:
+        raise AssertionError("nothing was matched")
+
+    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        pass
+
+    def build_connector_meta(self) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def end_load(self, load_id: int, loaded: bool) -> None:
+        raise AssertionError("no load was ever planned")
+
+    def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        raise AssertionError("nothing was ever written")
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        return NO_DISK_COUNTS
+
+    def request_finished(self, request: Request) -> None:
+        pass
+
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        pass
+
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        pass
+
+    def reset_cache(self) -> bool:
+        return True
+
+    def statistics(self) -> KVConnectorStatistics:
+        return KVConnectorStatistics(num_blocks=0, num_used_blocks=0)
+
+    def check_invariants(self, load_ids: Sequence[int]) -> None:
+        assert not load_ids, "a load came from nowhere"

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import KVCacheBlock
-from engine.core.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
+from engine.core.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.kv_connector import KVConnector, KVConnectorStatistics
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
-
-NO_TIER = KVConnectorStatistics(num_blocks=0, num_used_blocks=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,9 @@ class LoadCounts:
 
 
 class LoadHolder:
-    """Starts and ends loads, and offers what was computed to the other tier. Idle without a connector."""
+    """Starts and ends loads, and offers what was computed to the other tier."""
 
-    def __init__(self, kv: KVCacheManager, connector: KVConnector | None) -> None:
+    def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
         self._kv = kv
         self._connector = connector
         self._ids = itertools.count(1)
@@ -72,11 +70,11 @@ class LoadHolder:
     @property
     def min_load_tokens(self) -> int:
         """Fewer are not loaded; 0 without another tier."""
-        return 0 if self._connector is None else self._connector.min_load_tokens
+        return self._connector.min_load_tokens
 
     @property
     def disk_level(self) -> DiskLevel | None:
-        return None if self._connector is None else self._connector.disk_level
+        return self._connector.disk_level
 
     @property
     def ready(self) -> list[Request]:
@@ -92,14 +90,11 @@ class LoadHolder:
 
     def num_loadable_tokens(self, request: Request, num_hit_tokens: int) -> int:
         """Tokens behind the device's hit that are worth loading."""
-        if self._connector is None:
-            return 0
         return self._connector.get_num_new_matched_tokens(request, num_hit_tokens)
 
     def start(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int) -> None:
         """Load ``num_tokens`` behind the hit with the plan being made. There is room for all the request's
         tokens."""
-        assert self._connector is not None
         load_id = next(self._ids)
         block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
         request.num_computed_tokens = len(hit) * self._kv.block_size
@@ -113,7 +108,6 @@ class LoadHolder:
     def end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
         """The worker reported these loads. Who waited for one runs next, what failed to come uncomputed."""
         for load_id in load_ids:
-            assert self._connector is not None, "no load was ever planned"
             load = self._in_flight.pop(load_id)
             if load.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
                 self._settle(load, loaded)
@@ -151,7 +145,7 @@ class LoadHolder:
         of the blocks that are full then of tokens that are known. What a request just admitted had found is
         offered too: its copies may be gone."""
         connector = self._connector
-        if connector is None:
+        if not connector.has_tier:
             return
         size = self._kv.block_size
         admitted = {
@@ -171,28 +165,24 @@ class LoadHolder:
     def end_disk_writes(self, finished: Sequence[int], failed: Sequence[int]) -> None:
         """The worker reported the writes to these slots of the disk."""
         if finished or failed:
-            assert self._connector is not None, "nothing was ever written"
             self._connector.end_disk_writes(finished, failed)
 
     def release(self, request: Request) -> None:
         """The request lets go of its blocks: the copies of what it had computed were of use until now."""
-        if self._connector is not None:
-            self._num_offered.pop(request.request_id, None)
-            self._connector.request_finished(request)
+        self._num_offered.pop(request.request_id, None)
+        self._connector.request_finished(request)
 
     def forget(self, request: Request) -> None:
         """What the request's blocks hold is of no use: nobody finds copies of it."""
-        if self._connector is not None:
-            self._connector.forget(request.block_hashes)
+        self._connector.forget(request.block_hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Nobody is expected to ask for these any more."""
-        if self._connector is not None:
-            self._connector.superseded(block_hashes)
+        self._connector.superseded(block_hashes)
 
     def reset_cache(self) -> bool:
         """Forget all copies; False while a load reads any."""
-        return self._connector is None or self._connector.reset_cache()
+        return self._connector.reset_cache()
 
     def take_counts(self) -> LoadCounts:
         counts, self._counts = self._counts, LoadCounts()
@@ -200,10 +190,10 @@ class LoadHolder:
 
     def take_write_counts(self) -> DiskWriteCounts:
         """Of writes to disk, since the last call."""
-        return NO_DISK_COUNTS if self._connector is None else self._connector.take_write_counts()
+        return self._connector.take_write_counts()
 
     def tier_statistics(self) -> KVConnectorStatistics:
-        return NO_TIER if self._connector is None else self._connector.statistics()
+        return self._connector.statistics()
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless each request's state is its load's, with room for all its tokens."""
@@ -217,5 +207,4 @@ class LoadHolder:
             assert request.num_computed_tokens < request.num_tokens
             num_blocks = self._kv.num_blocks_of(request.request_id)
             assert num_blocks * self._kv.block_size >= request.num_tokens, "a loaded request could get stuck"
-        if self._connector is not None:
-            self._connector.check_invariants(list(self._in_flight))
+        self._connector.check_invariants(list(self._in_flight))

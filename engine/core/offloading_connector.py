@@ -33,6 +33,8 @@ class _Sources:
 class OffloadingConnector:
     """Implements ``KVConnector`` on a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` behind it."""
 
+    has_tier = True
+
     def __init__(
         self,
         num_blocks: int,

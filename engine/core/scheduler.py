@@ -14,7 +14,7 @@ from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
-from engine.core.kv_connector import KVConnector
+from engine.core.kv_connector import KVConnector, NoConnector
 from engine.core.load_holder import LoadHolder
 from engine.core.pin_holder import PinHolder
 from engine.core.request_queue import QueueEntry
@@ -82,7 +82,7 @@ class Scheduler:
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
-        self.loads = LoadHolder(self.kv, kv_connector)
+        self.loads = LoadHolder(self.kv, NoConnector() if kv_connector is None else kv_connector)
         self.pins = PinHolder(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
