@@ -47,6 +47,8 @@ NOT_OURS = {
     "--budget-s",  # make gpu-check
 }
 """Flags on the pages that belong to other programs."""
+STILL = ("glossary.md", "architecture.md", "configuration.md")
+"""Pages that name the words to avoid, or still have some."""
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -127,6 +129,19 @@ def test_prose_fits_a_screen(path: Path) -> None:
     """At most 100 columns."""
     long = [f"{name(path)}:{number}" for number, line in prose(path) if len(line) > COLUMNS]
     assert long == []
+
+
+def words_to_avoid() -> list[str]:
+    """The left column of the glossary's last table."""
+    return [word.strip() for row in rows(DOCS / "glossary.md", "Not these") for word in row[0].split(",")]
+
+
+@pytest.mark.parametrize("path", [page for page in pages() if page.name not in STILL], ids=name)
+def test_a_page_speaks_the_fields_words(path: Path) -> None:
+    """None of those that the glossary says not to use, but in code and in names of files."""
+    text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", FENCED.sub("", path.read_text()))
+    avoided = "|".join(re.escape(word).replace(r"\ ", r"[\s-]+") for word in words_to_avoid())
+    assert re.findall(rf"\b(?:{avoided})s?\b", text, re.IGNORECASE) == []
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:

@@ -48,7 +48,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     num_host_blocks: int = 0
     """Copies that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0
-    """Fewer tokens are computed again rather than loaded from the host tier; 0 without one."""
+    """Fewer tokens are recomputed rather than loaded from the host tier; 0 without one."""
     num_disk_blocks: int = 0
     """Copies that fit on disk, where the host tier puts what it drops; 0: there is none."""
     max_disk_writes: int = 0
@@ -135,7 +135,7 @@ class RequestArrived(
     external_id: str | None = None
     """As its client knows it; None: by the same id."""
     arrival_s: float
-    """When the front end took it, on the same clock."""
+    """When the API server accepted it, on the same clock."""
     num_prompt_tokens: int
     """Length of its prompt."""
     max_tokens: int
@@ -182,7 +182,7 @@ class RequestsEnded(msgspec.Struct, tag_field="type", tag="requests_ended", kw_o
     req_ids: list[str]
     """Which."""
     how: str
-    """stopped (the front end found a stop string: the turn ended as by itself) | aborted | error"""
+    """stopped (the API server found a stop string: the turn ended as by itself) | aborted | error"""
     receipts: list[Receipt] = []
     """Of the turns that ended so, in their order."""
 
@@ -192,7 +192,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
 
     now: float
     kind: str
-    """tool_gap_started (the front end has read the turn's calls) | tool_signal (its client speaks of a call)
+    """tool_gap_started (the API server has read the turn's calls) | tool_signal (its client speaks of a call)
     | job_finished"""
     req_id: str | None = None
     """The turn; by its client's id in a ``tool_signal``."""
@@ -289,9 +289,9 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     free_blocks: int
     """Neither running nor pinned; those with a reusable prefix are counted."""
     empty_blocks: int | None = None
-    """Of the free ones: those that hold no findable prefix."""
+    """Of the free ones: those that hold no cached prefix."""
     cached_blocks: int
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that hold a cached prefix."""
     pinned_blocks: int
     """Held by pins; one that two of them hold is counted twice."""
     num_pins: int
@@ -419,7 +419,7 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     cached_tokens: int = 0
     """Of the prompt, found when it was first admitted."""
     recomputed_tokens: int = 0
-    """Computed again, though an earlier turn of the job had them."""
+    """Recomputed, though an earlier turn of the job had them."""
     tools: list[str] = []
     """Tool keys as the estimator sees them."""
     gap_s: float | None = None
