@@ -26,9 +26,9 @@ from eval.report import render_comparison
 from eval.results import ResultFile, read_results, require_own_files, require_writable, write_results
 from eval.say import say
 from eval.tool_call_text import CallStyle
-from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.catalog import files_of, open_workload
+from eval.workloads.flags import add_arrivals, add_jobs
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -46,13 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--workload",
-        required=True,
-        metavar="FILE",
-        help="Jobs to replay: a file, or a synthetic workload; see continuum workload --help",
-    )
-    add("--jobs", type=count, metavar="N", help="Number of jobs to replay (default: all of a file)")
+    add_jobs(group)
     add(
         "--seed",
         type=int,
@@ -65,12 +59,6 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         type=amount,
         metavar="S",
         help="Cap on a tool time after scaling, in seconds (default: none)",
-    )
-    add(
-        "--max-turns",
-        type=count,
-        metavar="N",
-        help="Replay only the first N turns of each job (default: all)",
     )
     add(
         "--max-output-tokens",

@@ -19,9 +19,9 @@ from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
 from eval.sim.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
-from eval.workloads.arrival_flags import add_arrivals
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.catalog import files_of, short_name
+from eval.workloads.flags import add_arrivals, add_jobs
 from eval.workloads.sampling import JobLimits
 
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
@@ -47,13 +47,7 @@ def _policies() -> str:
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--workload",
-        required=True,
-        metavar="FILE",
-        help="Jobs to simulate: a file, a synthetic workload, or a mix A+B; see continuum workload --help",
-    )
-    add("--jobs", type=count, metavar="N", help="Number of jobs to sample (default: all)")
+    add_jobs(group)
     add(
         "--rate",
         type=numbers,
@@ -62,7 +56,6 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     )
     add_arrivals(group)
     add("--concurrency", type=count, metavar="N", help="Closed loop: number of concurrent jobs")
-    add("--max-turns", type=count, metavar="N", help="Cut jobs after N turns (default: all)")
     add(
         "--max-context-tokens",
         type=count,

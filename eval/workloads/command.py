@@ -11,6 +11,7 @@ from eval.arguments import amount, count
 from eval.errors import UsageError
 from eval.results import require_own_files
 from eval.workloads.catalog import files_of, open_workload
+from eval.workloads.flags import add_max_turns
 from eval.workloads.recorded import write_jobs
 from eval.workloads.sampling import JobLimits
 from eval.workloads.summary import render, summarise
@@ -38,7 +39,7 @@ mixes:
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """The flags that say how much of a recording is used."""
     add = parser.add_argument
-    add("--max-turns", type=count, metavar="N", help="Cut jobs after N turns (default: all)")
+    add_max_turns(parser)
     add(
         "--max-context-tokens",
         type=count,
