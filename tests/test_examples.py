@@ -30,7 +30,7 @@ def url() -> Iterator[str]:
         yield f"{server.url}/v1"
 
 
-def asked(command: list[str], typed: str = "", **environment: str) -> str:
+def asked(command: list[str], typed: str = "", where: Path = ROOT, **environment: str) -> str:
     """What a command prints."""
     done = subprocess.run(
         command,
@@ -38,6 +38,7 @@ def asked(command: list[str], typed: str = "", **environment: str) -> str:
         text=True,
         check=False,
         input=typed,
+        cwd=where,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
     assert done.returncode == 0, f"{command}: {done.stderr}"
@@ -106,14 +107,14 @@ def test_the_quick_starts_programs_run(url: str) -> None:
     asked([sys.executable, "-c", alone.replace(f'"{NAME}"', f'"{folder()}"') + "print(output)"])
 
 
-def test_the_quick_start_chats_as_it_says(url: str) -> None:
+def test_the_quick_start_chats_as_it_says(url: str, tmp_path: Path) -> None:
     """Each line, with the server of these tests in place of one of its own."""
     talks = [line for line in lines("docs/quickstart.md", url) if line.startswith("continuum chat")]
     assert len(talks) == 4
     for line in talks:
         server = "" if "--base-url" in line else f"--base-url {url.removesuffix('/v1')} --model {NAME}"
         command = f"{sys.executable} -m continuum.cli {line.removeprefix('continuum ')} {server}"
-        said = asked(["bash", "-c", command], typed="What can you do?")
+        said = asked(["bash", "-c", command], typed="What can you do?", where=tmp_path)
         assert ("643" if '"' in line else "I am a small model.") in said
 
 
