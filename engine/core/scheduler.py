@@ -7,11 +7,12 @@ choice. Pure: it is told the time and never looks at a clock, a socket or a tens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
+from engine.core.append_tokens import append_tokens, fail_request
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
+from engine.core.fair_preemption import FairPreemption
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_connector import KVConnector, NoConnector
@@ -26,38 +27,19 @@ from engine.core.scheduler_report import (
     statistics_of,
     stats_of,
 )
-from engine.core.step_shares import StepLimit, StepShares
+from engine.core.step import Step
+from engine.core.step_shares import StepShares
 from engine.core.steps_in_flight import StepsInFlight
 from engine.core.tenant_seats import TenantSeats
 from engine.core.token_grammar import TokenGrammar
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
-from engine.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, processing_failed
+from engine.row_failures import NOT_NUMBERS
 
 MAX_SET_ASIDE = 16
 """Once a request found no room, so many are looked at for one that may pass it."""
-
-
-@dataclass(slots=True)
-class Step:
-    """What one ``schedule()`` has decided so far."""
-
-    now: float
-    budget: int
-    new: list[Request] = field(default_factory=list)
-    resumed: list[Request] = field(default_factory=list)
-    running: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    awaits_blocks: bool = False
-    """A running request is to have blocks that steps under way still use."""
-    num_scheduled: dict[str, int] = field(default_factory=dict)
-    new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
-    limit: StepLimit | None = None
-    """Where owners share it, of those that want much."""
-    on_prefix_cache_hit: Callable[[Request], None] | None = None
-    """Is told of each request that joins the batch, just before, with the tokens it need not compute."""
 
 
 class Scheduler:
@@ -90,6 +72,7 @@ class Scheduler:
             self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
         )
         self.seats = TenantSeats()
+        self._fairness = FairPreemption(self.kv, self.seats, policy)
         self.shares = StepShares()
         self.waiting = FairQueue(self.seats, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
@@ -163,7 +146,7 @@ class Scheduler:
         return receipt
 
     def set_pause_state(self, state: PauseState, now: float) -> None:
-        """From ``now`` on, which a trace records."""
+        """Change what may still be scheduled. Only a trace asks when."""
         self.pause_state = state
 
     # ---- one step ----
@@ -183,40 +166,24 @@ class Scheduler:
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         return Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
 
+    def _requeue_changed(self, now: float) -> None:
+        for request in self.policy.changed_keys(now):
+            if request in self.waiting:
+                self.waiting.rekey(request, self.policy.waiting_key(request, now))
+
     def plan(self, step: Step) -> SchedulerOutput:
-        """The second half of ``schedule``: hand out the step's budget."""
-        now = step.now
+        """The second half of ``schedule``: hand out the step's budget, to running requests first."""
         if self.shares.is_shared and self.config.enable_chunked_prefill:
-            step.limit = self.shares.limit(self.running, self.waiting.peek(), now)
+            step.limit = self.shares.limit(self.running, self.waiting.peek(), step.now)
         num_free_before = self.kv.num_free_blocks
         self._schedule_running(step)
-        may_admit = not step.preempted and not step.awaits_blocks
-        may_admit = may_admit and self.pause_state is PauseState.UNPAUSED
-        if may_admit and self._schedule_loaded(step) and self.waiting:
+        if self._may_admit(step) and self._schedule_loaded(step) and self.waiting:
             self._schedule_waiting(step)
         self.made_room = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
         assert self._num_seats <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
-        plan = self._make_output(step)
-        if self.shares.is_shared:
-            self.shares.planned(plan, now)
-        self._advance(plan)
-        self.loads.fill_in(plan, self.requests)
-        return plan
-
-    def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
-        """The grammars of the requests that a plan under way samples a token of, by request id."""
-        return {
-            request_id: request.grammar
-            for request_id, request in self.constrained.items()
-            if request.grammar is not None and self.steps.samples(plan, request)
-        }
-
-    @property
-    def _num_seats(self) -> int:
-        """Places in the batch that are taken, those kept for requests that are being loaded included."""
-        return len(self.running) + self.loads.num_requests
+        return self._make_plan(step)
 
     def _schedule_running(self, step: Step) -> None:
         """Let running requests catch up, oldest admission first; preempt where blocks run out."""
@@ -242,7 +209,7 @@ class Scheduler:
                     step.awaits_blocks = True
                     break
                 if not self._break_pins_for(request, num_needed, NO_BLOCKS, step.now):
-                    victim = self.policy.victim(self._givers(), request, step.now)
+                    victim = self.policy.victim(self._fairness.candidates(running), request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
                         index -= 1  # those behind it have moved up, and may have room now
@@ -250,8 +217,14 @@ class Scheduler:
                 blocks = self.kv.allocate_slots(request, num_new)
             else:
                 step.running.append(request)
-                self._commit(request, num_new, blocks, step)
+                step.commit(request, num_new, blocks)
             index += 1
+
+    def _may_admit(self, step: Step) -> bool:
+        """Whether requests may join the batch: not while those in it are short of blocks."""
+        if step.preempted or step.awaits_blocks:
+            return False
+        return self.pause_state is PauseState.UNPAUSED
 
     def _schedule_loaded(self, step: Step) -> bool:
         """Let requests run whose load has ended: they have all their blocks. False if one needs more budget
@@ -260,7 +233,7 @@ class Scheduler:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
                 return False
-            num_new = self._limited(request, min(num_new, step.budget), step)
+            num_new = step.allowed_of(request, min(num_new, step.budget))
             if not num_new:
                 continue
             blocks = self.kv.allocate_slots(request, num_new)
@@ -298,61 +271,27 @@ class Scheduler:
         if step.limit is not None:
             self.waiting.resume()
 
-    def _has_seat(self, step: Step) -> bool:
-        """Whether a place in the batch is free, if need be one that the tenant with most gives up to who is
-        next."""
-        if self._num_seats < self.config.max_num_seqs:
-            return True
-        request = self.waiting.peek() if self.waiting.is_contended else None
-        if request is None or request in step.preempted:
-            return False
-        given = self._given_to(request, step)
-        if given:
-            self._preempt(self.policy.victim(given, request, step.now), step, 0)
-        return bool(given)
-
-    def _given_to(self, request: Request, step: Step) -> list[Request]:
-        """Requests that the tenant with most places may lose to one of a tenant with at least two less; none
-        that this step has begun."""
-        giver = self.seats.owes(request.tenant)
-        if giver is None:
-            return []
-        begun = {each.request_id for each in (*step.new, *step.resumed)}
-        return [each for each in self.running if each.tenant == giver and each.request_id not in begun]
-
-    def _take_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
-        """Preempt requests of the tenant with most places until this one has room; none where what may be
-        taken is not enough. False also if their blocks are still used: then there is room in a moment."""
-        most = self.seats.owes(request.tenant)
-        if most is None:
-            return False
-        given, chosen, num_given = self._given_to(request, step), list[Request](), 0
-        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
-        may_take = self.seats.held(most) - self.seats.held(request.tenant) - 1
-        while given and num_given < num_short and len(chosen) < may_take:
-            victim = self.policy.victim(given, request, step.now)
-            given.remove(victim)
-            chosen.append(victim)
-            num_given += self.kv.num_blocks_of(victim.request_id)
-        if num_given < num_short:
-            return False
-        for victim in chosen:
-            self._preempt(victim, step, 0)
-        return self.kv.num_blocks_short(request, num_tokens, hit) <= 0
-
-    def _givers(self) -> list[Request]:
-        """Running requests of which one may be preempted: where several tenants run, of those with most."""
-        if len(self.seats) <= 1:
-            return self.running
-        richest = self.seats.richest()
-        return [request for request in self.running if request.tenant in richest] or self.running
-
     def _look_further(self, request: Request, may_pass: bool, num_set_aside: int) -> bool:
         """Whether somebody behind this one may pass those without room: in the queue's order those that may
         come first, but for preempted ones."""
         if not self.policy.lets_pass or num_set_aside >= MAX_SET_ASIDE:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
+
+    def _make_plan(self, step: Step) -> SchedulerOutput:
+        """The step is decided: its tokens count as computed from here on."""
+        plan = step.to_output(self.kv, self._finished_req_ids)
+        self._finished_req_ids = set()
+        if self.shares.is_shared:
+            self.shares.planned(plan, step.now)
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            self.requests[request_id].num_computed_tokens += num_tokens
+        self._counts.step_tokens += plan.total_num_scheduled_tokens
+        self.steps.begin(plan)
+        self.loads.fill_in(plan, self.requests)
+        return plan
+
+    # ---- admission ----
 
     def _admit(self, request: Request, step: Step) -> bool:
         """Move the head of the queue, which this is, to running if its blocks can be had; to the loading ones
@@ -366,7 +305,7 @@ class Scheduler:
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
-        num_new = self._limited(request, min(num_new, step.budget), step)
+        num_new = step.allowed_of(request, min(num_new, step.budget))
         if not num_new:
             return False
         num_reserved = (
@@ -382,30 +321,6 @@ class Scheduler:
         self._note_admission(request, num_hit_tokens, step.now)
         return True
 
-    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, step: Step) -> bool:
-        """Admit the head of the queue to be loaded first, if there is room for all its tokens: so that
-        nothing it waits for later can be held by another one that waits."""
-        if not self._find_room(request, request.num_tokens, hit, step):
-            return False
-        self._seat(request)
-        self.loads.start(request, hit, num_tokens)
-        self._note_admission(request, request.num_computed_tokens + num_tokens, step.now)
-        return True
-
-    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
-        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken, or
-        requests of a tenant with more places preempted."""
-        if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
-            return True
-        if self._soon_has_room(request, num_tokens, hit):
-            return False
-        if self._break_pins_for(request, num_tokens, hit, step.now):
-            return True
-        if self._take_room(request, num_tokens, hit, step):
-            return True
-        self.kv.note_shortage(request, hit)
-        return False
-
     def _surely_short(self, request: Request, now: float) -> bool:
         """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
@@ -420,16 +335,15 @@ class Scheduler:
                     return False
         return missing > 0
 
-    def _seat(self, request: Request) -> None:
-        """A waiting request has a place in the batch."""
-        is_overdue = self.policy.is_overdue(request)
-        self.waiting.remove(request)
-        self.seats.take(request, is_overdue=is_overdue)
-        self.waiting.touch(request.tenant)
-
-    def _leave_seat(self, request: Request) -> None:
-        if self.seats.give_back(request):
-            self.waiting.touch(request.tenant)
+    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, step: Step) -> bool:
+        """Admit the head of the queue to be loaded first, if there is room for all its tokens: so that
+        nothing it waits for later can be held by another one that waits."""
+        if not self._find_room(request, request.num_tokens, hit, step):
+            return False
+        self._seat(request)
+        self.loads.start(request, hit, num_tokens)
+        self._note_admission(request, request.num_computed_tokens + num_tokens, step.now)
+        return True
 
     def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """The request has got its blocks; ``num_cached_tokens`` need not be computed, or soon will not."""
@@ -452,21 +366,60 @@ class Scheduler:
         self.running.append(request)
         if step.limit is not None:
             step.limit.started(request, num_new)
-        self._commit(request, num_new, blocks, step)
+        step.commit(request, num_new, blocks)
 
     def _prefill_limit(self, num_tokens: int) -> int:
         threshold = self.config.long_prefill_token_threshold
         return min(num_tokens, threshold) if threshold else num_tokens
 
-    @staticmethod
-    def _limited(request: Request, num_new: int, step: Step) -> int:
-        """Of so many tokens, those that the step has for one that is to be started."""
-        return num_new if step.limit is None else step.limit.of_new(request, num_new)
+    # ---- blocks for a request ----
 
-    def _commit(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
-        step.num_scheduled[request.request_id] = num_new
-        step.new_blocks[request.request_id] = blocks
-        step.budget -= num_new
+    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
+        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken, or
+        requests of a tenant with more places preempted."""
+        if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
+            return True
+        if self._soon_has_room(request, num_tokens, hit):
+            return False
+        if self._break_pins_for(request, num_tokens, hit, step.now):
+            return True
+        if self._preempt_for(request, num_tokens, hit, step):
+            return True
+        self.kv.note_shortage(request, hit)
+        return False
+
+    def _soon_has_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
+        """Whether blocks that steps under way still use make up for those that are short: then nobody is to
+        lose any. Who runs alone waits for them in any case."""
+        if not self.kv.has_fences:
+            return False
+        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
+        return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
+
+    def _break_pins_for(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
+        if not self.kv.num_pins:
+            return False
+        # What is being loaded will run, or leave its blocks: wait for it first.
+        is_loading = self.loads.num_requests or self.loads.num_in_flight
+        last_resort = self._runs_alone(request) and not is_loading
+        return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
+
+    def _preempt_for(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
+    ) -> bool:
+        """Preempt requests of the tenant with most places until this one fits. False if that is not enough,
+        or if their blocks are still in use: then it fits in a moment."""
+        victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
+        for victim in victims:
+            self._preempt(victim, step, 0)
+        return bool(victims) and self.kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _runs_alone(self, request: Request) -> bool:
+        """Nothing runs but perhaps this one."""
+        return not self.running or (len(self.running) == 1 and self.running[0] is request)
 
     def _preempt(self, victim: Request, step: Step, index: int) -> int:
         """Give up a running request's blocks; it starts over from the head of the queue.
@@ -475,14 +428,10 @@ class Scheduler:
         """
         position = self.running.index(victim)
         del self.running[position]
-        num_withdrawn = step.num_scheduled.pop(victim.request_id, None)
-        if num_withdrawn is not None:
-            step.running.remove(victim)
-            del step.new_blocks[victim.request_id]
-            step.budget += num_withdrawn
+        was_scheduled = step.withdraw(victim)
         self.steps.let_go(victim)
         self.loads.release(victim)
-        self.kv.free(victim, victim.num_computed_tokens if num_withdrawn is not None else None)
+        self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
@@ -492,45 +441,36 @@ class Scheduler:
         self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
         return int(position < index)
 
-    def _make_output(self, step: Step) -> SchedulerOutput:
-        new_blocks = step.new_blocks
-        cached = CachedRequestData()
-        for request in step.running:
-            cached.req_ids.append(request.request_id)
-            blocks = new_blocks[request.request_id]
-            cached.new_block_ids.append([block.block_id for block in blocks] if blocks else [])
-            cached.num_computed_tokens.append(request.num_computed_tokens)
-        for request in step.resumed:
-            cached.req_ids.append(request.request_id)
-            cached.resumed_req_ids.add(request.request_id)
-            cached.resumed_token_ids[request.request_id] = list(request.all_token_ids)
-            cached.new_block_ids.append(self.kv.block_ids(request.request_id))
-            cached.num_computed_tokens.append(request.num_computed_tokens)
-        plan = SchedulerOutput(
-            scheduled_new_reqs=[
-                NewRequestData(
-                    req_id=request.request_id,
-                    prompt_token_ids=request.all_token_ids[: request.num_prompt_tokens],
-                    sampling_params=request.sampling_params,
-                    block_ids=self.kv.block_ids(request.request_id),
-                    num_computed_tokens=request.num_computed_tokens,
-                )
-                for request in step.new
-            ],
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=step.num_scheduled,
-            total_num_scheduled_tokens=sum(step.num_scheduled.values()),
-            finished_req_ids=self._finished_req_ids,
-            preempted_req_ids={request.request_id for request in step.preempted},
-        )
-        self._finished_req_ids = set()
-        return plan
+    # ---- places in the batch ----
 
-    def _advance(self, plan: SchedulerOutput) -> None:
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            self.requests[request_id].num_computed_tokens += num_tokens
-        self._counts.step_tokens += plan.total_num_scheduled_tokens
-        self.steps.begin(plan)
+    @property
+    def _num_seats(self) -> int:
+        """Places in the batch that are taken, those kept for requests that are being loaded included."""
+        return len(self.running) + self.loads.num_requests
+
+    def _has_seat(self, step: Step) -> bool:
+        """Whether a place in the batch is free, if need be one that the tenant with most gives up to who is
+        next."""
+        if self._num_seats < self.config.max_num_seqs:
+            return True
+        request = self.waiting.peek() if self.waiting.is_contended else None
+        if request is None or request in step.preempted:
+            return False
+        owed = self._fairness.owed_to(request, self.running, step)
+        if owed:
+            self._preempt(self.policy.victim(owed, request, step.now), step, 0)
+        return bool(owed)
+
+    def _seat(self, request: Request) -> None:
+        """A waiting request has a place in the batch."""
+        is_overdue = self.policy.is_overdue(request)
+        self.waiting.remove(request)
+        self.seats.take(request, is_overdue=is_overdue)
+        self.waiting.touch(request.tenant)
+
+    def _leave_seat(self, request: Request) -> None:
+        if self.seats.give_back(request):
+            self.waiting.touch(request.tenant)
 
     # ---- what comes back ----
 
@@ -556,9 +496,9 @@ class Scheduler:
             if is_first:
                 request.first_token_time = now
             if request_id in result.failed:
-                num_taken = self._fail(request, result.failed[request_id])
+                num_taken = fail_request(request, result.failed[request_id])
             else:
-                num_taken = self._append_tokens(request, token_ids)
+                num_taken = append_tokens(request, token_ids, self.max_model_len)
             logprobs = result.logprobs.get(request_id) if result.logprobs else None
             if request.status is status:
                 output = EngineCoreOutput(request_id, token_ids)
@@ -575,43 +515,13 @@ class Scheduler:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
         return outputs
 
-    def _append_tokens(self, request: Request, token_ids: Sequence[int]) -> int:
-        """Append tokens up to the one that ends the request; returns how many were taken."""
-        status = request.status
-        for count, token_id in enumerate(token_ids, start=1):
-            request.append_output_token(token_id)
-            num_tokens = request.num_tokens
-            num_output = num_tokens - request.num_prompt_tokens
-            if num_output >= request.max_tokens or num_tokens >= self.max_model_len:
-                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            if token_id in request.ending_token_ids and num_output >= request.sampling_params.min_tokens:
-                request.status = RequestStatus.FINISHED_STOPPED
-                if token_id != request.sampling_params.eos_token_id:
-                    request.stop_reason = token_id
-            if request.grammar is not None:
-                self._follow_grammar(request, request.grammar, token_id)
-            if request.status is not status:
-                return count
-        return len(token_ids)
-
-    @staticmethod
-    def _fail(request: Request, reason: str) -> int:
-        """The request ends with an error of its own, and without a token more."""
-        request.status = RequestStatus.FINISHED_ERROR
-        request.stop_reason = reason
-        return 0
-
-    def _follow_grammar(self, request: Request, grammar: TokenGrammar, token_id: int) -> None:
-        """Whatever its own length would say, a request ends where its grammar does."""
-        try:
-            accepted, complete = grammar.accept(token_id), grammar.complete
-        except Exception as error:  # a library's: of this request alone, so it is nobody else's
-            self._fail(request, processing_failed("The grammar", error))
-            return
-        if not accepted:
-            self._fail(request, GRAMMAR_LEFT)
-        elif complete:
-            request.status = RequestStatus.FINISHED_STOPPED
+    def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
+        """The grammars of the requests that a plan under way samples a token of, by request id."""
+        return {
+            request_id: request.grammar
+            for request_id, request in self.constrained.items()
+            if request.grammar is not None and self.steps.samples(plan, request)
+        }
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """The request has left its queue and its status says how it ended: settle its blocks."""
@@ -655,7 +565,7 @@ class Scheduler:
         if request.first_scheduled_time is not None:
             output.queued_s = request.first_scheduled_time - request.arrival_time
 
-    # ---- pins ----
+    # ---- between steps ----
 
     def expire(self, now: float) -> None:
         """End the pins whose deadline has passed or that the policy let go."""
@@ -664,36 +574,6 @@ class Scheduler:
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
         return self.policy.next_due_s()
-
-    def _break_pins_for(
-        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
-    ) -> bool:
-        """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
-        if not self.kv.num_pins:
-            return False
-        # What is being loaded will run, or leave its blocks: wait for it first.
-        is_loading = self.loads.num_requests or self.loads.num_in_flight
-        last_resort = self._runs_alone(request) and not is_loading
-        return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
-
-    def _runs_alone(self, request: Request) -> bool:
-        """Nothing runs but perhaps this one."""
-        return not self.running or (len(self.running) == 1 and self.running[0] is request)
-
-    def _soon_has_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
-        """Whether blocks that steps under way still use make up for those that are short: then nobody is to
-        lose any. Who runs alone waits for them in any case."""
-        if not self.kv.has_fences:
-            return False
-        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
-        return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
-
-    def _requeue_changed(self, now: float) -> None:
-        for request in self.policy.changed_keys(now):
-            if request in self.waiting:
-                self.waiting.rekey(request, self.policy.waiting_key(request, now))
-
-    # ---- the rest ----
 
     def reset_prefix_cache(self, now: float) -> bool:
         """End all pins, then forget all cached prefixes, on every tier; False, and no change, while requests
@@ -704,6 +584,13 @@ class Scheduler:
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
             assert done, "nobody held anything"
         return done
+
+    def close(self, now: float) -> None:
+        """The engine stops: every pin has its end, and the policy saves what must survive."""
+        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
+        self.policy.close()
+
+    # ---- what it tells ----
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -724,8 +611,3 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError unless queues, requests, pins and blocks agree with each other."""
         check_invariants_of(self)
-
-    def close(self, now: float) -> None:
-        """The engine stops: every pin has its end, and the policy saves what must survive."""
-        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
-        self.policy.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.core.scheduler import Scheduler, Step
+from engine.core.scheduler import Scheduler
+from engine.core.step import Step
 from engine.outputs import SchedulerOutput
 from engine.request import Request, RequestStatus
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot

@@ -21,7 +21,8 @@ from zlib import crc32
 import msgspec
 
 from engine.config import SchedulerConfig
-from engine.core.scheduler import Scheduler, Step
+from engine.core.scheduler import Scheduler
+from engine.core.step import Step
 from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.policy import FcfsPolicy, PriorityPolicy
 from engine.request import Request

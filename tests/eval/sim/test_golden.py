@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.core.block_hash import BlockHasher
-from engine.core.scheduler import Step
+from engine.core.step import Step
 from engine.messages import EngineCoreOutput
 from engine.outputs import SchedulerOutput
 from eval.sim import replica

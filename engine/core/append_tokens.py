@@ -1,0 +1,49 @@
+"""Appends sampled tokens to a request, up to the one that ends it: V1's ``check_stop``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.token_grammar import TokenGrammar
+from engine.request import Request, RequestStatus
+from engine.row_failures import GRAMMAR_LEFT, processing_failed
+
+
+def append_tokens(request: Request, token_ids: Sequence[int], max_model_len: int) -> int:
+    """Append tokens and set the status if one of them ends the request; returns how many were taken."""
+    status = request.status
+    for count, token_id in enumerate(token_ids, start=1):
+        request.append_output_token(token_id)
+        num_tokens = request.num_tokens
+        num_output = num_tokens - request.num_prompt_tokens
+        if num_output >= request.max_tokens or num_tokens >= max_model_len:
+            request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        if token_id in request.ending_token_ids and num_output >= request.sampling_params.min_tokens:
+            request.status = RequestStatus.FINISHED_STOPPED
+            if token_id != request.sampling_params.eos_token_id:
+                request.stop_reason = token_id
+        if request.grammar is not None:
+            _follow_grammar(request, request.grammar, token_id)
+        if request.status is not status:
+            return count
+    return len(token_ids)
+
+
+def fail_request(request: Request, reason: str) -> int:
+    """End the request with an error of its own; returns that none of its tokens are taken."""
+    request.status = RequestStatus.FINISHED_ERROR
+    request.stop_reason = reason
+    return 0
+
+
+def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> None:
+    """End the request where its grammar ends, whatever its length would say."""
+    try:
+        accepted, complete = grammar.accept(token_id), grammar.complete
+    except Exception as error:  # the library failed on this request alone, so no other one may suffer
+        fail_request(request, processing_failed("The grammar", error))
+        return
+    if not accepted:
+        fail_request(request, GRAMMAR_LEFT)
+    elif complete:
+        request.status = RequestStatus.FINISHED_STOPPED

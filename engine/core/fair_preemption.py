@@ -1,0 +1,64 @@
+"""Which running requests may be preempted, where several tenants share the batch.
+
+A tenant with more places gives up to one with fewer, until all have as many as they want or as anybody has.
+Where one tenant is alone, anybody may be preempted. Which of those it is, is the policy's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.block_pool import KVCacheBlock
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.step import Step
+from engine.core.tenant_seats import TenantSeats
+from engine.policy import QueuePolicy
+from engine.request import Request
+
+
+class FairPreemption:
+    """Chooses and never preempts: that is the scheduler's."""
+
+    def __init__(self, kv: KVCacheManager, seats: TenantSeats, policy: QueuePolicy) -> None:
+        self._kv = kv
+        self._seats = seats
+        self._policy = policy
+
+    def candidates(self, running: list[Request]) -> list[Request]:
+        """Running requests of which one may be preempted for another one: those of the tenants with most."""
+        if len(self._seats) <= 1:
+            return running
+        richest = self._seats.richest()
+        return [request for request in running if request.tenant in richest] or running
+
+    def owed_to(self, request: Request, running: list[Request], step: Step) -> list[Request]:
+        """Requests that the tenant with most places may lose to this one, whose tenant has at least two
+        fewer; none that this step has started."""
+        giver = self._seats.owes(request.tenant)
+        if giver is None:
+            return []
+        started = {each.request_id for each in (*step.new, *step.resumed)}
+        return [each for each in running if each.tenant == giver and each.request_id not in started]
+
+    def victims_for(
+        self,
+        request: Request,
+        num_tokens: int,
+        hit: Sequence[KVCacheBlock],
+        running: list[Request],
+        step: Step,
+    ) -> list[Request]:
+        """Requests of the tenant with most places whose blocks together make this one fit; none if those
+        that may be preempted are not enough."""
+        giver = self._seats.owes(request.tenant)
+        if giver is None:
+            return []
+        owed, victims, num_freed = self.owed_to(request, running, step), list[Request](), 0
+        num_short = self._kv.num_blocks_short(request, num_tokens, hit)
+        may_take = self._seats.held(giver) - self._seats.held(request.tenant) - 1
+        while owed and num_freed < num_short and len(victims) < may_take:
+            victim = self._policy.victim(owed, request, step.now)
+            owed.remove(victim)
+            victims.append(victim)
+            num_freed += self._kv.num_blocks_of(victim.request_id)
+        return victims if num_freed >= num_short else []

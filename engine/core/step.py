@@ -1,0 +1,96 @@
+"""What one call of ``schedule`` has decided so far, and the plan that the worker gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.core.block_pool import KVCacheBlock
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.step_shares import StepLimit
+from engine.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from engine.request import Request
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is being planned: tokens are handed out of its budget, request by request."""
+
+    now: float
+    budget: int
+    """Tokens that may still be scheduled."""
+    new: list[Request] = field(default_factory=list)
+    """Requests that run for the first time."""
+    resumed: list[Request] = field(default_factory=list)
+    """Requests that run again after they were preempted."""
+    running: list[Request] = field(default_factory=list)
+    """Requests that were in the batch before and have tokens in this step."""
+    preempted: list[Request] = field(default_factory=list)
+    """Requests that lost their blocks in this step."""
+    awaits_blocks: bool = False
+    """Whether a running request waits for blocks that steps under way still use."""
+    num_scheduled: dict[str, int] = field(default_factory=dict)
+    """Tokens of each request, by request id."""
+    new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
+    """Blocks that were added to each request, by request id."""
+    limit: StepLimit | None = None
+    """What each owner may have of the step, where several owners share the engine."""
+    on_prefix_cache_hit: Callable[[Request], None] | None = None
+    """Called with each request just before it joins the batch, once its cached tokens are known."""
+
+    def allowed_of(self, request: Request, num_tokens: int) -> int:
+        """How many of so many tokens the step has for a request that is about to start."""
+        return num_tokens if self.limit is None else self.limit.of_new(request, num_tokens)
+
+    def commit(self, request: Request, num_tokens: int, blocks: list[KVCacheBlock]) -> None:
+        """Give the request tokens of the budget, and the blocks that were allocated for them."""
+        self.num_scheduled[request.request_id] = num_tokens
+        self.new_blocks[request.request_id] = blocks
+        self.budget -= num_tokens
+
+    def withdraw(self, request: Request) -> bool:
+        """Take back what a running request was given in this step; False if it was given nothing."""
+        num_tokens = self.num_scheduled.pop(request.request_id, None)
+        if num_tokens is None:
+            return False
+        self.running.remove(request)
+        del self.new_blocks[request.request_id]
+        self.budget += num_tokens
+        return True
+
+    def to_output(self, kv: KVCacheManager, finished_req_ids: set[str]) -> SchedulerOutput:
+        """The plan, which also tells the worker who has ended since the last one."""
+        return SchedulerOutput(
+            scheduled_new_reqs=[
+                NewRequestData(
+                    req_id=request.request_id,
+                    prompt_token_ids=request.all_token_ids[: request.num_prompt_tokens],
+                    sampling_params=request.sampling_params,
+                    block_ids=kv.block_ids(request.request_id),
+                    num_computed_tokens=request.num_computed_tokens,
+                )
+                for request in self.new
+            ],
+            scheduled_cached_reqs=self._cached_requests(kv),
+            num_scheduled_tokens=self.num_scheduled,
+            total_num_scheduled_tokens=sum(self.num_scheduled.values()),
+            finished_req_ids=finished_req_ids,
+            preempted_req_ids={request.request_id for request in self.preempted},
+        )
+
+    def _cached_requests(self, kv: KVCacheManager) -> CachedRequestData:
+        """Requests that the worker knows: of those that were preempted it is told everything again."""
+        new_blocks = self.new_blocks
+        cached = CachedRequestData()
+        for request in self.running:
+            cached.req_ids.append(request.request_id)
+            blocks = new_blocks[request.request_id]
+            cached.new_block_ids.append([block.block_id for block in blocks] if blocks else [])
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+        for request in self.resumed:
+            cached.req_ids.append(request.request_id)
+            cached.resumed_req_ids.add(request.request_id)
+            cached.resumed_token_ids[request.request_id] = list(request.all_token_ids)
+            cached.new_block_ids.append(kv.block_ids(request.request_id))
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+        return cached
