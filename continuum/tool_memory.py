@@ -180,4 +180,4 @@ def _write(state: bytes, path: str) -> None:
     try:
         write_state(state, path)
     except OSError as error:
-        logger.warning("The estimator state %s could not be written: %s.", path, error.strerror)
+        logger.warning("Cannot write the estimator state %s: %s.", path, error.strerror)

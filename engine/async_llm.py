@@ -188,7 +188,7 @@ class AsyncLLM:
             async with asyncio.timeout(SIGNAL_TIMEOUT_S):
                 return await self._client.signal(signal)
         except TimeoutError:
-            logger.warning("The engine core did not answer a signal within %s s.", SIGNAL_TIMEOUT_S)
+            logger.warning("Engine core did not answer a signal within %s s.", SIGNAL_TIMEOUT_S)
             return None
 
     def _remember_turn(self, request_id: str, internal_id: str) -> None:
@@ -327,7 +327,7 @@ class AsyncLLM:
         except EngineDeadError as error:
             self._end(error)
         except Exception as error:
-            logger.exception("The output handler failed.")
+            logger.exception("Output handler failed.")
             self._client.close()
             self._end(EngineDeadError(f"The output handler failed: {error!r}."))
 

@@ -129,7 +129,7 @@ class EngineCoreProc:
                 for kind, payload in zip_longest(frames[::2], frames[1::2]):  # several may come together
                     handler = handlers.get(kind)
                     if handler is None or payload is None:
-                        logger.error("A message of unknown type %r was dropped.", kind[:8])
+                        logger.error("Dropped a message of unknown type %r.", kind[:8])
                     else:
                         handler(payload)
 
@@ -147,16 +147,16 @@ class EngineCoreProc:
     def _refuse(self, payload: bytes, error: msgspec.DecodeError) -> None:
         """If only the request's id can be read, its caller learns of it."""
         request_id, client_index = _sender(payload)
-        logger.error("Request %s cannot be read: %s", request_id or "of unknown id", error)
+        logger.error("Cannot decode request %s: %s", request_id or "of unknown id", error)
         if request_id is not None:
-            output = failed_output(request_id, f"The request cannot be read: {error}.")
+            output = failed_output(request_id, f"The request cannot be decoded: {error}.")
             self._outbox.answer(client_index, EngineCoreOutputs([output], timestamp=self._core.now()))
 
     def _abort(self, payload: bytes) -> None:
         try:
             message = self._abort_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            logger.error("An abort cannot be read: %s", error)
+            logger.error("Cannot decode an abort: %s", error)
             return
         self._tell(self._core.abort_requests(message))
 
@@ -164,7 +164,7 @@ class EngineCoreProc:
         try:
             message = self._utility_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            logger.error("A utility call cannot be read: %s", error)
+            logger.error("Cannot decode a utility call: %s", error)
             return
         self._answer(
             message.client_index,
@@ -176,7 +176,7 @@ class EngineCoreProc:
         try:
             message = self._signal_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            logger.error("A signal cannot be read: %s", error)
+            logger.error("Cannot decode a signal: %s", error)
             return
         if message.call_id is None:
             self._take(message.signal)
@@ -187,7 +187,7 @@ class EngineCoreProc:
         try:
             self._core.signal(signal)
         except Exception:
-            logger.exception("A signal could not be taken.")
+            logger.exception("Handling a signal failed.")
 
     def _answer(self, client_index: int, call_id: int, call: Callable[[], Any]) -> None:
         try:
@@ -196,7 +196,7 @@ class EngineCoreProc:
         except EngineError as error:
             answer = UtilityOutput(call_id, failure=str(error))
         except Exception as error:
-            logger.exception("A call to the engine core failed.")
+            logger.exception("A utility call failed.")
             answer = UtilityOutput(call_id, failure=repr(error))
         self._outbox.answer(client_index, EngineCoreOutputs(utility_output=answer))
 
@@ -216,7 +216,7 @@ class EngineCoreProc:
         try:
             return self._notice_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            logger.error("A notice of a client cannot be read: %s", error)
+            logger.error("Cannot decode a client notice: %s", error)
             return None
 
     def _tell(self, outputs: list[EngineCoreOutput]) -> None:
@@ -320,9 +320,9 @@ def _build(start: CoreStart, handshake: zmq.Socket[bytes]) -> EngineCore | None:
     except EngineError as error:
         failure = EngineStartFailed(type(error).__name__, str(error))
     except Exception as error:
-        logger.exception("The engine core could not start.")
+        logger.exception("Engine core failed to start.")
         failure = EngineStartFailed(
-            EngineDeadError.__name__, f"The engine core could not start: {error!r}; see its log."
+            EngineDeadError.__name__, f"The engine core failed to start: {error!r}; see its log."
         )
     handshake.send_multipart([FAILED, msgspec.msgpack.encode(failure)])
     return None
@@ -346,11 +346,11 @@ def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     try:
         process.run()
     except BaseException:
-        logger.exception("The engine core died.")
+        logger.exception("Engine core died.")
         exit_code = 1
     try:
         core.close()
     except Exception:
-        logger.exception("The engine core could not stop cleanly.")
+        logger.exception("Engine core failed to stop cleanly.")
         exit_code = 1
     return exit_code

@@ -193,7 +193,7 @@ class EngineCore:
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
-            logger.exception("Request %s could not be added.", message.request_id)
+            logger.exception("Adding request %s failed.", message.request_id)
             return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
         self._compile_grammar(request)
         return []
@@ -217,7 +217,7 @@ class EngineCore:
             grammar = compiled.result().start(request.sampling_params)
         except Exception as error:
             if not isinstance(error, RequestError):
-                logger.exception("The grammar of request %s could not be compiled.", request.request_id)
+                logger.exception("Compiling the grammar of request %s failed.", request.request_id)
             self._fail(request, str(error))
             return
         with self._changed:

@@ -186,7 +186,7 @@ class CoreProcess:
                 raise self._died()
             if time.monotonic() - told >= PROGRESS_EVERY_S:
                 told = time.monotonic()
-                start_log.info("Loading %s: %.0f s so far.", self._model, told - started)
+                start_log.info("Loading %s: %.0f s elapsed.", self._model, told - started)
         kind, payload = socket.recv_multipart()
         if kind == FAILED:
             raise start_error(msgspec.msgpack.decode(payload, type=EngineStartFailed))
@@ -196,7 +196,7 @@ class CoreProcess:
     def _died(self) -> EngineDeadError:
         self._exited.wait(STOP_TIMEOUT_S)
         return EngineDeadError(
-            f"The engine core process died while it started (exit code {self.exit_code}); see its log."
+            f"The engine core process died during startup (exit code {self.exit_code}); see its log."
         )
 
     def _watch(self, on_exit: Callable[[], None]) -> None:
@@ -211,7 +211,7 @@ class CoreProcess:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         if not self._exited.wait(STOP_TIMEOUT_S):
-            logger.warning("The engine core did not stop within %s s and is killed.", STOP_TIMEOUT_S)
+            logger.warning("Engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
             process.kill()
             self._exited.wait()
         remove_private_folder(self.folder)

@@ -216,7 +216,7 @@ class OutputProcessor:
             try:
                 self._process(state, output, timestamp, processed)
             except Exception as error:  # of this request alone, so it is nobody else's
-                logger.exception("The output of request %s could not be read.", output.request_id)
+                logger.exception("Could not process the output of request %s.", output.request_id)
                 self._fail(state, output, error, timestamp, processed)
         return processed
 

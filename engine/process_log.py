@@ -1,4 +1,4 @@
-"""The log of a process of the server: lines that no name from a request can forge or colour."""
+"""Logging of the server's processes: names from requests can neither forge lines nor color them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracing.plain_text import plain_name, plain_text
 
 
 class PlainFormatter(logging.Formatter):
-    """A message is one line, its control characters as JSON writes them; tracebacks keep their lines."""
+    """Writes a message as one line, control characters escaped as in JSON; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return plain_name(super().formatMessage(record))
@@ -19,11 +19,11 @@ class PlainFormatter(logging.Formatter):
 
 
 start_log = logging.getLogger("continuum.start")
-"""What a server says of itself while it starts, whatever its level: a large model takes minutes to load."""
+"""Startup progress, shown at any log level: a large model takes minutes to load."""
 
 
 def begin_log(level: int | str, who: str, *, tells_start: bool = True) -> None:
-    """On stderr. ``who``: behind the name of the logger, such as ``core 123``."""
+    """Log to stderr. ``who`` names the process, such as ``core 123``."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter(f"%(levelname)s %(name)s ({who}): %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -32,7 +32,7 @@ def begin_log(level: int | str, who: str, *, tells_start: bool = True) -> None:
 
 
 def tell_start() -> None:
-    """Of this process ``start_log`` is shown, in plain words."""
+    """Show ``start_log`` of this process as plain text."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(message)s"))
     start_log.handlers, start_log.propagate = [handler], False
@@ -40,7 +40,7 @@ def tell_start() -> None:
 
 
 def plain_log() -> None:
-    """Of the process that the user started, which has no log of its own: its warnings go to stderr."""
+    """For the process that the user started: startup progress and warnings go to stderr as plain text."""
     tell_start()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(PlainFormatter("%(message)s"))

@@ -114,7 +114,7 @@ class TraceControl:
             self._tracer.remove(self._writer)
             self._is_on = False
             self._writer.finish()
-            logger.info("The trace is off: %s", self._path)
+            logger.info("Tracing stopped: %s", self._path)
 
     @property
     def _is_closing(self) -> bool:
@@ -133,15 +133,15 @@ class TraceControl:
             if name is None or (self._path is not None and name == self._path.name):
                 return None
             told = "another file" if self._is_opening or self._path is None else self._path.name
-            return f"The trace is on already, to {told}: switch it off first."
+            return f"A trace to {told} is already active: stop it first."
         if self._is_closing:
-            return "The last trace is still being completed: ask again when its state is off."
+            return "The last trace is still being written: retry when its state is off."
         if self._config.trace_dir is not None:
             return None if name is None else _fault_of_name(name)
         if self._config.trace_path is None:
-            return "This server may write no trace: start it with --trace-dir FOLDER, or with --trace PATH."
+            return "Tracing is not enabled: start the server with --trace-dir FOLDER or --trace PATH."
         if name is not None:
-            return "name is not free to choose: that needs a server with --trace-dir FOLDER."
+            return "name needs a server started with --trace-dir FOLDER."
         return None
 
     # ---- a trace that begins while the engine runs ----
@@ -177,7 +177,7 @@ class TraceControl:
         writer.emit(self._begin(self._from_start))
         self._tracer.add(writer)
         self._is_on = True
-        logger.info("The trace is on: %s", self._path)
+        logger.info("Tracing to %s", self._path)
 
 
 def _fault_of_name(name: str) -> str | None:
@@ -195,7 +195,7 @@ def _make_folder(config: TraceConfig) -> None:
     try:
         Path(config.trace_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"trace_dir: {config.trace_dir!r} is no folder: {error.strerror}.") from error
+        raise ConfigError(f"trace_dir: cannot create {config.trace_dir!r}: {error.strerror}.") from error
 
 
 def _open_at_start(config: TraceConfig, path: Path) -> tuple[Path, TraceWriter]:
@@ -205,7 +205,7 @@ def _open_at_start(config: TraceConfig, path: Path) -> tuple[Path, TraceWriter]:
     except OSError as error:
         raise ConfigError(f"trace_path: cannot write {str(path)!r}: {error.strerror}.") from error
     if taken != path:
-        logger.warning("A trace is at %s already and stays: this one goes to %s.", path, taken)
+        logger.warning("Trace file %s exists and is kept: writing to %s.", path, taken)
     return taken, writer
 
 

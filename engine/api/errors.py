@@ -210,7 +210,7 @@ def explain(error: Exception) -> Failure:
             return _failure(error.status_code, str(error.detail), code=code)
         case EngineError():
             return _failure(500, str(error))
-    logger.error("request failed unexpectedly", exc_info=error)
+    logger.error("Unhandled error in a request", exc_info=error)
     return _failure(500, f"Internal error: {type(error).__name__}.")
 
 

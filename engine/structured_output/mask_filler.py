@@ -28,7 +28,7 @@ def _one_by_one(backend: GrammarBackend, grammars: Mapping[str, MatcherGrammar])
         except Exception as error:
             failed[request_id] = processing_failed("The grammar", error)
             rows.append(np.zeros(backend.vocab_size, dtype=np.bool_))
-    logger.error("Grammars that cannot be followed end their requests: %s", failed)
+    logger.error("Requests ended because their grammar failed: %s", failed)
     return TokenMasks(list(grammars), np.stack(rows), failed)
 
 

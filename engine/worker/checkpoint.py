@@ -68,14 +68,14 @@ class Checkpoint:
             stored = _FLOATS.get(entry.dtype)
             if stored is None:
                 raise ModelLoadError(
-                    f"Tensor {name} in {entry.file} is stored as {entry.dtype}, which is no plain number: "
-                    f"known are {', '.join(_FLOATS)}."
+                    f"Tensor {name} in {entry.file} is stored as {entry.dtype}, which is not supported: "
+                    f"choose from {', '.join(_FLOATS)}."
                 )
             if stored != dtype:
                 others[str(stored).removeprefix("torch.")] += 1
         for stored_as, count in sorted(others.items()):
             wanted = str(dtype).removeprefix("torch.")
-            logger.info("%d tensors are stored as %s and are cast to %s.", count, stored_as, wanted)
+            logger.info("Casting %d tensors from %s to %s.", count, stored_as, wanted)
 
     def fill(self, parts: Mapping[str, TensorPart]) -> None:
         """Put into the parts what they hold."""
@@ -101,7 +101,7 @@ def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
     num_bytes = sum(file.stat().st_size for file in files)
     tells = start_log.isEnabledFor(logging.INFO)
     if tells and num_bytes >= ANNOUNCED_BYTES and not sys.stderr.isatty():
-        start_log.info("Loading weights: %.1f GB.", num_bytes / 1e9)
+        start_log.info("Loading %.1f GB of weights.", num_bytes / 1e9)
     return tqdm(
         desc=f"Loading {num_bytes / 1e9:.1f} GB of weights",
         total=num_tensors,

@@ -61,20 +61,20 @@ def _level(
         )
     speed = disk.measure(num_blocks)
     if speed is None:
-        logger.warning("Nothing can be written to the disk tier: the engine goes on without it.")
+        logger.warning("Disk tier disabled: its folder cannot be written.")
         return None
     token_s = measure_token_s()
     read_share = speed.block_s / (cache.block_size * token_s)
     if read_share >= 1:
         logger.warning(
-            "The engine goes on without the disk tier: a KV block takes %.2f ms to read, %.2f ms to compute.",
+            "Disk tier disabled: reading a KV block takes %.2f ms, recomputing it %.2f ms.",
             speed.block_s * 1e3,
             cache.block_size * token_s * 1e3,
         )
         return None
     fixed_tokens = max(0.0, speed.first_s - speed.block_s) / token_s
     logger.info(
-        "Disk tier: %d KV blocks; to read %d tokens takes as long as to compute %d.",
+        "Disk tier: %d KV blocks; reading %d tokens takes as long as computing %d.",
         num_blocks,
         1000,
         round(fixed_tokens + read_share * 1000),

@@ -206,7 +206,7 @@ class DiskPool:
             if not self._told_of_failure:
                 self._told_of_failure = True
                 logger.warning(
-                    "KV could not be %s disk: %s. It is computed again; see continuum:disk_kv_* in /metrics.",
+                    "KV blocks could not be %s disk (%s): recomputing; see continuum:disk_kv_* in /metrics.",
                     "read from" if what == "read" else "written to",
                     error,
                 )

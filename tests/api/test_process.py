@@ -138,6 +138,5 @@ def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], l
         "10",
         "--scheduling-policy",
         "fcfs",
-        code=2,
     )
     assert "maximum context length" in line

@@ -198,7 +198,7 @@ def test_it_is_compiled_once(
             assert greedy_tokens(folder, prompt) == expected
     assert compiler_runs.read_text() == "run\n"
     said = [record.getMessage() for record in caplog.records if record.name == SELECTION_LOGGER]
-    assert said == ["Attention: the kernel compiled for this CPU."] * 2
+    assert said == ["Using the compiled CPU attention kernel."] * 2
 
 
 def test_it_can_be_switched_off(model_folders: ModelFolders, compiler_runs: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_broken_compiler_costs_a_log_line(
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     assert greedy_tokens(folder, prompt) == Reference(folder).greedy(prompt, 8)
     [line] = [record.getMessage() for record in caplog.records if record.name == SELECTION_LOGGER]
-    assert line.startswith("Attention: torch, for want of the compiled kernel")
+    assert line.startswith("CPU kernels unavailable (")
 
 
 def test_without_a_compiler_there_is_torch(
@@ -234,7 +234,7 @@ def test_without_a_compiler_there_is_torch(
     monkeypatch.setenv("CXX", "no-such-compiler")
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     assert greedy_tokens(folder, prompt) == Reference(folder).greedy(prompt, 8)
-    assert "there is no C++ compiler (no-such-compiler)" in caplog.text
+    assert "no C++ compiler found (no-such-compiler)" in caplog.text
 
 
 def test_builders_at_once_do_not_disturb_each_other(compiler_runs: Path, tmp_path: Path) -> None:
@@ -271,5 +271,5 @@ def test_a_cache_that_cannot_be_written_is_done_without(compiler_runs: Path, tmp
 @pytest.mark.parametrize(("head_dim", "dtype"), [(128, torch.float16), (100, torch.float32)])
 def test_what_it_cannot_do_is_said(head_dim: int, dtype: torch.dtype) -> None:
     """Types and sizes that have no code are refused before anything is compiled."""
-    with pytest.raises(KernelUnavailable, match=f"heads of {head_dim}"):
+    with pytest.raises(KernelUnavailable, match=f"head size {head_dim}"):
         CpuKernel.load(head_dim, dtype)

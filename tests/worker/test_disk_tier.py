@@ -116,7 +116,7 @@ def test_a_damaged_file_costs_only_computing(
                 file.write(Random(0).randbytes(size))
         assert jobs.turn() < 3 * 16 * 8
         assert jobs.turn() > 3 * 160, "the disk is of use again"
-    told = [r.getMessage() for r in caplog.records if "KV could not be read from disk" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "could not be read from disk" in r.getMessage()]
     assert len(told) == 1
     assert ("not what was written" in told[0]) == (damage == "other bytes")
 
@@ -137,7 +137,7 @@ def test_a_full_disk_costs_only_its_use(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert 0 < llm.statistics().num_used_disk_blocks <= 10
         assert llm.statistics().num_free_blocks == 19
-    told = [r for r in caplog.records if "KV could not be written to disk" in r.getMessage()]
+    told = [r for r in caplog.records if "could not be written to disk" in r.getMessage()]
     assert len(told) == 1
 
 

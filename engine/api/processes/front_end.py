@@ -93,9 +93,9 @@ def _serve(start: FrontEndStart, core: JoinedCore) -> int:
         except EngineError as error:
             failure = EngineStartFailed(type(error).__name__, str(error))
         except Exception as error:
-            logger.exception("A front end failed.")
+            logger.exception("An API server process failed.")
             failure = EngineStartFailed(
-                EngineDeadError.__name__, f"A front-end process failed: {error!r}; see its log."
+                EngineDeadError.__name__, f"An API server process failed: {error!r}; see its log."
             )
         with suppress(BrokenPipeError):  # our parent has gone, and with it the core that we were to join
             report.write(FAILED + msgspec.msgpack.encode(failure))

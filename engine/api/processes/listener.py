@@ -7,7 +7,7 @@ import socket
 import stat
 
 from engine.api.config import ServerConfig
-from engine.errors import ConfigError
+from engine.errors import EngineError
 
 
 def bound_socket(config: ServerConfig) -> socket.socket:
@@ -46,9 +46,9 @@ def address_of(config: ServerConfig, sock: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+def cannot_listen(config: ServerConfig, error: OSError) -> EngineError:
     where = config.uds or f"{config.host or '0.0.0.0'}:{config.port}"
-    return ConfigError(f"Cannot listen on {where}: {error.strerror or error}.")
+    return EngineError(f"Cannot listen on {where}: {error.strerror or error}.")
 
 
 def _family(config: ServerConfig) -> socket.AddressFamily:

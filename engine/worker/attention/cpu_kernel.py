@@ -74,7 +74,7 @@ class CpuKernel:
         try:
             return cls(library)
         except AttributeError as error:
-            raise KernelUnavailable(f"it could not be loaded ({error})") from error
+            raise KernelUnavailable(f"loading failed: {error}") from error
 
     @property
     def knows_prompts(self) -> bool:

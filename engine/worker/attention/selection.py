@@ -33,7 +33,7 @@ def resolve_attention(config: EngineConfig, device: torch.device) -> str:
     elif wanted == "auto" and device.type == "cuda":
         wanted = "triton" if _has_triton() else "torch"
         if wanted == "torch":
-            logger.warning("Attention: torch, as triton is not installed (the extra gpu has it).")
+            logger.warning("Using torch attention; for Triton: pip install 'continuum-engine[gpu]'.")
     if config.cache.kv_cache_dtype != "auto":
         _check_storage(config.cache.kv_cache_dtype, wanted, device)
     return wanted
@@ -41,22 +41,22 @@ def resolve_attention(config: EngineConfig, device: torch.device) -> str:
 
 def _check_triton(device: torch.device) -> None:
     if not _has_triton():
-        raise ConfigError("attention_backend: triton is not installed (the extra gpu has it).")
+        raise ConfigError("attention_backend=triton needs Triton: pip install 'continuum-engine[gpu]'.")
     if not uses_triton(device):
         raise ConfigError(
-            f"attention_backend: triton on {device.type} runs in Triton's interpreter only, to check what a "
-            "GPU computes, and slowly: set TRITON_INTERPRET=1 in the environment."
+            f"attention_backend=triton on {device.type} needs Triton's interpreter, which is slow and for "
+            "tests only: set TRITON_INTERPRET=1 in the environment."
         )
 
 
 def _check_storage(kv_cache_dtype: str, resolved: str, device: torch.device) -> None:
     if resolved != "triton":
         raise ConfigError(
-            f"kv_cache_dtype: {kv_cache_dtype} needs attention_backend triton, but here that is {resolved}."
+            f"kv_cache_dtype={kv_cache_dtype} needs attention_backend triton, but it is {resolved} here."
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
         raise ConfigError(
-            f"kv_cache_dtype: {kv_cache_dtype} needs a GPU of compute capability "
+            f"kv_cache_dtype={kv_cache_dtype} needs a GPU of compute capability "
             f"{'.'.join(map(str, FIRST_WITH_FP8))} or later."
         )
 
@@ -74,12 +74,12 @@ def select_attention(pool: torch.Tensor, resolved: str) -> AttentionBackend:
     """The backend of steps that the host waits for. ``resolved``: by ``resolve_attention``, and not triton.
     Never fails."""
     if resolved == "torch" or pool.device.type != "cpu":
-        logger.info("Attention: torch.")
+        logger.info("Using torch attention.")
         return TorchPagedAttention(pool)
     try:
         kernel = CpuKernel.load(pool.shape[-1], pool.dtype)
     except KernelUnavailable as error:
-        logger.warning("Attention: torch, for want of the compiled kernel: %s.", error)
+        logger.warning("CPU kernels unavailable (%s): using torch attention.", error)
         return TorchPagedAttention(pool)
-    logger.info("Attention: the kernel compiled for this CPU.")
+    logger.info("Using the compiled CPU attention kernel.")
     return CpuPagedAttention(pool, kernel)

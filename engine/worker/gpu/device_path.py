@@ -62,7 +62,7 @@ class DevicePath:
         self._forward.capture()
 
     def runner(self, host_pool: HostTransfers | None) -> DeviceModelRunner:
-        logger.info("Steps: on the device, %d of their sizes as graphs.", len(self._forward.graphs))
+        logger.info("Captured %d CUDA graphs.", len(self._forward.graphs))
         return DeviceModelRunner(self._forward, self._batch, self._sampler, self._streams, host_pool)
 
 

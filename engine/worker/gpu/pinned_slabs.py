@@ -121,10 +121,10 @@ class PinnedSlabs:
         try:
             pinned = self._streams.pin(slab)
         except RuntimeError as error:
-            logger.warning("Memory of the host tier cannot be pinned: %s", error)
+            logger.warning("Cannot pin host memory for KV offloading (%s): copies will block steps.", error)
             return False
         if pinned:
             self._pinned.append(slab)
         else:
-            logger.warning("Memory of the host tier cannot be pinned: its copies hold up the steps.")
+            logger.warning("Cannot pin host memory for KV offloading: copies will block steps.")
         return pinned

@@ -122,9 +122,9 @@ def select_prompt_attention(
             if proven.can_all:
                 break  # nothing is left for another
     if not paths:
-        logger.info("Prompts: Triton's own kernel.")
+        logger.info("Using Triton prefill attention.")
         return floor
-    logger.info("Prompts: %s.", ", ".join(proven.path.name for proven in paths))
+    logger.info("Using prefill attention: %s.", ", ".join(proven.path.name for proven in paths))
     return FastPromptAttention(paths, floor, scratch.max_tokens, min_query_tokens)
 
 
@@ -146,4 +146,4 @@ def _installed(pool: torch.Tensor, dtype: torch.dtype, scratch: GatherScratch) -
         try:
             yield find()
         except Exception as error:  # an installed library may raise anything when it is imported
-            logger.debug("Prompts: not there: %s", error)
+            logger.debug("Prefill attention library unavailable: %s", error)

@@ -41,14 +41,14 @@ def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
     Raises KernelUnavailable.
     """
     if dtype not in (torch.bfloat16, torch.float32) or head_dim % 8:
-        raise KernelUnavailable(f"there is none for {str(dtype).removeprefix('torch.')} heads of {head_dim}")
+        raise KernelUnavailable(f"none for {str(dtype).removeprefix('torch.')} with head size {head_dim}")
     flags = [*_FLAGS, f"-DCONTINUUM_HEAD_DIM={head_dim}"]
     if dtype == torch.bfloat16:
         flags.append("-DCONTINUUM_BF16")
     try:
         return _load_library(flags)
     except OSError as error:
-        raise KernelUnavailable(f"it could not be built or loaded ({error})") from error
+        raise KernelUnavailable(f"building or loading failed: {error}") from error
 
 
 def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
@@ -88,7 +88,7 @@ def _compile(command: Sequence[str], target: Path) -> None:
     """Built beside its place and then moved there, so that no process ever sees half a file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         built = Path(temporary) / target.name
-        start_log.info("Compiling the kernels for this CPU, once: they are kept in %s.", target.parent)
+        start_log.info("Compiling CPU kernels (once; cached in %s).", target.parent)
         try:
             result = subprocess.run(
                 [*command, "-o", str(built)],
@@ -100,10 +100,10 @@ def _compile(command: Sequence[str], target: Path) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise KernelUnavailable(f"{command[0]} took longer than {_COMPILE_TIMEOUT_S} s") from error
+            raise KernelUnavailable(f"{command[0]} timed out after {_COMPILE_TIMEOUT_S} s") from error
         if result.returncode or not built.exists():
             reason = next((line for line in result.stderr.splitlines() if "error" in line), "no message")
-            raise KernelUnavailable(f"{command[0]} could not compile it ({reason.strip()})")
+            raise KernelUnavailable(f"{command[0]} failed: {reason.strip()}")
         built.replace(target)
 
 
@@ -114,7 +114,7 @@ def _find_compiler() -> Path:
         found = shutil.which(name)
         if found is not None:
             return Path(found)
-    raise KernelUnavailable(f"there is no C++ compiler ({', '.join(names)})")
+    raise KernelUnavailable(f"no C++ compiler found ({', '.join(names)})")
 
 
 def _cache_folder() -> Path | None:

@@ -46,7 +46,7 @@ class CompiledProduct:
         that multiplies pairs of bf16."""
         library = load_library(head_dim, torch.bfloat16)
         if not hasattr(library, "continuum_multiply"):
-            raise KernelUnavailable("this CPU does not multiply pairs of bf16")
+            raise KernelUnavailable("this CPU has no bf16 dot-product instruction")
         return cls(library)
 
     def interleave(self, weight: torch.Tensor) -> torch.Tensor:

@@ -101,7 +101,7 @@ def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> Caus
         return model
     if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
         return model
-    logger.info("Steps: the code compiled for this CPU.")
+    logger.info("Using the compiled CPU backend for whole steps.")
     return CompiledDecoder(model, attention)
 
 

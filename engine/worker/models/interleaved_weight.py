@@ -150,7 +150,7 @@ def compiled_product(head_dim: int, device: torch.device, dtype: torch.dtype) ->
     try:
         return CompiledProduct.load(head_dim)
     except KernelUnavailable as error:
-        logger.info("Weights are multiplied by torch: %s.", error)
+        logger.info("Compiled GEMM unavailable (%s): using torch.", error)
         return None
 
 

@@ -125,7 +125,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     try:
         return torch.equal(PackedLinear(weight, None)(x), weight.T)
     except (AttributeError, RuntimeError) as error:
-        logger.info("The weights are not packed: %s.", str(error).splitlines()[0])
+        logger.info("oneDNN packing unavailable (%s): using plain weights.", str(error).splitlines()[0])
         return False
 
 
@@ -138,5 +138,8 @@ def packed_table(table: Table) -> Table | PackedTable:
     try:
         return PackedTable(table.weight)
     except (AttributeError, RuntimeError) as error:
-        logger.info("The embedding is not packed: %s.", str(error).splitlines()[0])
+        logger.info(
+            "Embedding not packed by oneDNN: %s.",
+            str(error).splitlines()[0],
+        )
         return table

@@ -144,5 +144,5 @@ def _answer(step: PendingOutput, rank: int) -> ModelRunnerOutput | EngineError:
 def _as_engine_error(error: Exception, rank: int) -> EngineError:
     if isinstance(error, EngineError):
         return error
-    logger.error("Rank %d failed.", rank, exc_info=error)
+    logger.error("Tensor-parallel rank %d failed.", rank, exc_info=error)
     return EngineDeadError(f"Rank {rank} of the model failed: {error!r}; see its log.")

@@ -32,9 +32,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """``continuum serve``, and nothing said of a model."""
     log = tmp_path_factory.mktemp("box") / "server.log"
     with ServerProcess(["--host", "127.0.0.1", "--port", "0"], log) as server:
-        assert (
-            f"No MODEL given: serving the small agent model that comes along, as '{NAME}'." in log.read_text()
-        )
+        assert f"No MODEL given; serving the bundled demo model as '{NAME}'." in log.read_text()
         yield server.base_url
 
 

@@ -104,7 +104,7 @@ def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatc
     """Kernels for GPUs run on a CPU only if that was asked for twice."""
     assert resolve_attention(config(), CPU) == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(ConfigError, match=r"attention_backend: triton on cpu .* TRITON_INTERPRET=1"):
+    with pytest.raises(ConfigError, match=r"attention_backend=triton on cpu .* TRITON_INTERPRET=1"):
         resolve_attention(config(), CPU)
 
 
@@ -119,9 +119,9 @@ def test_a_gpu_takes_triton_where_it_is_installed(
     with caplog.at_level(logging.WARNING, selection.__name__):
         assert resolve_attention(config(backend="auto"), CUDA) == "torch"
     assert [record.getMessage() for record in caplog.records] == [
-        "Attention: torch, as triton is not installed (the extra gpu has it)."
+        "Using torch attention; for Triton: pip install 'continuum-engine[gpu]'."
     ]
-    with pytest.raises(ConfigError, match="attention_backend: triton is not installed"):
+    with pytest.raises(ConfigError, match="attention_backend=triton needs Triton: pip install"):
         resolve_attention(config(), CUDA)
 
 
@@ -135,7 +135,7 @@ def hide_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_triton_stores_8_bits() -> None:
     """What would ignore kv_cache_dtype refuses it."""
     narrow = CacheConfig(kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8_e4m3 needs attention_backend triton"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype=fp8_e4m3 needs attention_backend triton"):
         resolve_attention(config(backend="torch", cache=narrow), CUDA)
     assert resolve_attention(config(cache=narrow), CPU) == "triton"
 

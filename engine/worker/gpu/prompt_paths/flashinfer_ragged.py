@@ -45,9 +45,7 @@ class FlashInferRagged:
     def find(cls, device: torch.device) -> FlashInferRagged:
         """Raises what its import does."""
         wrapper_class = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
-        logger.info(
-            "Prompts: FlashInfer compiles kernels that it has not compiled before; that takes minutes."
-        )
+        logger.info("FlashInfer may compile kernels at first use, which takes minutes.")
         return cls(wrapper_class, device)
 
     def can(self, kind: AttentionKind) -> bool:

@@ -90,10 +90,12 @@ class Probe:
             error = float((output.float() - self._expected(kind)).abs().max())
         except Exception as raised:  # a library may raise anything
             reason = str(raised).partition("\n")[0]
-            logger.debug("Prompts: %s does not work here: %s", path.name, reason)
+            logger.debug("Prefill attention %s is unavailable: %s", path.name, reason)
             return False
         if not error < _TOLERANCE:
-            logger.warning("Prompts: %s is wrong by %.3g for %s: not used for that.", path.name, error, kind)
+            logger.warning(
+                "Prefill attention %s is off by %.3g for %s: disabled for it.", path.name, error, kind
+            )
             return False
         return True
 
