@@ -42,7 +42,15 @@ COMMANDS = (
 )
 NOT_OURS = {
     *("--index-url", "--extra-index-url", "--build-arg"),  # pip, docker
-    *("--init", "--env-file", "--stop-timeout", "--gpus", "--cpuset-cpus", "--cpus"),  # docker
+    *(
+        "--init",
+        "--env-file",
+        "--stop-timeout",
+        "--gpus",
+        "--cpuset-cpus",
+        "--cpus",
+        "--health-cmd",
+    ),  # docker
     "--config.file",  # prometheus
     "--budget-s",  # make gpu-check
 }
