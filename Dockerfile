@@ -28,7 +28,7 @@ RUN useradd --uid 1000 --create-home continuum \
 ENV XDG_CACHE_HOME=/data/cache HF_HOME=/data/huggingface
 VOLUME /data
 WORKDIR /data
-USER continuum
+USER 1000
 
 EXPOSE 8000
 HEALTHCHECK --start-period=120s --interval=10s --timeout=5s \

@@ -127,6 +127,16 @@ def test_a_page_names_flags_that_there_are(path: Path) -> None:
     assert found - known == set()
 
 
+@pytest.mark.parametrize("path", spoken(), ids=name)
+def test_a_text_names_targets_that_make_has(path: Path) -> None:
+    """In a command block or between backquotes."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = path.read_text()
+    code = "".join(FENCED.findall(text)) + "".join(re.findall(r"^    .*\n", text, re.MULTILINE))
+    named = re.findall(r"^ *make ([a-z-]+)", code, re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
+    assert set(named) - targets == set()
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, but for code, tables, and words that cannot be divided."""
     fenced = False
