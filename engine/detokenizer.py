@@ -1,6 +1,7 @@
-"""Tokens to text as they come: whole characters only, and nothing of a stop string ever leaves.
+"""Incremental detokenization: whole characters only, and no part of a stop string is ever
+returned.
 
-Knows one request's tokens and stop strings; not who asked, nor how the request is finished.
+It knows one request's tokens and stop strings, not its caller, nor how the request ends.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"
-"""What a decoder writes for bytes that are not (yet) a character."""
+"""What a decoder writes for bytes that are not a character (yet)."""
 MAX_PRIMING_TOKENS = 24
-"""Prompt tokens looked at to find where the text stands, e.g. whether a space is due."""
+"""The most prompt tokens that are decoded to find the state at the prompt's end, such as a pending
+space."""
 
 
 class TokenDecoder:
-    """Decodes one token at a time by decoding a short window anew; works for every tokenizer.
+    """Decodes one token at a time by decoding a short window again; works for every tokenizer.
 
-    ``_context`` are the tokens of the last text given out (or the prompt's last), ``_pending`` those since:
-    the new text is what decoding both adds to decoding the first alone.
+    ``_context`` holds the tokens of the last text returned (or the prompt's last), ``_pending``
+    those since: the new text is the difference of decoding both and the first.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
@@ -36,7 +38,7 @@ class TokenDecoder:
         self._pending: list[int] = []
 
     def step(self, token_id: int) -> str:
-        """The text this token completes; empty while a character is only half there."""
+        """The text that this token completes; empty while a character is incomplete."""
         self._pending.append(token_id)
         text = self._new_text()
         if not text or text.endswith(REPLACEMENT):
@@ -45,7 +47,7 @@ class TokenDecoder:
         return text
 
     def flush(self) -> str:
-        """The text of what is left at the end: bytes that never became a character."""
+        """The remaining text at the end: bytes that never became a character."""
         text = self._new_text() if self._pending else ""
         self._accept()
         return text
@@ -57,7 +59,7 @@ class TokenDecoder:
     def _new_text(self) -> str:
         before = self._decode(self._context)
         text = self._decode(self._context + self._pending)
-        # A decoder may rewrite earlier text when later bytes arrive; what was given out stays as it is.
+        # A decoder may rewrite earlier text when later bytes arrive; returned text is never changed.
         return text[len(before) :] if text.startswith(before) else self._decode(self._pending)
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -68,7 +70,7 @@ class TokenDecoder:
         )
 
     def _priming(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """The shortest end of the prompt, of four tokens or more, that is whole characters."""
+        """The shortest end of the prompt, of at least four tokens, that is whole characters."""
         for length in range(4, MAX_PRIMING_TOKENS + 1):
             suffix = list(prompt_token_ids[-length:])
             if REPLACEMENT not in self._decode(suffix):
@@ -79,7 +81,8 @@ class TokenDecoder:
 
 
 class StreamTokenDecoder(TokenDecoder):
-    """The same over the Rust ``DecodeStream``: several times faster, for tokenizers that have a backend."""
+    """The same with the Rust ``DecodeStream``: several times faster, for tokenizers with a
+    backend."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, params, prompt_token_ids)
@@ -91,7 +94,7 @@ class StreamTokenDecoder(TokenDecoder):
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._backend, token_id)
-        except Exception:  # a plain Exception: the decoder has rewritten text that was given out
+        except Exception:  # a plain Exception: the decoder has rewritten text that was already returned
             return self._recover()
         if not text:
             return ""
@@ -118,23 +121,23 @@ class StreamTokenDecoder(TokenDecoder):
 def token_decoder(
     tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
 ) -> TokenDecoder:
-    """The faster one that the tokenizer allows."""
+    """The faster decoder that the tokenizer supports."""
     kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
     return kind(tokenizer, params, prompt_token_ids)
 
 
 class AnswerFinder:
-    """Finds where the text is that thoughts come before."""
+    """Finds the end of the reasoning, where the answer begins."""
 
     def __init__(self, thought: ThoughtSpan) -> None:
         self._thought = thought
         self._num_searched = 0
         self._is_inside = thought.start is None
         self.begin: int | None = None
-        """Index of the answer; None while that is not known."""
+        """Index of the answer's start; None while unknown."""
 
     def look(self, text: str) -> None:
-        """The text has grown."""
+        """Searches the grown text."""
         if self.begin is None and not self._is_inside:
             self._look_for_start(text)
         if self.begin is None and self._is_inside:
@@ -152,7 +155,7 @@ class AnswerFinder:
 
 
 class StopChecker:
-    """Finds the stop string that is complete first; of those complete at once, the longest."""
+    """Finds the stop string that is complete first; among those complete at once, the longest."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._stop = params.stop
@@ -162,7 +165,8 @@ class StopChecker:
         self._starts = {stop[:length] for stop in params.stop for length in range(1, len(stop))}
 
     def find(self, text: str, num_checked: int) -> tuple[str, int] | None:
-        """The stop string that ends beyond ``num_checked`` first, and the length at which to cut the text."""
+        """The stop string that ends first after ``num_checked``, and the length to truncate the
+        text to."""
         begin = 0
         if self._answer is not None:
             was_known = self._answer.begin is not None
@@ -182,7 +186,7 @@ class StopChecker:
         return stop, end if self._include else start
 
     def num_held_back(self, text: str) -> int:
-        """Length of the end of the text that may yet turn out to be the start of a stop string."""
+        """Length of the text's end that may be the start of a stop string."""
         if self._include or not self._stop:
             return 0
         begin = 0 if self._answer is None else self._answer.begin
@@ -210,10 +214,8 @@ class IncrementalDetokenizer:
             self._decoder = token_decoder(tokenizer, params, prompt_token_ids)
 
     def update(self, token_ids: list[int], *, finished: bool, stop_token: bool) -> str | None:
-        """Take new tokens; returns the stop string they complete, at which the text then ends.
-
-        ``stop_token``: the last one ended the request, so it is no part of the text.
-        """
+        """Adds new tokens; returns the stop string that they complete, where the text then ends.
+        ``stop_token``: the last token ended the request and is not part of the text."""
         already = self.token_ids
         decoder = self._decoder
         if decoder is None:
@@ -231,7 +233,7 @@ class IncrementalDetokenizer:
         return self._extend(decoder.flush()) if finished else None
 
     def next_output(self, *, finished: bool, delta: bool) -> tuple[str, list[int]]:
-        """Text and tokens to give out now: the new ones if ``delta``, else all so far."""
+        """Text and tokens of the next output: the new ones if ``delta``, else all so far."""
         end = len(self._text)
         if not finished and self._stop_checker is not None:
             end -= self._stop_checker.num_held_back(self._text)

@@ -1,4 +1,4 @@
-"""From what a caller asks to what the core is sent: checks, defaults, ids. Tokens in, tokens out."""
+"""Turns a caller's request into the core's: validation, defaults, ids. Tokens in, tokens out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _TokenIds(msgspec.Struct):
-    """The tokens that end a text, as model folders name them."""
+    """End-of-sequence tokens, as model folders specify them."""
 
     eos_token_id: _TokenId | list[_TokenId] | None = None
 
@@ -38,7 +38,7 @@ class _TokenIds(msgspec.Struct):
 
 
 class _Recommended(msgspec.Struct):
-    """The fields of a ``generation_config.json`` that are used; others may be anything."""
+    """The used fields of a ``generation_config.json``; others may be anything."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -49,7 +49,7 @@ class _Recommended(msgspec.Struct):
 
 
 def _checked(kind: type[T], values: Mapping[str, Any], named_by: str) -> T:
-    """The fields of a file; ConfigError names the first that is of another type."""
+    """Validates the fields of a file; ConfigError names the first of a wrong type."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -58,7 +58,7 @@ def _checked(kind: type[T], values: Mapping[str, Any], named_by: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the model's ``generation_config.json`` recommends; None where it says nothing."""
+    """Defaults of the model's ``generation_config.json``; None where it has none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -75,7 +75,7 @@ class GenerationDefaults:
         source = config.generation_config if own_source else config.model
         try:
             found = _read_json(source, "generation_config.json")
-        except OSError:  # neither a folder nor a name that the hub may know
+        except OSError:  # neither a folder nor a valid hub name
             found = None
         if found is None and own_source:
             raise ConfigError(f"generation_config: no generation_config.json in {source!r}.")
@@ -105,7 +105,7 @@ class GenerationDefaults:
         return defaults
 
     def sampling_params(self) -> SamplingParams:
-        """Parameters for a caller who gave none."""
+        """Sampling parameters for a caller that gives none."""
         named = {
             name: getattr(self, name)
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -136,7 +136,7 @@ def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:
 
 
 class InputProcessor:
-    """Checks a request against the model and completes its sampling parameters."""
+    """Validates a request against the model and completes its sampling parameters."""
 
     def __init__(
         self,
@@ -145,11 +145,12 @@ class InputProcessor:
         defaults: GenerationDefaults,
         grammars: GrammarCheck | None = None,
     ) -> None:
-        """``grammars``: who checks them; by default they are trusted to take no more than they should."""
+        """``grammars`` validates grammars; by default they are compiled here, without limits on
+        time and memory."""
         self._tokenizer = tokenizer
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
-        # A tokenizer may know tokens that the model cannot produce.
+        # A tokenizer may have tokens outside the model's vocabulary.
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         eos_ids = [token for token in (*own, *defaults.eos_token_ids) if token < ready.vocab_size]
         self._eos_token_id = eos_ids[0] if eos_ids else None
@@ -166,8 +167,8 @@ class InputProcessor:
         context: RequestContext = NO_CONTEXT,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The core's request, under an id of its own; RequestError if anything is wrong. ``fits_context``:
-        ``max_tokens`` beyond the room that the prompt leaves means that room."""
+        """The core's request, with a unique id; RequestError if it is invalid. ``fits_context``: a
+        ``max_tokens`` beyond the rest of the context is clamped to it."""
         self._check_prompt(prompt_token_ids)
         params.verify()
         if fits_context and params.max_tokens is not None:
@@ -187,8 +188,8 @@ class InputProcessor:
         )
 
     def check_grammar(self, wanted: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
-        """What of it can be followed; RequestError, now or in the future, if it is wrong. ``process`` asks
-        too, and waits: after this it need not."""
+        """The enforceable part of a grammar; RequestError, now or in the future, if it is invalid.
+        ``process`` calls this too and blocks, so call it before."""
         wanted.verify()
         return self._grammars.check(wanted.in_texts())
 
@@ -211,13 +212,14 @@ class InputProcessor:
             max_tokens=self._max_tokens(params, num_prompt_tokens),
             stop_token_ids=stop_token_ids,
             eos_token_id=self._eos_token_id,
-            structured_outputs=None,  # what of it can be followed is told later
+            structured_outputs=None,  # set below to the enforceable part
             logit_bias=_within_limits(params.logit_bias),
             bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else None,
         )
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
-        """Without those that need a token which the tokenizer has and the model cannot produce."""
+        """Token sequences of the words, without those that contain tokens outside the model's
+        vocabulary."""
         sequences = self._tokenizer.bad_word_token_ids(words)
         return [sequence for sequence in sequences if max(sequence) < self._vocab_size]
 
@@ -243,13 +245,14 @@ def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:
 
 
 def may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> bool:
-    """Whether a prompt's length leaves it open: to tokenise 16 MB takes half a minute and gigabytes."""
+    """Whether the prompt may fit, judged by its length: to tokenize 16 MB takes half a minute and
+    gigabytes."""
     return tokenizer.fewest_tokens_beyond(text, max_model_len - 1) is None
 
 
 def prompt_too_long(num_tokens: int | None, max_model_len: int, num_chars: int = 0) -> ContextLengthError:
-    """``num_tokens``: None where they were not counted. Clients read the count, so nothing else stands where
-    it would."""
+    """The error for a prompt that exceeds the context. ``num_tokens``: None if not counted;
+    clients parse the count, so no other number stands in its place."""
     much = (
         f"a text of {num_chars} characters has more"
         if num_tokens is None

@@ -1,4 +1,4 @@
-"""Offline inference: give it prompts or conversations, get the finished outputs back in the same order."""
+"""Offline inference: prompts or conversations in, finished outputs in the same order out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 def engine_config(model: str, **options: Any) -> EngineConfig:
-    """The engine's config from flat options, each a field of one of its records; ConfigError for others."""
+    """The engine's config from flat options, the fields of its records; ConfigError for unknown
+    ones."""
     parts: dict[str, Any] = {
         "model": ModelConfig,
         "cache": CacheConfig,
@@ -66,7 +67,7 @@ class LLM:
         multiprocess: bool = True,
         **options: Any,
     ) -> None:
-        """``multiprocess`` runs the core in a process of its own. Raises ConfigError or ModelLoadError."""
+        """``multiprocess`` runs the core in its own process. Raises ConfigError or ModelLoadError."""
         config = engine_config(os.fspath(model), **options)
         self.engine = LLMEngine(config, executor_factory, policy_factory, multiprocess=multiprocess)
         self._request_ids = itertools.count()
@@ -80,11 +81,11 @@ class LLM:
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Finished outputs in the order of the prompts, each a text or its token ids. Without parameters the
-        model's own defaults hold, as far as the context has room for them.
+        """Finished outputs in the order of the prompts, each a text or token ids. Without
+        parameters the model's defaults apply, clamped to the rest of the context.
 
-        A wrong request raises RequestError before any of them runs. One that fails inside the engine has the
-        finish reason ``error``, and costs the others nothing.
+        An invalid request raises RequestError before any of them runs. One that fails inside the
+        engine has the finish reason ``error`` and does not affect the others.
         """
         all_prompts = _as_prompts(prompts)
         count = len(all_prompts)
@@ -144,7 +145,7 @@ class LLM:
     def _run(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool
     ) -> list[RequestOutput]:
-        """Add them and step until all is finished; if interrupted, nothing of it goes on."""
+        """Adds the requests and steps until all are finished; aborts them if interrupted."""
         outputs: list[RequestOutput] = []
         progress = _Progress(len(requests), use_tqdm)
         try:
@@ -163,7 +164,7 @@ class LLM:
         return self.engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation config recommends."""
+        """The defaults of the model's generation config."""
         return self.engine.generation_defaults.sampling_params()
 
     def reset_prefix_cache(self) -> bool:
@@ -173,7 +174,7 @@ class LLM:
         return self.engine.statistics()
 
     def close(self) -> None:
-        """Stop the core and free the model. Repeatable."""
+        """Stops the core and frees the model. Repeatable."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -187,7 +188,7 @@ class _Progress:
     """The progress bar, with token rates."""
 
     def __init__(self, count: int, shown: bool) -> None:
-        from tqdm.auto import tqdm  # this module is every core's, where nobody looks at a bar
+        from tqdm.auto import tqdm  # every core imports this module and needs no bar
 
         self._bar = tqdm(total=count, desc="Processed prompts", disable=not shown, dynamic_ncols=True)
         self._num_prompt_tokens = 0

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class LLMEngine:
-    """Joins inputs, core and outputs for one thread."""
+    """Connects input processing, the core and output processing, for one thread."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LLMEngine:
         if multiprocess:
             self._client = SyncMPClient(config, executor_factory, policy_factory)
         else:
-            from engine.inproc_client import InprocClient  # with the whole core
+            from engine.inproc_client import InprocClient  # imports the whole core
 
             self._client = InprocClient(config, executor_factory, policy_factory, self._clock)
         try:  # while a core in another process loads the model
@@ -53,7 +53,7 @@ class LLMEngine:
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
         self._outputs = OutputProcessor(self.tokenizer, self._clock)
         self.iteration_stats: IterationStats | None = None
-        """What the last step brought."""
+        """Statistics of the last step."""
         self.scheduler_stats: SchedulerStats | None = None
 
     def check_request(
@@ -65,8 +65,8 @@ class LLMEngine:
         *,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The request as the core will see it, not yet added; RequestError if it is wrong. ``fits_context``:
-        see InputProcessor.process."""
+        """The validated request for the core, not yet added; RequestError if it is invalid.
+        ``fits_context``: see InputProcessor.process."""
         arrival_time = self._clock.now()
         return self._inputs.process(
             request_id,
@@ -88,12 +88,13 @@ class LLMEngine:
         self.add_checked(request, prompt if isinstance(prompt, str) else None)
 
     def add_checked(self, request: EngineCoreRequest, prompt: str | None) -> None:
-        """Add what ``check_request`` returned."""
+        """Adds what ``check_request`` returned."""
         for core_request in self._outputs.add_request(request, prompt):
             self._client.add_request(core_request)
 
     def step(self) -> list[RequestOutput]:
-        """Wait for one message of the core and return what it brought; EngineDeadError if it is gone."""
+        """Waits for one message of the core and returns its outputs; EngineDeadError if the core
+        has died."""
         try:
             message = self._client.get_output()
         except EngineDeadError as error:
@@ -109,11 +110,11 @@ class LLMEngine:
         return processed.request_outputs
 
     def abort_request(self, request_id: str) -> None:
-        """End all requests of this id; no more outputs come of them."""
+        """Aborts all requests of this id; they have no further outputs."""
         self._client.abort_requests(self._outputs.abort_external(request_id))
 
     def abort_all(self) -> None:
-        """End whatever is unfinished; nothing to do if the core is gone."""
+        """Aborts all unfinished requests; does nothing if the core has died."""
         request_ids = self._outputs.abort_all()
         if request_ids:
             self._client.abort_requests(request_ids)
@@ -122,19 +123,19 @@ class LLMEngine:
         return self._outputs.num_unfinished > 0
 
     def reset_prefix_cache(self) -> bool:
-        """Drop pins and forget cached prefixes; False while requests hold blocks."""
+        """Drops pins and evicts cached prefixes; False while requests hold blocks."""
         return self._utility("reset_prefix_cache", bool)
 
     def statistics(self) -> SchedulerStatistics:
         return self._utility("statistics", SchedulerStatistics)
 
     def check_invariants(self) -> None:
-        """Raise if the core's blocks, requests and pins contradict each other."""
+        """Raises if the core's blocks, requests and pins are inconsistent."""
         self._utility("check_invariants", type(None))
 
     def _utility(self, method: str, result_type: type[T], *args: Any) -> T:
         return msgspec.convert(self._client.call_utility(method, *args), result_type)
 
     def close(self) -> None:
-        """Stop the core and free the model. Repeatable."""
+        """Stops the core and frees the model. Repeatable."""
         self._client.close()

@@ -1,4 +1,4 @@
-"""Turns the core's log probabilities into what a caller reads; adds up those of the chosen tokens."""
+"""Converts the core's log probabilities for callers, and sums those of the chosen tokens."""
 
 from __future__ import annotations
 

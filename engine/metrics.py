@@ -1,7 +1,8 @@
-"""Prometheus series of one server: V1's names where V1 has them, ours under ``continuum:``.
+"""Prometheus metrics of one server: V1's names where V1 has them, ours under ``continuum:``.
 
-Front ends that share a folder write what they count into files there, and each of them can tell the sum. What
-the core says is recorded by whichever of them is told; a gauge is what the core said last, by its own clock.
+API server processes that share a folder write their counters into files there, and each of them
+can report the sum. The core's statistics are recorded by whichever process receives them; a gauge
+is the core's latest value, by the core's clock.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TURN_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 _LABELS = ("model_name", "engine")
 _ENGINE_INDEX = "0"
-"""V1 tells replicas of a server apart by it; this server has one core."""
+"""V1's label of a server's replicas; this server has one core."""
 _ABORTED = str(FinishReason.ABORT)
 
 
@@ -65,11 +66,11 @@ def _token_buckets(limit: int) -> tuple[float, ...]:
 
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which the library is told where several processes count together."""
+"""The environment variable that names the folder of multi-process metrics."""
 
 
 def shared_metrics_environment(folder: Path) -> dict[str, str]:
-    """What must be in a process's environment at its start for its metrics to be counted in this folder."""
+    """The environment that a process must start with for its metrics to be stored in this folder."""
     return {METRICS_FOLDER: str(_files_in(folder))}
 
 
@@ -80,21 +81,23 @@ def _files_in(folder: Path) -> Path:
 
 
 class _CoreGauge:
-    """A gauge of the core. Of processes that are told of it in turn one may lag: the core's time decides."""
+    """A gauge of the core. Processes receive its values in turn and one may lag, so the core's
+    time decides which is the latest."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
 
     def set(self, value: float, timestamp: float) -> None:
-        # Gauge.set would take the time at which this process came to it.
+        # Gauge.set would use this process's time.
         self._gauge._value.set(float(value), timestamp=timestamp)
 
 
 class Metrics:
-    """All series of one server in a registry of their own. ``record`` is called once per engine step."""
+    """All metrics of one server in their own registry. ``record`` is called once per engine step."""
 
     def __init__(self, model_name: str, max_model_len: int, shared_folder: Path | None = None) -> None:
-        """``shared_folder``: where this process and its siblings count; None if it is alone."""
+        """``shared_folder``: the folder of the processes of this server; None for a single
+        process."""
         self.registry = CollectorRegistry()
         self._scraped = self.registry
         if shared_folder is not None:
@@ -128,7 +131,7 @@ class Metrics:
             self._request_n.observe(n)
 
     def record_receipt(self, receipt: TurnReceipt) -> None:
-        """A turn of a job ended: what was recomputed in it, and how long its tool call had taken."""
+        """Records the end of a job's turn: recomputed tokens, and the time of its tool call."""
         self._recomputed_tokens.inc(receipt.recomputed_tokens)
         if receipt.gap_s is not None:
             self._gap.observe(receipt.gap_s)
@@ -138,19 +141,19 @@ class Metrics:
         self._superseded_tokens.inc(receipt.superseded_tokens)
 
     def record_rejection(self, limit: str) -> None:
-        """A request was refused because of the limit of this name."""
+        """Records a request refused by the limit of this name."""
         self._rejections.labels(self._values[0], limit).inc()
 
     def record_viewers(self, number: int, timestamp: float) -> None:
-        """So many look at the dashboard, through all front ends."""
+        """Sets the number of viewers of the dashboard, over all API server processes."""
         self._viewers.set(number, timestamp)
 
     def record_prefix_killer(self, kind: str) -> None:
-        """A text was taken out of a prompt because it changes with every request."""
+        """Records that text was removed from a prompt, since it changes with every request."""
         self._prefix_killers_removed.labels(*self._values, kind).inc()
 
     def record_pool(self, block_size: int, num_gpu_blocks: int) -> None:
-        """The KV pool as it was sized at the start, in V1's form: numbers in labels."""
+        """Records the size of the KV pool in V1's form: numbers in labels."""
         info = Gauge(
             "vllm:cache_config_info",
             "The KV pool: tokens per block, and blocks.",
@@ -161,7 +164,7 @@ class Metrics:
         info.labels(self._values[1], str(block_size), str(num_gpu_blocks)).set(1)
 
     def exposition(self) -> bytes:
-        """The page that Prometheus scrapes."""
+        """The page for Prometheus."""
         return generate_latest(self._scraped)
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
@@ -220,7 +223,7 @@ class Metrics:
         self._success.labels(*self._values, stats.finish_reason).inc()
         self._cached_prompt_tokens.inc(stats.num_cached_tokens)
         if stats.finish_reason == _ABORTED:
-            return  # its times and lengths tell of its client's patience
+            return  # its times and lengths reflect its client
         self._e2e.observe(stats.e2e_s)
         self._queue.observe(stats.queued_s)
         self._prefill.observe(stats.prefill_s)
@@ -289,7 +292,7 @@ class Metrics:
         self._success = self._counters(
             "vllm:request_success", "Requests that ended, by reason.", "finished_reason"
         )
-        for reason in FinishReason:  # from 0, so that an alert sees the first error too
+        for reason in FinishReason:  # starts at 0, so that an alert sees the first error
             self._success.labels(*self._values, str(reason))
         self._rejections = Counter(
             "vllm:admission_rejections",
@@ -406,7 +409,7 @@ class Metrics:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._values)
 
     def _counters(self, name: str, text: str, by: str) -> Counter:
-        """One for each value of the label ``by``."""
+        """One counter for each value of the label ``by``."""
         return Counter(name, text, (*_LABELS, by), registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

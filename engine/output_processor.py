@@ -1,7 +1,8 @@
-"""From the core's tokens to what callers read: text, stop strings, log probabilities, merged answers, times.
+"""Turns the core's tokens into what callers read: text, stop strings, log probabilities, merged
+answers, times.
 
-Keeps one state per request. A request ends when the core says so: a stop string found here is first told to
-the core, whose answer carries the receipt of the turn.
+It keeps one state per request. A request ends when the core says so: a stop string found here is
+first reported to the core, whose response carries the turn's receipt.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class RequestOutputCollector:
-    """A mailbox of one: outputs that its reader did not fetch in time are merged."""
+    """A mailbox of size one: outputs that its reader has not fetched in time are merged."""
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._delta = kind is RequestOutputKind.DELTA
         self._held: RequestOutput | Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        """Done as soon as something is there; there is one reader, so this is all that an event would be."""
+        """Resolved once there is an output. With a single reader a future does the work of an
+        event."""
 
     def put(self, item: RequestOutput | Exception) -> None:
         if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
@@ -47,7 +49,7 @@ class RequestOutputCollector:
             self._reader.set_result(None)
 
     async def get(self) -> RequestOutput:
-        """The next output; raises the error that was put instead of one."""
+        """Waits for the next output; raises an error that was put instead."""
         while True:
             held = self.get_nowait()
             if held is not None:
@@ -64,7 +66,7 @@ class RequestOutputCollector:
 
 @dataclass(slots=True)
 class RequestState:
-    """What has to be remembered of a request between two messages of the core."""
+    """State of a request between two messages of the core."""
 
     request: EngineCoreRequest
     external_id: str
@@ -76,10 +78,10 @@ class RequestState:
     index: int = 0
     collector: RequestOutputCollector | None = None
     stop_string: str | None = None
-    """Found here; the core has been told and has not yet answered."""
+    """The stop string that was found; the core has been told and has not confirmed it yet."""
 
     def ended_by(self, token_ids: list[int]) -> bool:
-        """Whether the last token of a stopped request is what stopped it; it may have been its grammar."""
+        """Whether the last token ended the stopped request; if not, its grammar did."""
         return bool(token_ids) and token_ids[-1] in self.request.sampling_params.ending_token_ids
 
     def make_output(
@@ -88,7 +90,7 @@ class RequestState:
         stop_reason: int | str | None = None,
         receipt: TurnReceipt | None = None,
     ) -> RequestOutput | None:
-        """The next output for the caller; None if nothing is due now."""
+        """The next output for the caller; None if there is none yet."""
         kind = self.request.sampling_params.output_kind
         if finish_reason is None and kind is RequestOutputKind.FINAL_ONLY:
             return None
@@ -134,19 +136,19 @@ class RequestState:
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """What one message of the core came to."""
+    """The results of one message of the core."""
 
     iteration_stats: IterationStats
     request_outputs: list[RequestOutput] = field(default_factory=list)
-    """Of requests without a collector."""
+    """Outputs of requests without a collector."""
     stopped_ids: list[str] = field(default_factory=list)
-    """Requests that met a stop string: the core must be told."""
+    """Requests that reached a stop string; the core must be told."""
     failed_ids: list[str] = field(default_factory=list)
-    """Requests that ended here with an error while they still run: the core must be told."""
+    """Requests that failed here while they run; the core must abort them."""
 
 
 class OutputProcessor:
-    """All requests of one front end."""
+    """All requests of one API server process."""
 
     def __init__(self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -154,15 +156,15 @@ class OutputProcessor:
         self._log_stats = log_stats
         self._states: dict[str, RequestState] = {}
         self._children: dict[str, list[str]] = {}
-        """Request id as the InputProcessor gave it to the ids of its unfinished core requests."""
+        """Ids of unfinished core requests, by the request id of the InputProcessor."""
         self._by_external_id: defaultdict[str, list[str]] = defaultdict(list)
         self._aborted: IterationStats | None = None
-        """Of requests that ended here, without a message of the core."""
+        """Statistics of requests that ended here, without a message of the core."""
 
     def add_request(
         self, request: EngineCoreRequest, prompt: str | None, collector: RequestOutputCollector | None = None
     ) -> list[EngineCoreRequest]:
-        """Expect outputs of this request; returns the requests to send to the core, n of them."""
+        """Registers the request; returns the requests to send to the core, n of them."""
         external_id = request.external_req_id
         assert external_id is not None, "the InputProcessor keeps the caller's id"
         parent = ParentRequest(request) if request.sampling_params.n > 1 else None
@@ -202,11 +204,11 @@ class OutputProcessor:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests of callers, not of the core."""
+        """Number of callers' requests, not of core requests."""
         return len(self._children)
 
     def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp: float) -> ProcessedOutputs:
-        """Take one message of the core; outputs of requests that were aborted meanwhile are dropped."""
+        """Processes one message of the core; outputs of requests aborted meanwhile are dropped."""
         processed = ProcessedOutputs(self.take_aborted() or IterationStats(timestamp))
         processed.iteration_stats.timestamp = timestamp
         for output in outputs:
@@ -215,7 +217,7 @@ class OutputProcessor:
                 continue
             try:
                 self._process(state, output, timestamp, processed)
-            except Exception as error:  # of this request alone, so it is nobody else's
+            except Exception as error:  # concerns this request only
                 logger.exception("Could not process the output of request %s.", output.request_id)
                 self._fail(state, output, error, timestamp, processed)
         return processed
@@ -228,7 +230,7 @@ class OutputProcessor:
         timestamp: float,
         processed: ProcessedOutputs,
     ) -> None:
-        """End a request whose output cannot be made; what it gave out before stays."""
+        """Fails a request whose output cannot be made; earlier outputs stand."""
         if output.finish_reason is None:
             processed.failed_ids.append(output.request_id)
         if output.request_id in self._states:
@@ -277,7 +279,7 @@ class OutputProcessor:
     def _note_tokens(
         stats: RequestStats, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
     ) -> None:
-        """When its tokens came; those behind a stop string are not its own."""
+        """Records the times of its tokens, without those after a stop string."""
         num_new = len(output.new_token_ids)
         stats.num_generation_tokens += num_new
         if stats.first_token_time is None:
@@ -296,7 +298,7 @@ class OutputProcessor:
 
     @staticmethod
     def _note_final_figures(stats: RequestStats, output: EngineCoreOutput) -> None:
-        """What the core says of a request when it has ended, whoever ended it."""
+        """Records the core's final figures of a request, whoever ended it."""
         stats.num_cached_tokens = output.num_cached_tokens
         stats.queued_s = output.queued_s
         stats.num_preemptions = output.num_preemptions
@@ -317,7 +319,7 @@ class OutputProcessor:
             iteration.n_params_iter.append(params.n if state.parent is None else state.parent.n)
 
     def _forget(self, state: RequestState) -> bool:
-        """Whether it was the last of its caller's request."""
+        """Forgets a core request; returns whether it was the last of its caller's request."""
         request_id = state.request.request_id
         del self._states[request_id]
         own_id = request_id if state.parent is None else state.parent.request_id
@@ -333,9 +335,10 @@ class OutputProcessor:
         return True
 
     def abort(self, request_id: str) -> list[str]:
-        """Forget a request (by the id the InputProcessor gave it); returns what the core must abort.
+        """Aborts a request, by its id from the InputProcessor; returns the ids that the core must
+        abort.
 
-        A reader still waiting for it gets a last output with finish reason ``abort``.
+        A reader that still waits gets a last output with finish reason ``abort``.
         """
         aborted, now = list(self._children.get(request_id, ())), self._clock.now()
         for core_id in aborted:
@@ -348,12 +351,12 @@ class OutputProcessor:
         return aborted
 
     def abort_external(self, external_id: str) -> list[str]:
-        """The same for all requests a caller has named so."""
+        """Aborts all requests with this id of a caller."""
         request_ids = list(self._by_external_id.get(external_id, ()))
         return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
 
     def take_aborted(self) -> IterationStats | None:
-        """What is to be told of aborted requests, once: now, or else with the core's next message."""
+        """Statistics of aborted requests, returned once: here, or with the core's next message."""
         aborted, self._aborted = self._aborted, None
         return aborted
 
@@ -361,7 +364,7 @@ class OutputProcessor:
         return [core_id for request_id in list(self._children) for core_id in self.abort(request_id)]
 
     def fail_all(self, error: EngineDeadError) -> None:
-        """Every reader gets the error; nothing is expected any more."""
+        """Raises the error in all readers and forgets all requests."""
         for state in self._states.values():
             if state.collector is not None:
                 state.collector.put(error)

@@ -1,4 +1,4 @@
-"""A request for n answers: to the core n requests that share a prompt, to the caller one."""
+"""Parallel sampling: one request for n answers becomes n core requests that share a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.sampling_params import RequestOutputKind
 
 
 class ParentRequest:
-    """Fans a request out and gathers its answers."""
+    """Splits a request and merges its answers."""
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self.request_id = request.request_id
@@ -21,7 +21,7 @@ class ParentRequest:
         self._answers: list[CompletionOutput] = []
 
     def children(self) -> list[EngineCoreRequest]:
-        """One request per answer. Seeds differ, else all answers would be the same."""
+        """One request per answer. Seeds differ, since equal ones would give equal answers."""
         params = self._request.sampling_params
         return [
             msgspec.structs.replace(
@@ -35,7 +35,8 @@ class ParentRequest:
         ]
 
     def merge(self, answer: CompletionOutput) -> tuple[list[CompletionOutput], bool]:
-        """Answers to give out now, and whether these are the last. FINAL_ONLY gives all at once."""
+        """The answers to return now, and whether they are the last. FINAL_ONLY returns all at
+        once."""
         if answer.finished:
             self._unfinished.discard(answer.index)
         finished = not self._unfinished
@@ -48,5 +49,5 @@ class ParentRequest:
 
 
 def _wrapped(seed: int) -> int:
-    """Into 64 signed bits."""
+    """Wrapped to 64 signed bits."""
     return (seed + 2**63) % 2**64 - 2**63

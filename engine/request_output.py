@@ -1,4 +1,4 @@
-"""What a caller gets back for a request: text, tokens, why it ended, and how it was served."""
+"""A request's output for its caller: text, tokens, finish reason, and how it was served."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TokenLogprob:
     """The token's text; U+FFFD where it is only part of a character."""
     logprob: float
     rank: int
-    """1 is the most probable token of the vocabulary."""
+    """The token's rank; 1 is the most probable token."""
     raw: bytes
-    """The token's own part of the text in UTF-8, whole characters or not."""
+    """The token's bytes of the text in UTF-8, whole characters or not."""
 
 
 @dataclass(slots=True)
 class PositionLogprobs:
-    """One position of the output: the token that was chosen, and the most probable ones, best first."""
+    """One position of the output: the chosen token and the most probable ones, best first."""
 
     chosen: TokenLogprob
     top: list[TokenLogprob]
@@ -32,18 +32,18 @@ class PositionLogprobs:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the ``n`` answers to a request; text and tokens so far, or the new ones only (DELTA)."""
+    """One of a request's ``n`` answers: text and tokens so far, or the new ones only (DELTA)."""
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum over the whole answer so far; None unless logprobs were asked for."""
+    """The sum over the answer so far; None unless logprobs were requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """``stop`` | ``length`` | ``abort`` | ``error``; None while it goes on."""
+    """``stop`` | ``length`` | ``abort`` | ``error``; None until the answer ends."""
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended it (None for EOS); for ``error``, what went wrong."""
+    """The stop string or stop token that ended it (None for EOS); for ``error``, the error."""
 
     @property
     def finished(self) -> bool:
@@ -52,22 +52,22 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """State of one request, under the id its caller gave it."""
+    """The output of one request, under its caller's id."""
 
     request_id: str
     prompt: str | None
-    """None where the prompt was given as token ids."""
+    """The prompt's text; None if it was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV was found in the cache."""
+    """Prompt tokens found in the prefix cache."""
     receipt: TurnReceipt | None = None
-    """With the last output of a job's turn: what was done about the job's KV."""
+    """The receipt of the job's KV, with the last output of a job's turn."""
     metrics: RequestStats | None = None
 
     def merge(self, later: RequestOutput, *, delta: bool) -> None:
-        """Fold a later output of the same request into this one, for a consumer that lags."""
+        """Merges a later output of the same request, for a slow consumer."""
         for output in later.outputs:
             self._merge_completion(output, delta)
         self.finished = later.finished

@@ -1,4 +1,4 @@
-"""Times and counts of requests as the front end sees them, for metrics. Monotonic seconds."""
+"""Times and counts of requests as the API server sees them, for metrics. Monotonic seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.messages import SchedulerStats
 
 @dataclass(slots=True)
 class RequestStats:
-    """One request (one of its answers if n > 1), updated as its tokens arrive."""
+    """Statistics of one request (one answer if n > 1), updated as its tokens arrive."""
 
     arrival_time: float
     num_prompt_tokens: int
@@ -18,14 +18,14 @@ class RequestStats:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     queued_s: float = 0.0
-    """From arrival to the first step that worked on it."""
+    """Time from arrival to the first step that scheduled it."""
     first_token_time: float | None = None
     last_token_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
-    """Where the time of a finished request went."""
+    """Time of a finished request by phase."""
 
     finish_reason: str
     num_prompt_tokens: int
@@ -35,39 +35,39 @@ class FinishedRequestStats:
     e2e_s: float
     queued_s: float
     prefill_s: float
-    """First scheduled to first token."""
+    """Time from first scheduling to the first token."""
     decode_s: float
-    """First token to last token."""
+    """Time from the first to the last token."""
     inference_s: float
-    """First scheduled to last token."""
+    """Time from first scheduling to the last token."""
     mean_time_per_output_token_s: float
-    """Of all but the first; 0 if there was only one."""
+    """Mean time per token after the first; 0 if there is only one."""
 
 
 @dataclass(slots=True)
 class IterationStats:
-    """What one message of the core brought, over all requests."""
+    """Statistics of one message of the core, over all requests."""
 
     timestamp: float
     num_prompt_tokens: int = 0
-    """Of requests whose first token came in this iteration."""
+    """Prompt tokens of requests whose first token came in this iteration."""
     num_generation_tokens: int = 0
     time_to_first_tokens_s: list[float] = field(default_factory=list)
     inter_token_latencies_s: list[float] = field(default_factory=list)
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
-    """Aborted ones too; each answer is one."""
+    """Finished requests, one per answer, aborted ones included."""
     n_params_iter: list[int] = field(default_factory=list)
     """``n`` of each request whose last answer ended."""
 
 
 StatsListener = Callable[[SchedulerStats | None, IterationStats], None]
-"""Called once per message of the core, on the thread that handles outputs; must be quick."""
+"""Called once per message of the core, on the thread that processes outputs; must be fast."""
 
 
 def finished_request_stats(
     stats: RequestStats, *, now: float, finish_reason: str, max_tokens: int | None
 ) -> FinishedRequestStats:
-    """The summary of a request that has just ended."""
+    """Statistics of a request that has just ended."""
     scheduled = stats.arrival_time + stats.queued_s
     first = stats.first_token_time if stats.first_token_time is not None else now
     last = stats.last_token_time if stats.last_token_time is not None else now
