@@ -1,4 +1,5 @@
-"""The engine for an asyncio server: what the core says is handed to the streams that wait for it."""
+"""The engine for an asyncio server: outputs of the core are delivered to the streams that await
+them."""
 
 from __future__ import annotations
 
@@ -55,16 +56,18 @@ T = TypeVar("T")
 _FAILED = str(FinishReason.ERROR)
 
 SIGNAL_TIMEOUT_S = 1.0
-"""A receipt is worth little later than this: the response waits for it."""
+"""How long a response waits for its receipt."""
 MAX_REMEMBERED_TURNS = 65536
-"""Finished turns whose internal id is kept for a signal about them."""
+"""The most finished turns whose internal ids are kept for later signals."""
 
 
 class AsyncLLM:
-    """Generates for many callers at once, by a core in another process. Belongs to one event loop."""
+    """Generates for many concurrent callers, with the core in another process. An instance belongs
+    to one event loop."""
 
     def __init__(self, config: EngineConfig, core: Core, *, log_stats: bool = True) -> None:
-        """Starts the core, if it is ours, and waits until the model is loaded; raises why it cannot be."""
+        """Starts the core, unless it runs already, and waits until the model is loaded. Raises the
+        reason if it cannot be."""
         self.config = config
         self._clock = MonotonicClock()
         self._client = AsyncMPClient(core)
@@ -80,7 +83,7 @@ class AsyncLLM:
         self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()
-        """Internal ids of finished turns, by the id they were generated under."""
+        """Internal ids of finished turns, by the request ids that callers used."""
         self._attached = False
         self._dead = asyncio.Event()
 
@@ -93,13 +96,13 @@ class AsyncLLM:
         request_id: str,
         context: RequestContext = NO_CONTEXT,
         *,
-        on_taken: Callable[[], None] | None = None,
+        on_accepted: Callable[[], None] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request as they come, in the form ``sampling_params.output_kind`` asks for.
+        """Yields outputs of one request, in the form of ``sampling_params.output_kind``.
 
-        ``on_taken`` is called once it has been checked and is on its way to the core.
+        ``on_accepted`` is called once the request has been validated and is on its way to the core.
 
-        A consumer that lags gets several steps merged into one output. Leaving the loop early, or
+        A slow consumer gets several steps merged into one output. Leaving the loop early, or
         cancelling it, aborts the request. Raises RequestError (before the first output),
         EngineGenerateError if this request failed, EngineDeadError if the core died.
         """
@@ -113,8 +116,8 @@ class AsyncLLM:
         try:
             for core_request in core_requests:
                 self._client.add_request(core_request)
-            if on_taken is not None:
-                on_taken()
+            if on_accepted is not None:
+                on_accepted()
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished
@@ -127,7 +130,8 @@ class AsyncLLM:
                 self._send_aborts(self._outputs.abort(request.request_id))
 
     async def abort(self, request_id: str) -> None:
-        """End all requests of this id now; their streams get a last output with finish reason ``abort``."""
+        """Aborts all requests of this id; their streams get a last output with finish reason
+        ``abort``."""
         self._send_aborts(self._outputs.abort_external(request_id))
 
     # ---- jobs ----
@@ -135,10 +139,11 @@ class AsyncLLM:
     async def tool_gap_started(
         self, request_id: str, calls: Sequence[ToolCall], *, wait: bool = True
     ) -> TurnReceipt | None:
-        """Tell the core which tools run after this finished turn; its decision, None if it has none.
+        """Reports which tools run after this finished turn; returns the core's decision, None if
+        it has none.
 
-        ``request_id`` is the id the turn was generated under. None at once where the policy uses no signals,
-        and where nobody would ``wait`` for the decision.
+        ``request_id`` is the id of ``generate``. Returns None at once if the policy uses no
+        signals, or without ``wait``.
         """
         if not self.ready.wants_signals:
             return None
@@ -154,31 +159,32 @@ class AsyncLLM:
 
     @property
     def knows_jobs(self) -> bool:
-        """Whether the policy follows jobs; if not, none is known and signals are of no use."""
+        """Whether the policy tracks jobs; if not, signals have no effect."""
         return self.ready.wants_signals
 
     async def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
-        """At most so many of the jobs that are known, or of those of one owner, those active last first."""
+        """At most ``limit`` jobs, optionally those of one owner, the most recently active first."""
         return await self._utility("jobs", list[JobStatus], limit, owner)
 
     async def job(self, job_id: str) -> JobStatus | None:
-        """What is known of one job; None: of no such job."""
+        """The state of one job; None if it is unknown."""
         self.start()
         return msgspec.convert(await self._client.call_utility("job", job_id), JobStatus | None)
 
     async def past_turns(self, job_id: str) -> list[PastTurn]:
-        """The turns of a job that have ended, oldest first, as far as they are remembered."""
+        """The job's finished turns that are remembered, oldest first."""
         return await self._utility("past_turns", list[PastTurn], job_id)
 
     async def tool_signal(self, signal: ToolSignal) -> TurnReceipt | None:
-        """What the client itself says of its tool calls; the new decision, None if it means no known turn."""
+        """A client's report of its tool calls; returns the new decision, None if it refers to no
+        known turn."""
         receipt = await self._signal(signal) if self.knows_jobs else None
         if receipt is None or signal.request_id is None:
             return receipt
         return msgspec.structs.replace(receipt, request_id=signal.request_id)
 
     async def finish_job(self, job_id: str) -> None:
-        """No turn of this job will come any more: what is held for it is let go."""
+        """The job has no more turns: its retained KV is released."""
         if self.ready.wants_signals:
             await self._signal(JobFinished(job_id))
 
@@ -201,7 +207,7 @@ class AsyncLLM:
 
     @property
     def errored(self) -> bool:
-        """Whether the core is gone, and with it all that could be generated."""
+        """Whether the core has died, so that nothing can be generated."""
         return self._client.dead
 
     @property
@@ -216,27 +222,27 @@ class AsyncLLM:
         return self._dead
 
     async def check_health(self) -> None:
-        """EngineDeadError if the core is gone."""
+        """Raises EngineDeadError if the core has died."""
         if self.errored:
             raise EngineDeadError
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop pins and forget cached prefixes; False while requests hold blocks."""
+        """Drops pins and evicts cached prefixes; False while requests hold blocks."""
         return await self._utility("reset_prefix_cache", bool)
 
     async def step_age_s(self) -> float:
-        """How long the core has been in the step that it is in; 0 if it is in none."""
+        """How long the core has been in its current step; 0 between steps."""
         return await self._utility("step_age_s", float)
 
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
 
     async def watch(self, viewer_id: str, *, with_scene: bool) -> bytes:
-        """What has happened since this viewer asked last: an ``engine.watch.view.View`` as JSON."""
+        """Events since this viewer's last call: an ``engine.watch.view.View`` as JSON."""
         return await self._utility("watch", bytes, viewer_id, with_scene)
 
     async def unwatch(self, viewer_id: str) -> None:
-        """The viewer will not ask again: nothing is noted for it any more."""
+        """The viewer has left: events are no longer recorded for it."""
         await self._utility("unwatch", type(None), viewer_id)
 
     async def trace_state(self) -> TraceState:
@@ -244,8 +250,9 @@ class AsyncLLM:
         return await self._utility("trace_state", TraceState)
 
     async def switch_trace(self, enabled: bool, name: str | None = None) -> TraceState:
-        """Begin a trace, in a file of this name if the engine may choose one, or end it; waits until that is
-        done, unless the disk is slow. RequestError if it is not to be, or cannot be."""
+        """Starts a trace, in a file of this name if the operator allows it, or stops it. Waits
+        until that is done, unless the disk is slow. RequestError if it is not allowed, or fails.
+        """
         self.start()
         answer = await self._client.call_utility("switch_trace", enabled, name)
         state = msgspec.convert(answer, TraceState | str)
@@ -262,7 +269,7 @@ class AsyncLLM:
         return state
 
     async def pause(self, *, running_too: bool = False) -> None:
-        """Admit nothing more; with ``running_too`` nothing is scheduled at all."""
+        """Stops admission; with ``running_too`` nothing is scheduled at all."""
         await self._utility("pause", type(None), running_too)
 
     async def resume(self) -> None:
@@ -276,13 +283,14 @@ class AsyncLLM:
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Read the core's outputs on the running loop from now on. Whatever needs it does it; repeatable."""
+        """Starts reading the core's outputs on the running loop. Called where needed; repeatable."""
         if not self._attached:
             self._attached = True
             self._client.attach(asyncio.get_running_loop(), self._take)
 
     def shutdown(self) -> None:
-        """Stop the core, if it is ours, and wait until it is gone; open streams end with EngineDeadError."""
+        """Stops the core, if it was started here, and waits for its end; open streams end with
+        EngineDeadError."""
         self._outputs.fail_all(EngineDeadError("The engine was shut down."))
         self._judge.close()
         self._client.close()
@@ -296,11 +304,12 @@ class AsyncLLM:
         request_id: str,
         context: RequestContext,
     ) -> EngineCoreRequest:
-        """The request as the core will see it; RequestError if it is wrong. Nobody else waits for it."""
+        """The validated request for the core; RequestError if it is invalid. Other streams do not
+        wait for it."""
         arrival_time = self._clock.now()
         prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
         if params.structured_outputs is not None:
-            # Also done by ``process``, but there the other streams would wait for it.
+            # ``process`` does this too, but would block the other streams.
             await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs))
         return self._inputs.process(
             request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
@@ -314,7 +323,7 @@ class AsyncLLM:
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids and not self.errored:
             self._client.abort_requests(request_ids)
-        # The core may have nothing more to say for a long time.
+        # The next message of the core may be long in coming.
         if (aborted := self._outputs.take_aborted()) is not None:
             self._tell_listeners(None, aborted)
 

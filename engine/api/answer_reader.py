@@ -1,6 +1,6 @@
-"""One answer of a turn as it is read: its text becomes deltas and a reply, its end a finish reason.
+"""Parses one answer of a turn: its text becomes deltas and a reply, its end a finish reason.
 
-It must not know how any dialect spells an answer.
+This module is independent of the API that the client uses.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from engine.tool_parsers.sound_calls import SoundCalls
 
 @dataclass(slots=True)
 class AnswerOutput:
-    """What is new of one answer, and the sum so far."""
+    """The new part of one answer, and the reply so far."""
 
     index: int
     deltas: list[ReplyDelta]
     reply: ParsedReply
     raw: CompletionOutput
-    """Tokens and logprobs of what is new."""
+    """The new tokens and their logprobs."""
     finish_reason: str | None = None
     """``stop`` | ``length`` | ``tool_calls``; None while the answer goes on."""
     is_cut_in_call: bool = False
-    """Whether it ended in the middle of its last call: that one is not to be run."""
+    """Whether the answer ended in the middle of its last tool call: that call must not be run."""
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -43,17 +43,17 @@ class AnswerOutput:
 
 @dataclass(slots=True)
 class AnswerReader:
-    """One of the ``n`` answers as it is read."""
+    """Reads one of the ``n`` answers."""
 
     _parser: ReplyParser
     _max_calls: int | None
     _include_reasoning: bool
     named: bool
-    """The one tool to call was given by name: its call is then an ordinary stop, as in V1."""
+    """Whether the request named the one tool to call: its call then ends with ``stop``, as in V1."""
     reply: ParsedReply = field(default_factory=ParsedReply)
     num_tokens: int = 0
     _is_cut_in_call: bool = False
-    """Nobody is to run half of its arguments."""
+    """Whether the last call's arguments are incomplete; such a call must not be run."""
 
     def read(self, answer: CompletionOutput) -> AnswerOutput:
         self.num_tokens += len(answer.token_ids)
@@ -69,7 +69,7 @@ class AnswerReader:
         )
 
     def _take(self, read: list[ReplyDelta]) -> list[ReplyDelta]:
-        """What the client wants of it, which is the reply's from now on."""
+        """Adds the deltas that the client wants to the reply, and returns them."""
         deltas = [delta for delta in read if not self._beyond_limit(delta)]
         self.reply.add(deltas)
         return deltas
@@ -81,7 +81,7 @@ class AnswerReader:
         return self._parser.finish()
 
     def _beyond_limit(self, delta: ReplyDelta) -> bool:
-        """Whether this is of a call that the client did not want beside the first."""
+        """Whether the delta belongs to a call beyond the most that the client allows."""
         return (
             self._max_calls is not None
             and isinstance(delta, ToolCallDelta)
@@ -89,9 +89,11 @@ class AnswerReader:
         )
 
     def _finish_reason(self, answer: CompletionOutput) -> str | None:
-        """A reply cut off by its length, or in a call, says so, even if there was a call before the cut.
+        """A reply that was cut off by its length, or in a call, says so even after a complete
+        call.
 
-        A model that ends its turn in the middle of a call has been cut off too: there is more to be said.
+        A model that ends its turn in the middle of a call was cut off too: its reply is
+        unfinished.
         """
         if answer.finish_reason != "stop":
             return answer.finish_reason
@@ -100,7 +102,7 @@ class AnswerReader:
         return "tool_calls" if self.reply.calls and not self.named else "stop"
 
     def announced_calls(self) -> list[ToolCall]:
-        """What runs next: the tool calls, or the command of a text agent."""
+        """The tool calls that run next, or the command of a text agent."""
         if self.reply.calls:
             return self.reply.tool_calls[:-1] if self._is_cut_in_call else self.reply.tool_calls
         command = read_fenced_command(self.reply.content)

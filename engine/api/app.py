@@ -1,5 +1,7 @@
-"""The web application: which files answer which paths, and what every request passes before. Built from an
-engine; knows no sockets."""
+"""The web application: which module answers which path, and the middleware around all of them.
+
+It is built from an engine and knows no sockets.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from engine.api.http.exact_paths import ExactPaths
 from engine.api.http.head import HeadRequests
 from engine.api.http.hosts import HostMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
-from engine.api.http.unknown_paths import allowed_methods, told_of_method, told_of_unknown
+from engine.api.http.unknown_paths import allowed_methods, unknown_path_message, wrong_method_message
 from engine.api.openai import chat, completions
 from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
@@ -57,7 +59,7 @@ def create_app(model: ServedModel) -> ASGIApp:
 
 
 def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
-    """All endpoints, and the documents about them."""
+    """All endpoints, with their OpenAPI description."""
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
     app.state.audience = Audience(model)
@@ -70,7 +72,7 @@ def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
 
 
 def _describe(app: FastAPI, config: ServerConfig) -> None:
-    """The document of ``/openapi.json``, made when it is first asked for."""
+    """Builds ``/openapi.json`` when it is first requested."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -82,7 +84,7 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
 
 
 def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
-    """What is put around it last sees a request first."""
+    """Adds the middleware. The one added last sees a request first."""
     limits, access = config.limits, config.access
     app = ContentEncodingMiddleware(app, max_bytes=limits.max_body_bytes)
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
@@ -104,13 +106,16 @@ def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: a path or a method that is not there."""
+    """Answers what the framework refuses: an unknown path, or a method that the path does not
+    take."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        error = HTTPException(404, told_of_unknown(request.scope, _public_routes()))
+        error = HTTPException(404, unknown_path_message(request.scope, _public_routes()))
     elif error.status_code == 405:
         allowed = allowed_methods(request.scope, _public_routes())
-        error = HTTPException(405, told_of_method(request.scope, allowed), {"Allow": ", ".join(allowed)})
+        error = HTTPException(
+            405, wrong_method_message(request.scope, allowed), {"Allow": ", ".join(allowed)}
+        )
     return answer_error(request, error)
 
 

@@ -1,4 +1,4 @@
-"""A chat's messages as clients send them, made into what chat templates expect. Text only."""
+"""Normalizes a chat's messages from what clients send to what chat templates expect. Text only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from engine.errors import RequestError
 from engine.parted_text import PartedText
 
 Message = dict[str, Any]
-"""A message stays the open record of the client's JSON: templates read fields that we do not know."""
+"""A message keeps all fields of the client's JSON: templates read fields that are unknown here."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CHAT_ROLES = {"developer": "system", "function": "tool"}
-"""Roles under the names that templates know."""
+"""Maps other roles to the names that templates know."""
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
-"""One name in V1's answers, others in chat templates: a template finds the thought under its own."""
+"""V1's responses use one name for reasoning and templates use others, so a message gets all of
+them."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def normalise(messages: list[Message]) -> list[Message]:
-    """Contents become strings, which know their parts, tool call arguments objects; a RequestError names the
-    message at fault."""
+    """Contents become strings that remember their parts, tool call arguments become objects. A
+    RequestError names the message at fault."""
     return [_normalise_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -44,13 +45,13 @@ def _normalise_one(message: Message, where: str) -> Message:
 
 
 def _older_call(message: Message) -> list[Message]:
-    """The one call of a message from before there were ``tool_calls``."""
+    """The ``function_call`` of a message, which older clients send in place of ``tool_calls``."""
     function = message.get("function_call") if message.get("role") == "assistant" else None
     return [{"type": "function", "id": "call_0", "function": function}] if function else []
 
 
 def _reasoning_of(message: Message) -> str | None:
-    """What the model had thought, sent back under any of the names that clients know."""
+    """The model's reasoning, sent back under any of the names that clients use."""
     for name in _REASONING_FIELDS:
         reasoning = message.get(name)
         if isinstance(reasoning, str) and reasoning:
@@ -98,7 +99,8 @@ def _normalise_call(call: object, where: str) -> Message:
 
 
 def _arguments_of(arguments: object, where: str) -> Message | str:
-    """Templates print arguments as JSON themselves, so they get the object. A broken one stays text."""
+    """Arguments as an object, since templates serialize them as JSON themselves. Invalid JSON
+    stays text."""
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, dict):

@@ -1,4 +1,4 @@
-"""What the HTTP server is told at start-up."""
+"""Configuration of the HTTP server."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ DEFAULT_THINKING: tuple[str, ...] = get_args(DefaultThinking)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """How much of the server its clients may take."""
+    """Limits on what clients may use of the server."""
 
     max_num_queued_reqs: int | None = None
-    """Most requests in hand, waiting and running, over all front-end processes; beyond: 503."""
+    """The most requests that wait or run, over all API server processes; more are answered with
+    503."""
     max_num_queued_tokens: int | None = None
-    """Most prompt tokens of requests whose first token is not there yet; beyond: 503."""
+    """The most prompt tokens of requests without a first token yet; more are answered with 503."""
     max_body_bytes: int = 32 * 2**20
     max_connections: int = 4096
-    """Of one front-end process. Beyond, the one idle longest is closed; if none is idle: 503."""
+    """The most connections of one API server process. Beyond it the connection idle longest is
+    closed; if none is idle, the new one gets 503."""
     head_timeout_s: float = 10.0
-    """For the request line and headers."""
+    """The most time for the request line and headers."""
     body_timeout_s: float = 60.0
     request_timeout_s: float | None = None
-    """From a request's start in the engine to its last token; None is no limit."""
+    """The most time from a request's start in the engine to its last token; None is no limit."""
     core_silence_s: float = 5.0
-    """An engine core that does not answer for so long stands still: /health is 503 until it does."""
+    """An engine core that has not answered for this long counts as stalled: /health is 503 until
+    it does."""
     core_step_s: float = 300.0
-    """So does one that is in the same step for so long."""
+    """An engine core that has been in one step for this long counts as stalled too."""
     sse_keep_alive_interval: float = 15.0
-    """A stream that has been silent for so many seconds sends a comment; 0: never."""
+    """A stream that has been silent for this many seconds sends a comment; 0 is never."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes", "max_connections"):
@@ -59,18 +62,18 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who may ask."""
+    """Access control."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """``KEY`` or ``NAME:KEY``; none: everybody may."""
+    """Each is ``KEY`` or ``NAME:KEY``; without any, everyone has access."""
     share_prefixes_across_tenants: bool = False
-    """Whether what the owner of one key has sent shortens the prompts of others: then they can tell that
-    somebody has sent it."""
+    """Whether owners of different keys share cached prefixes. If so, one can tell from timing what
+    another has sent."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that the server answers to beside addresses and local ones, ``*`` is all; none: all, unless it
-    can be reached from its own machine alone and has no keys."""
+    """Host names that the server answers to, besides addresses and local names; ``*`` is all. None
+    is all, unless the server listens on a loopback address without keys."""
     allowed_origins: tuple[str, ...] = ()
-    """Web pages whose scripts may ask (CORS); none by default, ``*`` is all."""
+    """Origins that may send cross-origin requests (CORS); none by default, ``*`` is all."""
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
@@ -80,22 +83,24 @@ class AccessConfig:
             raise ConfigError(fault)
 
     @property
-    def parts_prefixes(self) -> bool:
-        """Whether prefixes of different owners are apart: where keys have owners, unless told otherwise."""
+    def separates_owners(self) -> bool:
+        """Whether owners share no cached prefixes: true where keys have owners, unless configured
+        otherwise."""
         return not self.share_prefixes_across_tenants and bool(ApiKeys(self.api_keys).names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """HTTPS; off without a certificate."""
+    """HTTPS, which is off without a certificate."""
 
     certfile: str | None = None
     keyfile: str | None = None
-    """None: the key is in ``certfile`` too."""
+    """The private key; None if ``certfile`` holds it too."""
     ca_certs: str | None = None
-    """Whose certificates clients must show, if they must."""
+    """Certificate authorities for client certificates."""
     cert_reqs: int = 0
-    """0: clients need no certificate; 1: one that is shown must be good; 2: they need one."""
+    """0: clients need no certificate; 1: a certificate that is sent must be valid; 2: clients need
+    one."""
 
     def __post_init__(self) -> None:
         if self.certfile is None and (self.keyfile or self.ca_certs or self.cert_reqs):
@@ -125,7 +130,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where to listen, under which names, and how replies are read."""
+    """The server's address and model names, and how it reads replies."""
 
     served_model_names: tuple[str, ...]
     """Names a request may use for the model; responses carry the first."""
@@ -136,30 +141,32 @@ class ServerConfig:
     uds: str | None = None
     """Path of a Unix socket to listen on instead."""
     chat_template: str | None = None
-    """Jinja text; the tokenizer's own by default."""
+    """The chat template as Jinja text; None is the tokenizer's own."""
     chat_template_content_format: str = "auto"
-    """Whether the template gets contents as texts (``string``) or lists of parts (``openai``); ``auto``: by
-    what it reads."""
+    """Whether the template is given contents as strings (``string``) or as lists of parts
+    (``openai``); ``auto`` detects it from the template."""
     tool_call_parser: str = "auto"
-    """How replies are read for tool calls: one of ``TOOL_CALL_PARSERS``, or a plug-in's name."""
+    """The parser of tool calls: one of ``TOOL_CALL_PARSERS``, or a plug-in's name."""
     reasoning_parser: str = "auto"
-    """How they are read for thoughts; ``auto`` goes by the chat template here too."""
+    """The parser of reasoning; ``auto`` detects it from the chat template."""
     tool_parser_plugin: str | None = None
-    """A Python file that registers a tool parser of one's own."""
+    """A Python file that registers a custom tool parser."""
     messages_default_thinking: DefaultThinking = "off"
-    """Whether the model thinks where a Messages request does not say; ``template`` leaves it to that."""
+    """Whether the model reasons where a Messages request does not say; ``template`` leaves it to
+    the template."""
     trust_request_chat_template: bool = False
-    """Whether requests may bring a chat template: it is a program, and may run for ever."""
+    """Whether requests may bring a chat template. A template is a program, and may run forever."""
     receipts: bool = True
-    """Whether ``usage`` tells what was done about the KV of a turn's job."""
+    """Whether ``usage`` holds a receipt of what was done with the KV of the turn's job."""
     dashboard: bool = True
-    """Whether ``GET /dashboard`` shows what the engine does."""
+    """Whether ``GET /dashboard`` serves the live page of the engine."""
     keep_alive_s: int = 600
-    """Idle connections are kept this long: an agent's tool call takes longer than the usual 5 s."""
+    """How long idle connections are kept. An agent's tool call takes longer than the usual 5 s."""
     shutdown_grace_s: float = 5.0
-    """How long running requests may go on after SIGTERM before they are ended with an error."""
+    """How long running requests may continue after SIGTERM before they end with an error."""
     api_server_count: int = 1
-    """Front-end processes: HTTP, tokenizing and detokenizing on so many cores before one engine core."""
+    """Number of API server processes before the one engine core; they do HTTP, tokenizing and
+    detokenizing."""
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     limits: LimitsConfig = LimitsConfig()
     access: AccessConfig = AccessConfig()
@@ -188,9 +195,10 @@ class ServerConfig:
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """Names that ``Host`` may have beside local ones; None: it may have any.
+        """Host names that are accepted besides local ones; None accepts any.
 
-        Who shows a key, or reaches the server by a socket's path, is no page whose name was pointed here.
+        A client that sends a key, or connects by the path of a socket, cannot be a page whose name
+        was rebound to this machine.
         """
         named = self.access.allowed_hosts
         if self.uds is not None or ANY in named:
@@ -201,14 +209,14 @@ class ServerConfig:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether whoever reaches this machine may use the server."""
+        """Whether everyone who can reach this machine may use the server."""
         everywhere = self.uds is None and self.host in (None, "", "0.0.0.0", "::")
         return everywhere and not self.access.api_keys and self.tls.cert_reqs != ssl.CERT_REQUIRED
 
     def reply_format(
         self, chat_template: str | None, special_tokens: Mapping[str, int] | None = None
     ) -> ReplyFormat:
-        """How replies are read, given the model's template and tokens; ConfigError for a name unknown."""
+        """The reply format of the model's template and tokens; ConfigError for an unknown name."""
         if self.tool_parser_plugin is not None:
             load_plugin(self.tool_parser_plugin)
         return ReplyFormat.choose(self.tool_call_parser, self.reasoning_parser, chat_template, special_tokens)

@@ -1,6 +1,6 @@
-"""What a client asks for, whichever API it asked through: a chat, and what is wanted of the reply.
+"""A client's request for one turn: a chat, and what is wanted of the reply.
 
-It must not know how any dialect spells it.
+It is independent of the API that the client uses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class FreeInput:
-    """The text that a tool takes as its one argument."""
+    """A tool's only argument, if that is free text."""
 
     parameter: str
     grammar: str
-    """In Lark."""
+    """The text's grammar, in Lark."""
     asked_in: str
-    """The field that has it, for errors."""
+    """The request field that holds the grammar, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class NamedTool:
 
     name: str
     free_input: FreeInput | None = None
-    """Set if its one argument is a text that follows a grammar: the reply is that text alone."""
+    """Set if the tool's only argument is text that follows a grammar: the reply is then that text
+    alone."""
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
@@ -38,20 +39,22 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation(ChatPrompt):
-    """What a client asks for, in no dialect: a chat, and what is wanted of the reply."""
+    """A client's request for one turn, independent of the API: a chat, and what is wanted of the
+    reply."""
 
     request_id: str
     params: SamplingParams
-    """``max_tokens`` None is the model's own limit, else what is left of the context."""
+    """``max_tokens`` None is the model's own default, else the rest of the context."""
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     context: RequestContext = NO_CONTEXT
     fits_context: bool = False
-    """Whether ``max_tokens`` beyond the room that the prompt leaves means that room; else it is an error."""
+    """Whether a ``max_tokens`` beyond the rest of the context is clamped to it; if not, it is an
+    error."""
     include_reasoning: bool = True
-    """Whether what the model thinks is given out; it is read as such in any case."""
+    """Whether the response holds the reasoning; it is parsed as such in any case."""
     left_out: list[str] = field(default_factory=list)
-    """What of the request is not in it, as there is nothing that a text model could be shown."""
+    """Parts of the request that were left out, since a text model cannot be shown them."""
 
     @property
     def reads_calls(self) -> bool:
@@ -59,10 +62,10 @@ class Conversation(ChatPrompt):
 
     @property
     def holds_calls_back(self) -> bool:
-        """Whether the model sees tools of which it may call none."""
+        """Whether the model is shown tools but may call none."""
         return bool(self.tools) and self.tool_choice == "none"
 
     @property
     def max_calls(self) -> int | None:
-        """Most tool calls of one answer; None is no limit."""
+        """The most tool calls of one answer; None is no limit."""
         return None if self.parallel_tool_calls else 1

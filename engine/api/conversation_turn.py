@@ -1,6 +1,6 @@
-"""One turn of a conversation on its way through the engine: rendered, generated, read and closed.
+"""One turn of a conversation in the engine: it is rendered, generated, parsed and closed.
 
-It must not know how any dialect spells its requests or its answers.
+This module is independent of the API that the client uses.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from engine.structured_output.reply_grammar import (
 )
 
 MAX_NAMES = 8
-"""Of tools, in a sentence."""
+"""The most tool names listed in one note."""
 TAIL_TOKENS = 16
-"""Of the prompt's end, that a reply parser is shown: it may already have opened a section of the reply."""
+"""A reply parser is given this many tokens of the prompt's end, which may already have opened a
+section of the reply."""
 
 
 @dataclass(slots=True)
 class TurnOutput:
-    """What is new of a turn. The last one has ``finished`` set, and the receipt where there is one."""
+    """The new part of a turn. The last one has ``finished`` set, and the receipt if there is one."""
 
     answers: list[AnswerOutput]
     output: RequestOutput
@@ -48,26 +49,27 @@ class TurnOutput:
 
 
 class ConversationTurn:
-    """A conversation on its way through the engine. Used once: by ``stream`` or by ``whole``."""
+    """Runs one turn. An instance is used once, by ``stream`` or by ``whole``."""
 
     def __init__(
         self,
         model: ServedModel,
         conversation: Conversation,
-        on_taken: Callable[[], None] | None = None,
+        on_accepted: Callable[[], None] | None = None,
     ) -> None:
-        """``on_taken`` is called when the engine has it: few things are refused after that."""
+        """``on_accepted`` is called when the engine has accepted the request: few errors come
+        after that."""
         self._model = model
         self._conversation = conversation
-        self._on_taken = on_taken
+        self._on_accepted = on_accepted
         self.num_prompt_tokens = 0
-        """Once it is rendered."""
+        """The prompt's length, known once the prompt is rendered."""
         self._readers: list[AnswerReader] = []
         self._not_enforced: list[str] = []
-        """What of the request the reply is not kept to, in sentences for the receipt."""
+        """Notes for the receipt about constraints of the request that are not enforced."""
 
     async def whole(self) -> TurnOutput:
-        """The complete turn: all of each answer is in its ``reply``."""
+        """The complete turn, with the whole of each answer in its ``reply``."""
         last: TurnOutput | None = None
         async for turn in self.stream(RequestOutputKind.FINAL_ONLY):
             last = turn
@@ -78,13 +80,11 @@ class ConversationTurn:
     async def stream(
         self, kind: RequestOutputKind = RequestOutputKind.DELTA
     ) -> AsyncGenerator[TurnOutput, None]:
-        """Outputs as they come; the first with the engine's first output, not before.
-
-        The last one waits for the receipt, text never does.
-        """
+        """Yields outputs as they come, the first with the engine's first output. Only the last one
+        waits for the receipt."""
         conversation = self._conversation
         self._model.check_params(conversation.params)
-        with self._model.admission.seat(conversation.params.n, conversation.context) as seat:
+        with self._model.admission.admit(conversation.params.n, conversation.context) as permit:
             owner = conversation.context.owner
             prompt = await self._model.prompts.encode_chat(conversation, owner=owner, is_prompt=True)
             self.num_prompt_tokens = len(prompt)
@@ -99,8 +99,8 @@ class ConversationTurn:
                     conversation.messages,
                     continues_last=conversation.continue_final_message,
                 ),
-                seat=seat,
-                on_taken=self._on_taken,
+                permit=permit,
+                on_accepted=self._on_accepted,
             )
             self._readers = self._make_readers(prompt_tail, grammar)
             async with aclosing(outputs):
@@ -114,12 +114,13 @@ class ConversationTurn:
                     yield turn
 
     async def count(self) -> int:
-        """How many tokens the prompt has, in little memory."""
+        """The number of tokens of the prompt, counted without keeping them all."""
         chat = self._conversation
         return await self._model.prompts.count_chat(chat, owner=chat.context.owner)
 
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
-        """What the reply must follow: calls that are wanted, or the form that was asked for."""
+        """The grammar that the reply must follow, for forced calls or for the requested output
+        format."""
         conversation, params = self._conversation, self._conversation.params
         choice, asked = conversation.tool_choice, params.structured_outputs
         forced = choice == "required" or isinstance(choice, NamedTool)
@@ -137,7 +138,8 @@ class ConversationTurn:
         return asked_form(asked, tools if conversation.reads_calls else [], several, start)
 
     def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
-        """What keeps calls to their schemas where the model need not call, if a tool is strict."""
+        """The grammar that enforces the schemas of strict tools where the model may also not call
+        any."""
         tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
         strict = [str(tool["function"]["name"]) for tool in tools if tool["function"].get("strict")]
         if not strict:
@@ -205,7 +207,7 @@ class ConversationTurn:
         return TurnOutput(answers, output, usage, output.finished)
 
     async def _close(self, turn: TurnOutput) -> None:
-        """Tell the engine which tools run now; what it did about the job's KV comes back."""
+        """Reports the tool calls to the engine, and takes its receipt."""
         for reader in self._readers:
             if reasoning := reader.reply.reasoning:
                 owner = self._conversation.context.owner
@@ -218,7 +220,7 @@ class ConversationTurn:
 
 
 def _before_the_end(turn: TurnOutput) -> TurnOutput:
-    """The same news without saying that it is the last; of several answers, the earlier ends stay."""
+    """The same output without its end. Of several answers, those that ended earlier keep theirs."""
     return replace(
         turn,
         answers=[replace(answer, finish_reason=None) for answer in turn.answers],
@@ -227,6 +229,6 @@ def _before_the_end(turn: TurnOutput) -> TurnOutput:
 
 
 def _end_of(answer: AnswerOutput) -> AnswerOutput:
-    """The answer's end alone: its text has been given out."""
+    """Only the end of the answer, whose text has already been sent."""
     raw = replace(answer.raw, text="", token_ids=[], logprobs=None)
     return replace(answer, deltas=[], raw=raw)

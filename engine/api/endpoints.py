@@ -1,4 +1,5 @@
-"""How an endpoint is made: registered with its body's schema, bodies checked, errors in the API's shape."""
+"""How endpoints are made: registered with the schema of their body, bodies validated, errors in
+the API's format."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from engine.api.errors import Dialect, error_response
+from engine.api.errors import ApiFormat, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
-from engine.api.http.surrogates import without_halves
+from engine.api.http.surrogates import without_lone_surrogates
 from engine.api.identity import owner_of
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
@@ -34,8 +35,9 @@ def endpoint(
     body: type[BaseModel] | None = None,
     operators_only: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Register an endpoint under its paths. ``body`` is what it will parse: here it is only described.
-    ``operators_only``: what it tells or does concerns everybody, so a key with a name does not open it."""
+    """Registers an endpoint under its paths. ``body`` is the schema for OpenAPI; the endpoint
+    parses it itself. ``operators_only``: the endpoint concerns all clients, so a key with a name
+    cannot use it."""
 
     def register(answer_request: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -65,7 +67,7 @@ def endpoint(
 
 
 def check_operator(request: Request) -> None:
-    """403 if the request's API key is one owner's, who is one among others."""
+    """Raises 403 if the request's API key has an owner, who is one of several clients."""
     if (owner := owner_of(request.headers)) is not None:
         raise HTTPException(
             403,
@@ -75,8 +77,8 @@ def check_operator(request: Request) -> None:
 
 
 def answer_error(request: Request, error: Exception) -> Response:
-    """The error in the dialect of the path that was asked."""
-    return error_response(error, Dialect.of_path(request.url.path), request.state.request_id)
+    """The error in the format of the API that the path belongs to."""
+    return error_response(error, ApiFormat.of_path(request.url.path), request.state.request_id)
 
 
 def _request_body(body: type[BaseModel] | None) -> dict[str, Any] | None:
@@ -87,29 +89,30 @@ def _request_body(body: type[BaseModel] | None) -> dict[str, Any] | None:
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
-    """Bytes to a checked request; bad UTF-8, bad or too deeply nested JSON and wrong types are one error."""
+    """Parses and validates a body. Bad UTF-8, bad or too deeply nested JSON and wrong types raise
+    one kind of error."""
     body = body.removeprefix(
         BOM_UTF8
     )  # which a parser may ignore (RFC 8259, 8.1), and Windows likes to write
-    body = without_halves(body)
+    body = without_lone_surrogates(body)
     check_json(body)
     return kind.model_validate_json(body)
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The request's body, checked."""
+    """The request's validated body."""
     return parse_body(kind, await request.body())
 
 
 def model_of(request: Request, name: str | None = None) -> ServedModel:
-    """What the server serves; ModelNotFoundError if the request names another model."""
+    """The served model; ModelNotFoundError if the request names another one."""
     model: ServedModel = request.app.state.model
     model.check_name(name)
     return model
 
 
 def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A number of the query; RequestError for one out of its range, which may be of any length."""
+    """An integer of the query string; RequestError if it is out of range, whatever its length."""
     text = request.query_params.get(name)
     if text is None:
         return default

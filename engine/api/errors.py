@@ -1,4 +1,5 @@
-"""Every failure as an answer in the client's dialect: bounded in size, the field named, no traceback."""
+"""Every error as a response in the client's API format: bounded in size, naming the field, without
+a traceback."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ MAX_MESSAGE_CHARS = 2000
 MAX_FIELD_CHARS = 200
 MAX_LISTED_FAULTS = 10
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code, by which clients decide to shorten a conversation."""
+"""OpenAI's error code, by which clients decide to shorten a conversation."""
 RETRY_AFTER_S = 1
-"""What a client is told to wait where the server may take its request soon, or another server may."""
+"""``Retry-After`` where this server may accept the request soon, or another server may."""
 
 _OPENAI_TYPES = {
     400: "BadRequestError",
@@ -52,21 +53,21 @@ _ANTHROPIC_TYPES = {
 }
 
 
-class Dialect(Enum):
-    """Whose shape an answer has."""
+class ApiFormat(Enum):
+    """The API whose format a response has."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     RESPONSES = "responses"
-    """OpenAI's Responses API: errors as in chat, but no [DONE] ends a stream."""
+    """OpenAI's Responses API: errors as in chat, but streams do not end with [DONE]."""
 
     @classmethod
-    def of_path(cls, path: str) -> Dialect:
+    def of_path(cls, path: str) -> ApiFormat:
         return cls.ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else cls.OPENAI
 
 
 class NotFoundError(RequestError):
-    """What the request names is not there (HTTP 404)."""
+    """The request names something that does not exist (HTTP 404)."""
 
 
 class ModelNotFoundError(NotFoundError):
@@ -80,14 +81,15 @@ class ModelNotFoundError(NotFoundError):
 
 
 class ThreadsUnsupportedError(RequestError):
-    """The conversation was to be held by the server (HTTP 400). Anthropic's clients then send all of it."""
+    """The client asked for a conversation stored on the server (HTTP 400). Anthropic's clients
+    then send all of it."""
 
     def __init__(self) -> None:
         super().__init__("thread is not supported: send the whole conversation in messages.", "thread")
 
 
 class ConversationLockedError(RequestError):
-    """Another turn of the conversation is being made (HTTP 400): OpenAI's words, and its code."""
+    """Another turn of the conversation is in progress (HTTP 400); OpenAI's message and code."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -97,22 +99,22 @@ class ConversationLockedError(RequestError):
 
 
 class ServerClosingError(EngineError):
-    """The server was told to stop and this request did not end in time (HTTP 503)."""
+    """The server is shutting down and this request did not end in time (HTTP 503)."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down; the request was ended before it was complete.")
 
 
 class CoreStalledError(EngineError):
-    """The engine core is there, but does not get on (HTTP 503)."""
+    """The engine core is alive but makes no progress (HTTP 503)."""
 
 
 class OverloadedError(EngineError):
-    """There is as much work in hand as the server takes (HTTP 503)."""
+    """The server has reached a limit of concurrent work (HTTP 503)."""
 
 
 class RequestTimeoutError(EngineError):
-    """A request ran longer than the server lets any run (HTTP 504)."""
+    """A request exceeded the server's time limit (HTTP 504)."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"The request was ended: it took longer than request_timeout_s, {timeout_s:g} s.")
@@ -125,24 +127,24 @@ class ErrorInfo(msgspec.Struct):
     type: str
     param: str | None
     code: int | str
-    """The status, unless OpenAI has a word for it on which clients decide."""
+    """The HTTP status, or the code that OpenAI's clients act on."""
 
 
 class ErrorResponse(msgspec.Struct):
-    """What an OpenAI client gets instead of a result."""
+    """An error response to an OpenAI client."""
 
     error: ErrorInfo
 
 
 class AnthropicErrorDetails(msgspec.Struct):
-    """What Anthropic's libraries read of an error in order to do without what failed."""
+    """Details by which Anthropic's libraries retry without what failed."""
 
     error_code: str
     unsupported: list[str]
 
 
 class AnthropicErrorInfo(msgspec.Struct):
-    """Anthropic's ``error``: its types, and no place for a field, so the message names it."""
+    """Anthropic's ``error``. It has no place for a field, so the message names it."""
 
     type: str
     message: str
@@ -150,7 +152,7 @@ class AnthropicErrorInfo(msgspec.Struct):
 
 
 class AnthropicErrorResponse(msgspec.Struct, kw_only=True):
-    """What an Anthropic client gets instead of a result, and as the last event of a failed stream."""
+    """An error response to an Anthropic client, also sent as the last event of a failed stream."""
 
     type: str = "error"
     error: AnthropicErrorInfo
@@ -159,7 +161,7 @@ class AnthropicErrorResponse(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What to tell a client about an error, in no dialect."""
+    """An error for a client, independent of the API."""
 
     status: int
     message: str
@@ -169,23 +171,23 @@ class Failure:
 
 
 def describe(
-    error: Exception, dialect: Dialect = Dialect.OPENAI, request_id: str | None = None
+    error: Exception, dialect: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> ErrorResponse | AnthropicErrorResponse:
-    """The error as the dialect's clients read it."""
+    """The error in the format of this API."""
     return _rendered(explain(error), dialect, request_id)
 
 
 def error_response(
-    error: Exception, dialect: Dialect = Dialect.OPENAI, request_id: str | None = None
+    error: Exception, dialect: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> Response:
-    """The whole answer."""
+    """The complete error response."""
     failure = explain(error)
     body = msgspec.json.encode(_rendered(failure, dialect, request_id))
     return Response(body, failure.status, _headers(error), "application/json")
 
 
 def explain(error: Exception) -> Failure:
-    """What to tell the client about an error. One that we did not expect says nothing of our insides."""
+    """Maps an exception to an error for the client. An unexpected one discloses no internals."""
     match error:
         case NotFoundError():
             code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
@@ -215,9 +217,9 @@ def explain(error: Exception) -> Failure:
 
 
 def _rendered(
-    failure: Failure, dialect: Dialect, request_id: str | None
+    failure: Failure, dialect: ApiFormat, request_id: str | None
 ) -> ErrorResponse | AnthropicErrorResponse:
-    if dialect is Dialect.ANTHROPIC:
+    if dialect is ApiFormat.ANTHROPIC:
         kind = _type_of(failure.status, _ANTHROPIC_TYPES, "invalid_request_error", "api_error")
         error = AnthropicErrorInfo(kind, _naming_the_field(failure), failure.details or UNSET)
         return AnthropicErrorResponse(error=error, request_id=request_id)
@@ -251,12 +253,13 @@ def _failure(status: int, message: str, field: str | None = None, code: str | No
 
 
 def _bounded(text: str, max_chars: int) -> str:
-    """Of a request's text there may be megabytes, and what no encoding knows."""
+    """Truncates text from a request, which may be megabytes long and hold invalid Unicode."""
     return text[:max_chars].encode("utf-8", "replace").decode()
 
 
 def _from_validation(error: ValidationError) -> Failure:
-    """One line per field at fault; the client's input is never echoed (it may be megabytes)."""
+    """One line per invalid field. The client's input is never echoed, since it may be megabytes
+    long."""
     faults: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         parts = [str(part) or '""' for part in fault["loc"]]  # a field may have an empty name

@@ -1,4 +1,4 @@
-"""The engine's fields under the names that a dialect's clients send them by."""
+"""Maps the engine's field names to those that an API's clients use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.errors import RequestError
 
 @contextmanager
 def told_as_sent(names: Mapping[str, str]) -> Iterator[None]:
-    """A RequestError of one of these fields names what the client sent instead."""
+    """Renames the field of a RequestError to what the client sent."""
     try:
         yield
     except RequestError as error:
@@ -26,7 +26,7 @@ def told_as_sent(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def one_of(field: str, shapes: str) -> WrapValidator:
-    """For a field of several shapes, of which pydantic tells each one's faults: one sentence instead."""
+    """Replaces pydantic's errors of each variant of a union by one sentence."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -1,6 +1,6 @@
-"""Requests on their way through the engine: each has a deadline, and all can be ended at once.
+"""Requests that are being generated: each has a deadline, and all can be ended at once.
 
-It must not know HTTP, nor how an answer is spelled.
+This module knows neither HTTP nor the format of responses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from typing import cast
 
 from engine.api.errors import RequestTimeoutError, ServerClosingError
-from engine.api.limits import Seat
+from engine.api.limits import Permit
 from engine.api.processes.load_board import LoadBoard, Tally
 from engine.async_llm import AsyncLLM
 from engine.errors import EngineDeadError
@@ -21,10 +21,11 @@ from engine.sampling_params import SamplingParams
 
 
 class Generation:
-    """The requests that one process generates for, by id."""
+    """The requests that this process generates for, by id."""
 
     def __init__(self, engine: AsyncLLM, board: LoadBoard, timeout_s: float | None) -> None:
-        """``board`` counts them; ``timeout_s``: a request is ended after so long, None: never."""
+        """``board`` counts the requests. ``timeout_s``: the most time of a request; None is no
+        limit."""
         self._engine = engine
         self._board = board
         self._timeout_s = timeout_s
@@ -39,19 +40,21 @@ class Generation:
         request_id: str,
         context: RequestContext,
         *,
-        seat: Seat,
-        on_taken: Callable[[], None] | None = None,
+        permit: Permit,
+        on_accepted: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's outputs. OverloadedError if the prompt is too much beside the others; if the request
-        was ended, ServerClosingError or RequestTimeoutError."""
+        """Yields the engine's outputs. OverloadedError if too many prompt tokens wait already;
+        ServerClosingError or RequestTimeoutError if the request was ended."""
         if self._ended:
             raise ServerClosingError
-        prefill = seat.prefill(len(prompt_token_ids))
+        prefill = permit.prefill(len(prompt_token_ids))
         self._live.add(request_id)
         self._board.add(Tally.LIVE, 1)
         watch = self._watch(request_id)
         try:
-            outputs = self._engine.generate(prompt_token_ids, params, request_id, context, on_taken=on_taken)
+            outputs = self._engine.generate(
+                prompt_token_ids, params, request_id, context, on_accepted=on_accepted
+            )
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
                     prefill.done()
@@ -85,19 +88,20 @@ class Generation:
     async def close_turn(
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
-        """A turn has ended: tell the engine which tools run now; what it does about the job's KV."""
+        """Reports to the engine that a turn has ended and which tools run now; returns the turn's
+        receipt."""
         job, receipt = context.job, last.receipt
         if job is None or job.is_last_step:
             return receipt
-        # Of a single question it is known beforehand what is decided: nothing is held for it.
+        # The KV of a single-turn request is never retained, so there is no decision to wait for.
         is_question = job.job_id is None and not calls and (receipt is None or receipt.turn == 1)
-        with suppress(EngineDeadError):  # the answer itself is complete
+        with suppress(EngineDeadError):  # the response itself is complete
             decided = await self._engine.tool_gap_started(last.request_id, calls, wait=not is_question)
             receipt = decided or receipt
         return receipt
 
     async def end_all(self) -> None:
-        """End every request that is still running with an error, and take no more."""
+        """Ends every running request with an error, and accepts no more."""
         self._ended = True
         for request_id in list(self._live):
             await self._engine.abort(request_id)

@@ -1,7 +1,7 @@
-"""Whose job a turn is, and what else goes with it: what clients say of it in their bodies and headers, most
-deliberate first.
+"""Reads a request's context: its job, tenant, priority and cache salt, from body and headers.
 
-Knows no dialect: an endpoint fills in a ``ClientIdentity``. What nobody says is left to be inferred.
+It is independent of the API: an endpoint fills in a ``ClientIdentity``. A job that the client does
+not name is inferred later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
-"""Of ``metadata.user_id``, which may be JSON with a session in it."""
+"""The most characters of ``metadata.user_id``, which may be JSON with a session in it."""
 LAST_STEP_HEADER = "x-is-last-step"
 
 SESSION_HEADERS = ("x-session-id",)
@@ -39,10 +39,11 @@ CLIENT_HEADERS = (
     "x-session-affinity",
     "x-correlation-id",
 )
-"""Codex (which says session and thread), OpenCode, load generators; the first that is there counts."""
+"""Headers of Codex (session and thread), OpenCode and load generators; the first one present
+counts."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-"""W3C's, of version 00; later ones may go on with a dash and more, which nobody can know yet."""
+"""W3C's format, version 00. Later versions may append fields."""
 _OWNED = re.compile(rf"{KEY_NAME}:")
 _SESSION_IN_USER_ID = re.compile(r"_session_([^\s_][^\s]*)$")
 _TRUE = frozenset(("1", "true", "yes", "on"))
@@ -50,20 +51,20 @@ _TRUE = frozenset(("1", "true", "yes", "on"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIdentity:
-    """What the body of a request says of its context, as it was sent: ``identify`` checks the types."""
+    """The fields of a body that identify its job, unvalidated: ``identify`` checks the types."""
 
     job_id: object = None
     is_last_step: object = None
     xargs: object = None
-    """``vllm_xargs``: extra arguments of clients that may not add fields of their own."""
+    """``vllm_xargs``: arguments of clients that cannot add fields of their own."""
     session_id: object = None
     metadata_user_id: object = None
     """Anthropic's ``metadata.user_id``; Claude Code puts its session there."""
     prompt_cache_key: object = None
     conversation: object = None
-    """An id, or an object with one."""
+    """The conversation's id, or an object that holds it."""
     previous_job_id: str | None = None
-    """The job of the response that this one continues."""
+    """The job of the previous response, which this request continues."""
     tenant: object = None
     """The body's ``user``."""
     priority: int | None = None
@@ -71,26 +72,28 @@ class ClientIdentity:
 
 
 def request_context(
-    headers: Mapping[str, str], said: ClientIdentity, *, parts_prefixes: bool = False
+    headers: Mapping[str, str], said: ClientIdentity, *, separates_owners: bool = False
 ) -> RequestContext:
-    """What goes with the request to the core; RequestError as in ``identify``.
+    """The context of a request, which travels to the core unchanged; RequestError as in
+    ``identify``.
 
-    ``parts_prefixes``: owners of API keys find no prefix of each other, so the salt says whose it is.
+    ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the
+    owner.
     """
     job = identify(headers, said)
     salt = said.cache_salt
-    if parts_prefixes and not (job.owner is None and salt is None):
-        # Both, so that no salt that a client says makes it another owner.
+    if separates_owners and not (job.owner is None and salt is None):
+        # Both are encoded, so that no salt of a client can equal that of another owner.
         salt = msgspec.json.encode((job.owner, salt)).decode()
     return RequestContext(job=job, priority=said.priority or 0, cache_salt=salt)
 
 
 def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
-    """The job of a turn; its id is None if nothing names one. ``headers``: names in lower case, or read
-    without regard to it.
+    """The job of a turn, with the id None if the request names none. ``headers``: lower-case
+    names, or a case-insensitive mapping.
 
-    RequestError for an ill-typed or too long value in the body; in a header such a value is no fault of the
-    client's (proxies add headers too): one too long is hashed.
+    RequestError for a field of the wrong type or length. A header is not the client's fault, since
+    proxies add headers too: a long value is hashed.
     """
     xargs = _mapping(said.xargs, "vllm_xargs")
     job_id = next(_ids(headers, said, xargs), None)
@@ -104,7 +107,7 @@ def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
 
 
 def _ids(headers: Mapping[str, str], said: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
-    """All ids that are said, in the order in which they count."""
+    """All ids that the request names, the one that counts first."""
     user_id = _text(said.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
     yield from _known(
         _own_id(said.job_id, "job_id"),
@@ -128,8 +131,9 @@ def _known(*ids: str | None) -> Iterator[str]:
 def with_history(
     context: RequestContext, messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False
 ) -> RequestContext:
-    """The same with what its conversation holds: by that the engine tells the return of a tool call from a
-    question beside it. ``continues_last``: the last message is a reply that is still to be written."""
+    """Adds the numbers of replies and tool results in the prompt, by which the policy tells a
+    returning tool call from a side request. ``continues_last``: the last message is a reply to be
+    continued."""
     if context.job is None:
         return context
     roles = [message.get("role") for message in messages]
@@ -145,7 +149,7 @@ def with_history(
 
 
 def _own_id(value: object, field: str) -> str | None:
-    """A field that exists for us: what cannot be an id, an empty one too, is an error."""
+    """A field of our own API: an invalid id, even an empty one, is an error."""
     if value == "":
         raise _fault(field, f"must have 1 to {MAX_ID_CHARS} characters")
     return _text(value, field)
@@ -199,7 +203,7 @@ def _is_last_step(headers: Mapping[str, str], said: ClientIdentity, xargs: Mappi
 
 @dataclass(frozen=True, slots=True)
 class _UserId:
-    """Who the user is, and in which session."""
+    """A user, and the user's session."""
 
     user: str | None = None
     session: str | None = None
@@ -237,7 +241,7 @@ def _sound(value: object) -> str | None:
 
 
 def _from_headers(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """The first of these headers that says something."""
+    """The first of these headers that has a value."""
     for name in names:
         value = _decoded(headers.get(name, "")).strip()
         if value:
@@ -246,13 +250,13 @@ def _from_headers(headers: Mapping[str, str], names: tuple[str, ...]) -> str | N
 
 
 def _traceparent(headers: Mapping[str, str]) -> str | None:
-    """The client's span, where it says one; anything else is left to be ignored, as W3C wants it."""
+    """The client's trace context, if valid; an invalid one is ignored, as W3C requires."""
     found = _TRACEPARENT.match(headers.get("traceparent", "").strip())
     return None if found is None else found[0]
 
 
 def _decoded(value: str) -> str:
-    """HTTP gives bytes of a header as Latin-1; clients mean UTF-8."""
+    """Decodes a header, which HTTP defines as Latin-1 and clients send as UTF-8."""
     if value.isascii():
         return value
     try:
@@ -262,7 +266,7 @@ def _decoded(value: str) -> str:
 
 
 def _bounded(value: str) -> str | None:
-    """One too long is known by its hash; None if it is empty."""
+    """The value, or its hash if it is too long; None if it is empty."""
     if len(value) > MAX_ID_CHARS:
         return f"sha256-{sha256(value.encode(errors='replace')).hexdigest()}"
     return value or None
@@ -272,14 +276,18 @@ def _bounded(value: str) -> str | None:
 
 
 def owner_of(headers: Mapping[str, str]) -> str | None:
-    """Whom the request's API key names. What somebody owns nobody else finds; ``user`` makes no owner."""
+    """The owner of the request's API key. One owner's data is invisible to others; ``user`` makes
+    no owner."""
     return headers.get(OWNER_HEADER) or None
 
 
 def owned_id(headers: Mapping[str, str], job_id: str) -> str:
-    """The id by which the engine knows the job: before what its client calls it stands who owns the API key,
-    where that has a name, for two owners may both have a job "main". So no id that is said leads to the job
-    of another owner: what looks like one, said with a key without a name, begins with a colon."""
+    """The engine's id of the job: prefixed by the owner of the API key, since two owners may both
+    have a job "main".
+
+    No client can name a job of another owner: with a key without a name, an id that looks prefixed
+    gets a leading colon.
+    """
     owner = headers.get(OWNER_HEADER)
     if owner is None:
         return job_id
@@ -289,8 +297,8 @@ def owned_id(headers: Mapping[str, str], job_id: str) -> str:
 
 
 def _tenant(headers: Mapping[str, str], said: ClientIdentity) -> str | None:
-    """With whom the job shares what there is: the owner that an API key names, else the ``user`` that is
-    said, else whoever has that key, which is not shown. A user takes nothing of an owner of that name."""
+    """The tenant: the owner of the API key, else the ``user`` field, else a hash of the key. A
+    ``user`` cannot take the name of an owner."""
     if owner := owner_of(headers):
         return owner
     user = _text(said.tenant, "user") or _user_in(said.metadata_user_id)

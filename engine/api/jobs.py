@@ -1,4 +1,4 @@
-"""/v1/jobs: what the engine knows of agents' jobs, and what their clients can tell it beside their turns."""
+"""/v1/jobs: the engine's view of agents' jobs, and signals from their clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.messages import JobStatus, ToolSignal, ToolState
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 MAX_SECONDS = 1e7
-"""No tool runs for four months."""
+"""The longest time that a signal may name, about four months."""
 
 router = APIRouter()
 
@@ -30,13 +30,14 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 
 
 class SignalBody(BaseModel):
-    """Body of POST /v1/jobs/{id}/signals: one tool call, or all that a turn made, changed its state."""
+    """Body of POST /v1/jobs/{id}/signals: the new state of one tool call, or of all that a turn
+    made."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     state: ToolState
     request_id: Name | None = None
-    """The turn's id as its response gave it; the job's latest turn without."""
+    """The id of the turn's response; None is the job's latest turn."""
     call_id: Name | None = None
     tool: Name | None = None
     expected_s: Seconds | None = None
@@ -81,8 +82,8 @@ class FinishedJob(msgspec.Struct, kw_only=True):
 
 @endpoint(router, "GET", "/v1/jobs")
 async def list_jobs(request: Request) -> Response:
-    """The jobs that are known, those active last first; ``limit`` of them. To the owner of an API key with a
-    name: those of that name."""
+    """Lists ``limit`` jobs, the most recently active first. An API key with a name sees its
+    owner's only."""
     limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     jobs = await _engine_with_jobs(request).jobs(limit, owner_of(request.headers))
     return json_response(JobList(data=jobs))
@@ -90,13 +91,14 @@ async def list_jobs(request: Request) -> Response:
 
 @endpoint(router, "GET", "/v1/jobs/{job_id:path}")
 async def show_job(request: Request) -> Response:
-    """One job: its turns, what is held for it and how long, when its next turn is expected."""
+    """One job: its turns, its retained KV and for how long, and when its next turn is expected."""
     return json_response(await _job(request))
 
 
 @endpoint(router, "POST", "/v1/jobs/{job_id:path}/signals", body=SignalBody)
 async def signal_job(request: Request) -> Response:
-    """A tool call of the job started, goes on, finished or was cancelled; the job as it stands then."""
+    """Reports that a tool call started, makes progress, finished or was cancelled. Returns the
+    job's new state."""
     body = await read_body(request, SignalBody)
     job = await _job(request)
     _check_turn(job, body.request_id)
@@ -106,7 +108,7 @@ async def signal_job(request: Request) -> Response:
 
 @endpoint(router, "POST", "/v1/jobs/{job_id:path}/finish")
 async def finish_job(request: Request) -> Response:
-    """No turn of the job will come any more: what is held for it is let go."""
+    """Reports that the job has no more turns: its retained KV is released."""
     job = await _job(request)
     await _engine_with_jobs(request).finish_job(job.id)
     return json_response(FinishedJob(id=job.id))
@@ -123,7 +125,7 @@ def _engine_with_jobs(request: Request) -> AsyncLLM:
 
 
 async def _job(request: Request) -> JobStatus:
-    """The one that the path names: of the key's owner; with a key without a name, anybody's."""
+    """The job that the path names: of the key's owner, or of anyone with a key without a name."""
     engine, job_id = _engine_with_jobs(request), request.path_params["job_id"]
     own_id = owned_id(request.headers, job_id)
     job = await engine.job(own_id)
@@ -139,7 +141,7 @@ async def _job(request: Request) -> JobStatus:
 
 
 def _check_turn(job: JobStatus, request_id: str | None) -> None:
-    """A signal speaks of a turn that has ended and that no other has continued yet."""
+    """Checks that the turn has ended and that no other turn has continued it."""
     if not job.frontiers:
         raise NotFoundError("The job has no turn whose tools could be running.", "request_id")
     if request_id is not None and all(each.request_id != request_id for each in job.frontiers):

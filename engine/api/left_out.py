@@ -1,10 +1,10 @@
-"""What a text model cannot be shown of a conversation: pictures, sound, documents, files.
+"""Content that a text model cannot be shown: pictures, sound, documents, files.
 
-A client cannot take back what its history holds: a tool returned the picture by itself, or another model had
-seen it. So in the history a line of text stands in its place, and the receipt says so. What the user sends
-just now is refused, since somebody who reads the answer can still send something else.
+A client cannot take back what its history holds: a tool returned the picture, or another model had
+seen it. So in the history a line of text stands in its place, and the receipt lists it. In the
+user's last message it is an error, since the user can still send something else.
 
-Knows the parts of all dialects, and MCP's, by the fields in which they say what they are.
+Parts of all APIs and of MCP are recognized by their fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.errors import RequestError
 Part = Mapping[str, Any]
 
 MAX_NOTES = 20
-"""Told in a receipt one by one."""
+"""The most notes that a receipt lists one by one."""
 MAX_NAME_CHARS = 200
 
 _MEDIA_TYPE_FIELDS = ("media_type", "mimeType", "mime_type")
@@ -38,18 +38,18 @@ class LeftOut:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the receipt; beyond some, how many more there are."""
+        """Sentences for the receipt; beyond the limit, the number of further notes."""
         more = self._num_notes - len(self._notes)
         return [*self._notes, f"and {more} more"] if more else self._notes
 
     def add(self, where: str, what: str) -> None:
-        """Something of the request had no effect."""
+        """Notes that a part of the request had no effect."""
         self._num_notes += 1
         if len(self._notes) < MAX_NOTES:
             self._notes.append(f"{where}: {what}")
 
     def part(self, part: Part, where: str) -> str:
-        """The text that stands in a part's place."""
+        """The placeholder text of a part."""
         text, what = text_of_resource(part), describe_part(part)
         if text is not None:
             return text
@@ -58,19 +58,19 @@ class LeftOut:
 
 
 def refuse_part(kind: str, where: str) -> RequestError:
-    """The error of a part that the user sends just now."""
+    """The error for a part in the user's last message."""
     return RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", where)
 
 
 def text_of_resource(part: Part) -> str | None:
-    """MCP's resource with a text in it; None of other parts."""
+    """The text of an MCP resource; None for other parts."""
     resource = part.get("resource")
     text = resource.get("text") if isinstance(resource, Mapping) else None
     return text if isinstance(text, str) else None
 
 
 def describe_part(part: Part) -> str:
-    """What a part is, in a few words: ``image/png, 8x8``."""
+    """A short description of a part: ``image/png, 8x8``."""
     kind = part.get("type")
     named = kind.removeprefix("input_").removesuffix("_url") if isinstance(kind, str) else "part"
     media_type, head, num_bytes = _file_of(part)
@@ -86,7 +86,7 @@ def describe_part(part: Part) -> str:
 
 
 def _file_of(part: Part) -> tuple[str | None, bytes, int]:
-    """Media type, first bytes and number of bytes of the file in a part, as far as they are known."""
+    """The media type, first bytes and size of a part's file, as far as known."""
     said = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
     data = next(_texts(part, _DATA_FIELDS), None) or next(
         (url for url in _texts(part, _URL_FIELDS) if url.startswith("data:")), ""
@@ -99,7 +99,7 @@ def _file_of(part: Part) -> tuple[str | None, bytes, int]:
 
 
 def _type_of_format(part: Part) -> str | None:
-    """OpenAI's sound says its format only."""
+    """The media type of OpenAI's audio, which names its format only."""
     sound = part.get("input_audio")
     form = sound.get("format") if isinstance(sound, Mapping) else None
     return f"audio/{form}" if isinstance(form, str) else None
@@ -110,7 +110,7 @@ def _address(part: Part) -> str | None:
 
 
 def _texts(part: Part, fields: Sequence[str]) -> Iterator[str]:
-    """What these fields say, in the part itself and in the objects in which parts keep them."""
+    """The values of these fields, in the part itself and in its nested objects."""
     for record in (part, *(part.get(name) for name in _NESTED_FIELDS)):
         if isinstance(record, Mapping):
             for name in fields:
@@ -131,6 +131,6 @@ def _size(num_bytes: int) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, and not too long."""
+    """On one line, truncated."""
     short = " ".join(text[: MAX_NAME_CHARS + 1].split())
     return short if len(short) <= MAX_NAME_CHARS else f"{short[:MAX_NAME_CHARS]}..."

@@ -1,6 +1,6 @@
-"""How much the server takes on at once: places for requests, and for prompt tokens still to be computed.
+"""Admission control: limits on concurrent requests and on prompt tokens that wait for prefill.
 
-A request gets its place before any work is done for it. It must not know HTTP.
+A request is admitted before any work is done for it. This module knows no HTTP.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from engine.messages import JobRef, RequestContext
 
 
 class Admission:
-    """The places of all front-end processes together, as their board counts them, and as tenants share them.
+    """Admits requests of all API server processes together, shared fairly between tenants.
 
-    Where a limit is reached, who has no more than an equal part of it is taken on all the same, and all
-    others are refused: so one tenant's flood is refused, and not who comes beside it. What comes on top is
-    less than the limit once more, however many tenants there are.
+    When a limit is reached, a tenant that uses no more than an equal share is still admitted and
+    others are refused, so one tenant's flood does not lock out the rest. The excess over the limit
+    is less than the limit itself, however many tenants there are.
     """
 
     def __init__(
@@ -31,66 +31,68 @@ class Admission:
         on_rejection: Callable[[str], None],
         owners: Sequence[str] = (),
     ) -> None:
-        """``on_rejection`` is told the name of the limit. ``owners``: whom keys name, the same in each
-        process."""
+        """``on_rejection`` is called with the name of the limit. ``owners``: the owners of API
+        keys, the same in each process."""
         self._max_reqs = limits.max_num_queued_reqs
         self._max_tokens = limits.max_num_queued_tokens
         self._board = board
         self._on_rejection = on_rejection
         self._shares = {owner: share for share, owner in enumerate(owners[:NAMED_SHARES])}
-        self._num_seated = 0
-        """Bodies that this process has taken on."""
-        self._unseated = asyncio.Event()
+        self._num_admitted = 0
+        """Number of bodies that this process has admitted."""
+        self._all_ended = asyncio.Event()
         self.is_closed = False
-        """Whether this process takes no more requests, since it is about to stop."""
+        """Whether this process admits no more requests, since it is shutting down."""
 
     @contextmanager
-    def seat(self, num_requests: int, context: RequestContext) -> Iterator[Seat]:
-        """Places for a body that makes so many requests, before any work is done for it. OverloadedError if
-        those are too many beside others, ServerClosingError if no more are taken."""
+    def admit(self, num_requests: int, context: RequestContext) -> Iterator[Permit]:
+        """Admits a body that makes this many requests, before any work is done for it.
+        OverloadedError beyond a limit, ServerClosingError while shutting down."""
         if self.is_closed:
             raise ServerClosingError
         num_requests = max(1, num_requests)  # not checked yet
         share = self._share_of(context.job)
-        self._take(Tally.QUEUED_REQS, share, num_requests)
-        self._num_seated += 1
+        self._acquire(Tally.QUEUED_REQS, share, num_requests)
+        self._num_admitted += 1
         try:
-            yield Seat(self, share)
+            yield Permit(self, share)
         finally:
             self._board.add(Tally.QUEUED_REQS, -num_requests, share)
-            self._num_seated -= 1
-            if not self._num_seated:
-                self._unseated.set()
+            self._num_admitted -= 1
+            if not self._num_admitted:
+                self._all_ended.set()
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Admits no more requests."""
         self.is_closed = True
 
     async def drain(self) -> None:
-        """Take no more requests; returns when the last one has left its place."""
+        """Admits no more requests; returns when the last one has ended."""
         self.close()
-        while self._num_seated:
-            self._unseated.clear()
-            await self._unseated.wait()
+        while self._num_admitted:
+            self._all_ended.clear()
+            await self._all_ended.wait()
 
     def _share_of(self, job: JobRef | None) -> int:
-        """An owner's own; others may have one together, for there is no end of users that can be said."""
+        """The share of an owner is its own. Other tenants are hashed to shares, since their number
+        is unbounded."""
         if job is not None and job.owner in self._shares:
             return self._shares[job.owner]
         tenant = "" if job is None else job.tenant or ""
         return NAMED_SHARES + crc32(tenant.encode(errors="replace")) % OTHER_SHARES
 
-    def take_tokens(self, number: int, share: int) -> None:
-        """OverloadedError if these are too many beside the others; alone, any number is taken."""
-        self._take(Tally.QUEUED_TOKENS, share, number)
+    def acquire_tokens(self, number: int, share: int) -> None:
+        """Raises OverloadedError if the prompt tokens exceed the limit together with those of
+        others."""
+        self._acquire(Tally.QUEUED_TOKENS, share, number)
 
-    def give_back_tokens(self, number: int, share: int) -> None:
+    def release_tokens(self, number: int, share: int) -> None:
         self._board.add(Tally.QUEUED_TOKENS, -number, share)
 
-    def _take(self, tally: Tally, share: int, number: int) -> None:
-        # Taken first and given back if it was too much: of two processes that ask at the same moment both may
-        # be refused the last place, but never do both get it. Alone, any number is taken: a request of more
-        # than the limit would never be served otherwise.
+    def _acquire(self, tally: Tally, share: int, number: int) -> None:
+        # Acquired first and released if it was too much: of two processes at the same moment both may be
+        # refused, but never are both admitted. A request alone is always admitted: one larger than the
+        # limit would never be served otherwise.
         is_tokens = tally is Tally.QUEUED_TOKENS
         limit = self._max_tokens if is_tokens else self._max_reqs
         self._board.add(tally, number, share)
@@ -105,8 +107,9 @@ class Admission:
         raise OverloadedError(f"The server has as much in hand as it takes ({told}); try again shortly.")
 
     def _is_within_share(self, tally: Tally, share: int, number: int, limit: int) -> bool:
-        """Whether who asks has no more than an equal part among those who have anything, or nothing else,
-        where a key names it: a prompt of more than such a part would never be served beside a flood."""
+        """Whether the tenant uses no more than an equal share among active tenants. An owner
+        without other work is always within it: a prompt larger than a share could otherwise never
+        run during a flood."""
         held = self._board.held(tally, share)
         if held == number and share < NAMED_SHARES:
             return True
@@ -114,21 +117,21 @@ class Admission:
         return num_sharing > 1 and held * num_sharing <= limit
 
 
-class Seat:
-    """A request that has its place; its prompts may now ask for theirs."""
+class Permit:
+    """An admitted request; its prompts are admitted separately."""
 
     def __init__(self, admission: Admission, share: int) -> None:
         self._admission = admission
         self._share = share
 
-    def prefill(self, num_tokens: int) -> Prefill:
-        """A prompt of so many tokens is about to be computed; OverloadedError if that is too much."""
-        self._admission.take_tokens(num_tokens, self._share)
-        return Prefill(self._admission, num_tokens, self._share)
+    def prefill(self, num_tokens: int) -> PrefillPermit:
+        """Admits a prompt of this many tokens; OverloadedError beyond the limit."""
+        self._admission.acquire_tokens(num_tokens, self._share)
+        return PrefillPermit(self._admission, num_tokens, self._share)
 
 
-class Prefill:
-    """A prompt that counts as waiting until its first token is there, or it is given up."""
+class PrefillPermit:
+    """An admitted prompt: it counts as waiting until its first token, or until it is given up."""
 
     def __init__(self, admission: Admission, num_tokens: int, share: int) -> None:
         self._admission = admission
@@ -136,7 +139,7 @@ class Prefill:
         self._share = share
 
     def done(self) -> None:
-        """May be called again."""
+        """The prompt no longer waits. Repeatable."""
         if self._num_tokens:
-            self._admission.give_back_tokens(self._num_tokens, self._share)
+            self._admission.release_tokens(self._num_tokens, self._share)
             self._num_tokens = 0

@@ -26,7 +26,7 @@ async def list_models(request: Request) -> Response:
 
 @endpoint(router, "GET", "/v1/models/{name:path}")
 async def show_model(request: Request) -> Response:
-    """One of those names."""
+    """Describes the model under one of its names."""
     name = request.path_params["name"]
     if name not in model_of(request).names:
         raise ModelNotFoundError(name, model_of(request).names)

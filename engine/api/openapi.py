@@ -1,4 +1,4 @@
-"""The server's own description of its API: each endpoint with its body, its answers and its errors."""
+"""The OpenAPI description: each endpoint with its body, responses and errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from engine.api.errors import AnthropicErrorResponse, Dialect, ErrorResponse
+from engine.api.errors import AnthropicErrorResponse, ApiFormat, ErrorResponse
 from engine.api.http import sse
 
 Schema = dict[str, Any]
-"""A part of the document: JSON as it will be sent."""
+"""A part of the document, as JSON."""
 
 _COMPONENTS = "#/components/schemas/"
-_ERRORS = {Dialect.OPENAI: ErrorResponse, Dialect.ANTHROPIC: AnthropicErrorResponse}
+_ERRORS = {ApiFormat.OPENAI: ErrorResponse, ApiFormat.ANTHROPIC: AnthropicErrorResponse}
 _EMPTY = frozenset(("/health", "/ping"))
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -48,7 +48,8 @@ def _operations(document: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _add_parameters(operation: Schema, path: str) -> None:
-    """Endpoints read their paths themselves, so the framework knows nothing of what is in them."""
+    """Adds the path parameters, which the framework does not know as endpoints read them
+    themselves."""
     names = _PLACEHOLDER.findall(path)
     if names:
         operation["parameters"] = [
@@ -58,7 +59,7 @@ def _add_parameters(operation: Schema, path: str) -> None:
 
 
 def _add_responses(operation: Schema, path: str) -> None:
-    kind = _ERRORS[Dialect.of_path(path)]
+    kind = _ERRORS[ApiFormat.of_path(path)]
     error = {"schema": {"$ref": _COMPONENTS + kind.__name__}}
     operation["responses"] = {
         "200": {"description": "What was asked for.", "content": _answers(operation, path)},
@@ -91,7 +92,8 @@ def _body_schema(operation: Schema) -> Schema:
 
 
 def _with_shared_schemas(operation: Schema) -> dict[str, Schema]:
-    """The schemas that a body's schema brings along, under names of their own; its references are redone."""
+    """Moves the schemas that a body's schema defines to the shared ones, and updates its
+    references."""
     body = _body_schema(operation)
     brought = body.pop("$defs", {})
     names = {f"#/$defs/{name}": f"{body['title']}.{name}" for name in brought}

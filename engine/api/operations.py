@@ -1,4 +1,4 @@
-"""What an operator asks of a server: health, version, load, metrics, an empty prefix cache, a pause."""
+"""Endpoints for operators: health, version, load, metrics, prefix cache reset, pause."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ PAUSE_MODES = ("wait", "keep")
 
 @endpoint(router, "GET", "/health", "/ping")
 async def health(request: Request) -> Response:
-    """200 while the engine lives and requests are taken, 503 after."""
+    """200 while the engine is alive and requests are accepted, else 503."""
     await model_of(request).check_health()
     return Response()
 
 
 @endpoint(router, "POST", "/ping")
 async def ping(request: Request) -> Response:
-    """The same, for load balancers that post."""
+    """The same for load balancers that send POST."""
     return await health(request)
 
 
 @endpoint(router, "GET", "/")
 async def root(request: Request) -> Response:
-    """What this is, and where its API is described."""
+    """Names this server and its API description."""
     return JSONResponse(
         {
             "name": "continuum",
@@ -68,20 +68,21 @@ async def metrics(request: Request) -> Response:
 
 @endpoint(router, "GET", "/load", operators_only=True)
 async def load(request: Request) -> Response:
-    """How many requests are being generated, by all front-end processes; and which of them says so."""
+    """The number of running requests, over all API server processes, and the id of the process
+    that answers."""
     return JSONResponse({"server_load": model_of(request).num_live, "process_id": os.getpid()})
 
 
 @endpoint(router, "POST", "/reset_prefix_cache", operators_only=True)
 async def reset_prefix_cache(request: Request) -> Response:
-    """Forget cached prefixes, pinned ones too; not while requests run."""
+    """Evicts all cached prefixes, pinned ones too; refused while requests run."""
     return JSONResponse({"success": await model_of(request).engine.reset_prefix_cache()})
 
 
 @endpoint(router, "POST", "/pause", operators_only=True)
 async def pause(request: Request) -> Response:
-    """Take no request out of the queue until ``/resume``. ``mode=wait``: those that run go on to their end;
-    ``mode=keep``: they stand still, and go on afterwards. Requests are accepted as before, and wait."""
+    """Admits no request from the queue until ``/resume``. ``mode=wait``: running requests finish;
+    ``mode=keep``: they stop, and continue after it. New requests are accepted and wait."""
     mode = request.query_params.get("mode", "wait")
     if mode not in PAUSE_MODES:
         raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode[:40]!r}.", "mode")
@@ -91,15 +92,14 @@ async def pause(request: Request) -> Response:
 
 @endpoint(router, "POST", "/resume", operators_only=True)
 async def resume(request: Request) -> Response:
-    """Go on after ``/pause``."""
+    """Ends the pause."""
     await model_of(request).engine.resume()
     return JSONResponse({"status": "resumed"})
 
 
 @endpoint(router, "GET", "/is_paused", operators_only=True)
 async def is_paused(request: Request) -> Response:
-    """Whether it is, and how many requests run and wait: none runs once all that did before ``/pause`` are
-    done."""
+    """Whether the engine is paused, and how many requests run and wait."""
     state = await model_of(request).engine.statistics()
     return JSONResponse(
         {

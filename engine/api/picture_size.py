@@ -1,16 +1,16 @@
-"""Width and height of a picture out of the first bytes of its file. Nothing is decoded."""
+"""Reads the width and height of an image from the first bytes of its file, without decoding it."""
 
 from __future__ import annotations
 
 HEAD_BYTES = 65536
-"""Of a file that are looked at: of photographs, what the camera noted stands before the size."""
+"""How many bytes of a file are read. In photographs, metadata precedes the size."""
 
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
-"""Markers of the segments that tell a JPEG's size."""
+"""Markers of the JPEG segments that hold the size."""
 
 
 def media_type_of(head: bytes) -> str | None:
-    """What kind of file begins so; None of kinds that are not known here."""
+    """The media type by the file's first bytes; None if unknown."""
     if head.startswith(b"RIFF"):
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12])
     signs = {
@@ -26,7 +26,7 @@ def media_type_of(head: bytes) -> str | None:
 
 
 def picture_size(head: bytes) -> tuple[int, int] | None:
-    """Width and height; None if the bytes do not say them."""
+    """Width and height; None if the bytes do not hold them."""
     match media_type_of(head):
         case "image/png" if len(head) >= 24:
             return _big(head[16:20]), _big(head[20:24])
@@ -52,7 +52,7 @@ def _size_of_webp(head: bytes) -> tuple[int, int] | None:
 
 
 def _size_of_jpeg(head: bytes) -> tuple[int, int] | None:
-    """From the segment that tells it, behind others whose lengths are said."""
+    """Finds the segment that holds the size by skipping those before it."""
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
         if head[at + 1] in _JPEG_SIZES:

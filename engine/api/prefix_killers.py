@@ -25,7 +25,8 @@ _BILLING_HEADER = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?")
 
 
 def without_billing_header(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The same chat (its contents are strings) without the header it opens with; None if it has none."""
+    """The same chat, whose contents are strings, without the header it opens with; None if it has
+    none."""
     if not messages or messages[0]["role"] != "system":
         return None
     first, *others = messages

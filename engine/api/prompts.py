@@ -1,6 +1,6 @@
-"""Prompts of one model: a text or a chat becomes tokens, beside the event loop where that takes long.
+"""Renders chats and tokenizes texts for one model, off the event loop where that takes long.
 
-It must not know HTTP, nor what becomes of a prompt.
+This module knows neither HTTP nor what is done with a prompt.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ from engine.input_processor import may_fit, prompt_too_long
 from engine.tokenizer import INLINE_CHARS, Tokenizer
 
 MAX_COUNTED_CHARS = 2**20
-"""A prompt that cannot fit is tokenised up to this length to say how long it is, in less than a second."""
+"""A prompt that cannot fit is tokenized up to this length, to report its token count within a
+second."""
 INLINE_MESSAGES = 32
 """Longer chats are rendered on another thread."""
 INLINE_CHAT_CHARS = 16 * INLINE_CHARS
-"""So are chats of longer texts; a template is much faster than a tokenizer."""
+"""Chats with more text are rendered on another thread. Templates are much faster than tokenizers."""
 MAX_LISTED_TOKENS = 4 * 2**20
-"""Most tokens of one text that are listed; a body of the default limit may hold eight times as many."""
+"""The most tokens of one text that are listed; a body of the default size limit may hold eight
+times as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """What a chat template is given; messages and tools have OpenAI's chat shape."""
+    """Arguments of a chat template; messages and tools have OpenAI's chat format."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    """They stay in the prompt where none may be called: to leave them out would change all of its tokens."""
+    """Tools stay in the prompt where none may be called: removing them would change all of its
+    tokens."""
     chat_template: str | None = None
-    """None: the server's, else the tokenizer's."""
+    """None is the server's template, else the tokenizer's."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
 
 class Prompts:
-    """Makes tokens of texts and of chats, as one server's options say."""
+    """Tokenizes texts and chats with one server's options."""
 
     def __init__(
         self,
@@ -54,20 +57,20 @@ class Prompts:
         config: ServerConfig,
         on_prefix_killer: Callable[[str], None],
     ) -> None:
-        """``on_prefix_killer`` is told the name of what was taken out of a prompt."""
+        """``on_prefix_killer`` is called with the name of what was removed from a prompt."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
         self._content_format = ContentFormat(config.chat_template_content_format)
         self._trusts_templates = config.trust_request_chat_template
-        self._parts_prefixes = config.access.parts_prefixes
+        self._separates_owners = config.access.separates_owners
         self._on_prefix_killer = on_prefix_killer
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, owner: str | None, is_prompt: bool = False
     ) -> list[int]:
-        """The text's tokens. ``is_prompt``: ContextLengthError if they are certainly too many to serve."""
-        owner = owner if self._parts_prefixes else None
+        """Tokenizes a text. ``is_prompt``: ContextLengthError if it certainly exceeds the context."""
+        owner = owner if self._separates_owners else None
 
         def encode() -> list[int] | None:
             if is_prompt and not may_fit(self._tokenizer, text, self._max_model_len):
@@ -80,12 +83,13 @@ class Prompts:
         return tokens
 
     async def encode_chat(self, chat: ChatPrompt, *, owner: str | None, is_prompt: bool = False) -> list[int]:
-        """The chat's tokens; ``is_prompt``: they are to be served, as in ``encode``."""
+        """Renders and tokenizes a chat; ``is_prompt`` as in ``encode``."""
         text = await self.chat_text(chat)
         return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
 
     async def chat_text(self, chat: ChatPrompt) -> str:
-        """The chat as text; RequestError if there is no template or it refuses the messages."""
+        """Renders a chat; RequestError without a template, or if the template refuses the
+        messages."""
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is taken from requests only by a server with --trust-request-chat-template.",
@@ -104,7 +108,7 @@ class Prompts:
                 self._content_format,
             )
 
-        if chat.chat_template is not None or _is_long(chat.messages):  # others' templates may run for ever
+        if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
             return await asyncio.to_thread(in_some_shape, normal, render)
         return in_some_shape(normal, render)
 
@@ -115,21 +119,21 @@ class Prompts:
         self._on_prefix_killer(BILLING_HEADER)
         return without
 
-    # ---- counted and listed, at any length ----
+    # ---- texts of any length ----
 
     async def count(self, text: str, *, add_special_tokens: bool, owner: str | None) -> int:
-        """How many tokens the text has, whatever its length."""
+        """The number of tokens of a text of any length."""
         num_tokens = 0
         async for tokens in self._steps(text, add_special_tokens, owner):
             num_tokens += len(tokens)
         return num_tokens
 
     async def count_chat(self, chat: ChatPrompt, *, owner: str | None) -> int:
-        """How many tokens ``encode_chat`` would give, in little memory."""
+        """The number of tokens that ``encode_chat`` would return, without keeping them all."""
         return await self.count(await self.chat_text(chat), add_special_tokens=False, owner=owner)
 
-    async def listed(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
-        """All of the text's tokens, to be shown; RequestError if they are too many for that."""
+    async def encode_all(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
+        """All tokens of a text, to be shown; RequestError if there are too many."""
         listed: list[int] = []
         async for tokens in self._steps(text, add_special_tokens, owner):
             listed += tokens
@@ -142,7 +146,7 @@ class Prompts:
         return listed
 
     async def _too_long(self, text: str, add_special_tokens: bool, owner: str | None) -> ContextLengthError:
-        """With how many tokens the prompt has, unless they would take long to count."""
+        """The error with the prompt's token count, unless counting would take long."""
         if len(text) > MAX_COUNTED_CHARS:
             return prompt_too_long(None, self._max_model_len, len(text))
         num_tokens = await self.count(text, add_special_tokens=add_special_tokens, owner=owner)
@@ -151,7 +155,8 @@ class Prompts:
     async def _steps(
         self, text: str, add_special_tokens: bool, owner: str | None
     ) -> AsyncGenerator[list[int], None]:
-        """Tokens as they are made: on another thread if the text is long, which others have between steps."""
+        """Yields tokens in chunks. A long text is tokenized on another thread, which other work
+        gets between chunks."""
         if len(text) <= INLINE_CHARS:
             yield self._tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
             return
@@ -161,7 +166,7 @@ class Prompts:
 
 
 def _is_long(messages: Sequence[Message]) -> bool:
-    """Whether to render the chat takes so long that others should go on meanwhile."""
+    """Whether rendering the chat would block the event loop for long."""
     if len(messages) > INLINE_MESSAGES:
         return True
     num_characters = 0

@@ -1,6 +1,6 @@
-"""One model as the endpoints use it: its public names and defaults, and the parts that serve it.
+"""The model that the endpoints serve: its names and defaults, and the components that serve it.
 
-It must not know HTTP, nor how a part does its work.
+This module knows neither HTTP nor how a component works.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from time import time
 
 from engine.api.config import ServerConfig
-from engine.api.core_pulse import CorePulse
+from engine.api.core_heartbeat import CoreHeartbeat
 from engine.api.errors import ModelNotFoundError, ServerClosingError
 from engine.api.generation import Generation
 from engine.api.http.auth import ApiKeys
@@ -28,10 +28,10 @@ from engine.tool_parsers.formats import ReplyFormat
 
 
 class ServedModel:
-    """What a request needs of the engine."""
+    """Everything that an endpoint needs of the engine."""
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig, siblings: Siblings = ALONE) -> None:
-        """``siblings``: the front-end processes that count what they have in hand together."""
+        """``siblings``: the API server processes that count their load together."""
         self.engine = engine
         self.config = config
         self.siblings = siblings
@@ -49,7 +49,7 @@ class ServedModel:
         )
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
-        self.pulse = CorePulse(engine, config.limits.core_silence_s, config.limits.core_step_s)
+        self.heartbeat = CoreHeartbeat(engine, config.limits.core_silence_s, config.limits.core_step_s)
         self.reply_format = self._reply_format(config)
         self.gives_receipts = config.receipts
 
@@ -59,22 +59,23 @@ class ServedModel:
 
     @property
     def num_live(self) -> int:
-        """Requests being generated, by all front-end processes."""
+        """Number of running requests, over all API server processes."""
         return self._board.total(Tally.LIVE)
 
     def patience(self) -> Patience:
-        """Of one request's answer, if that is a stream."""
+        """How long one request's stream waits for its first output."""
         return Patience(self.sse_keep_alive_s)
 
     def count_viewers(self, number: int) -> None:
-        """So many more look at the dashboard, or less."""
+        """Changes the number of viewers of the dashboard."""
         self._board.add(Tally.VIEWERS, number)
         self.metrics.record_viewers(self._board.total(Tally.VIEWERS), time())
 
-    # ---- what a request may say, and what holds where it says nothing ----
+    # ---- validation and defaults ----
 
     def check_name(self, name: str | None) -> None:
-        """A request without a model's name takes the one there is."""
+        """Raises ModelNotFoundError for an unknown name. A request without one uses the served
+        model."""
         if name is not None and name not in self.names:
             raise ModelNotFoundError(name, self.names)
 
@@ -82,44 +83,45 @@ class ServedModel:
         return self.engine.generation_defaults.sampling_params()
 
     def default_max_tokens(self, num_prompt_tokens: int) -> int | None:
-        """What the model's generation config sets, as far as there is room; None if it says nothing."""
+        """The default of the model's generation config, clamped to the rest of the context; None
+        without one."""
         limit = self.engine.generation_defaults.max_tokens
         return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
 
     def check_params(self, params: SamplingParams) -> None:
-        """RequestError for what is out of its range: before a place is taken, or anything made, for it."""
+        """Raises RequestError for a parameter out of range, before the request is admitted."""
         params.verify()
         params.verify_vocabulary(self.engine.ready.vocab_size)
 
     def context(self, headers: Mapping[str, str], said: ClientIdentity) -> RequestContext:
-        """What goes with the request to the core, as its headers and its body say it."""
-        return request_context(headers, said, parts_prefixes=self.config.access.parts_prefixes)
+        """The request's context from its headers and body."""
+        return request_context(headers, said, separates_owners=self.config.access.separates_owners)
 
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
         tokenizer = self.engine.tokenizer
         template = config.chat_template or tokenizer.hf.chat_template
         return config.reply_format(None if template is None else str(template), tokenizer.special_tokens)
 
-    # ---- what becomes of it ----
+    # ---- life cycle ----
 
     async def close_turn(
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
-        """A turn has ended, and these tools run now: the receipt for its client, if it is to have one."""
+        """Reports the end of a turn and the tools that run now; returns the receipt, if receipts
+        are enabled."""
         receipt = await self.generation.close_turn(context, last, calls)
         if receipt is not None:
             self.metrics.record_receipt(receipt)
         return receipt if self.gives_receipts else None
 
     async def check_health(self) -> None:
-        """EngineDeadError if the engine is dead, CoreStalledError if it stands still, ServerClosingError if
-        no more requests are taken."""
+        """Raises EngineDeadError, CoreStalledError, or ServerClosingError while shutting down."""
         await self.engine.check_health()
-        self.pulse.check()
+        self.heartbeat.check()
         if self.admission.is_closed:
             raise ServerClosingError
 
     async def end_all(self) -> None:
-        """End every request that is still running with an error, and take no more."""
+        """Ends every running request with an error, and admits no more."""
         self.admission.close()
         await self.generation.end_all()

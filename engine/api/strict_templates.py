@@ -1,8 +1,8 @@
-"""Conversations that a chat template refuses, in shapes that it may take.
+"""Conversations that a chat template refuses, in variants that it may accept.
 
-A client cannot take its history back: what a template raises at would end its job for ever. These are tried
-in turn, and the first that can be rendered is served. A history that has once needed one needs it from then
-on, so each turn's prompt still begins with the last one's.
+A client cannot take its history back, so a message that the template raises at would end its job.
+The variants are tried in turn and the first that renders is used. A history that has needed a
+variant once needs it from then on, so each turn's prompt still begins with the previous one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from engine.errors import RequestError
 
 
 def in_some_shape(messages: list[Message], render: Callable[[list[Message]], str]) -> str:
-    """The conversation in the first shape that can be rendered; the first error if none can."""
+    """Renders the first variant that the template accepts; raises the first error if it accepts
+    none."""
     failure: RequestError | None = None
     for shape in _shapes(messages):
         try:
@@ -26,8 +27,9 @@ def in_some_shape(messages: list[Message], render: Callable[[list[Message]], str
 
 
 def _shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """The conversation as it is; its neighbors of one role joined, for templates that want roles to
-    alternate; and with the system's words in the user's first message, for those that know no system."""
+    """The conversation unchanged; with adjacent messages of one role merged, for templates that
+    need alternating roles; with the system message in the user's first message, for those without
+    a system role."""
     yield messages
     joined = _joined(messages)
     if len(joined) < len(messages):

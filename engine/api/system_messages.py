@@ -1,7 +1,9 @@
-"""System messages where chat templates take them: one, at the front. Many templates raise at any other.
+"""Moves system messages where chat templates accept them: one, at the front. Many raise at any
+other.
 
-Those at the front are joined. One between others stays where it is, as a reminder in the user's (or tool's)
-message before it: moved to the front it would change the whole prompt, and so all that is cached of it.
+Those at the front are joined. One in the middle becomes a reminder in the user's (or tool's)
+message before it: moving it to the front would change the whole prompt, and so lose its cached
+prefix.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ BETWEEN_LEADING = "\n\n"
 
 
 def reminder_of(text: str) -> str:
-    """A system message's text as a part of another message."""
+    """The text of a system message as a part of another message."""
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 
 def with_one_system(messages: list[Message]) -> list[Message]:
-    """The same conversation with at most one system message, its first. Contents are strings."""
+    """The conversation with at most one system message, its first. Contents are strings."""
     if not any(message["role"] == "system" for message in messages[1:]):
         return messages
     return _Placing().placed(messages)
@@ -29,9 +31,10 @@ class _Placing:
     def __init__(self) -> None:
         self._placed: list[Message] = []
         self._reminders: list[str] = []
-        """Between a call and its results, until those are there."""
+        """System messages between a call and its results, kept until the results have come."""
         self._is_reminder = False
-        """The last message is reminders alone; a user's message behind them joins them."""
+        """Whether the last message holds reminders only; a user message after it is merged into
+        it."""
 
     def placed(self, messages: Sequence[Message]) -> list[Message]:
         for message in messages:

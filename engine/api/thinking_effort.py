@@ -1,4 +1,4 @@
-"""How hard a model is asked to think, in the dialects' words, as the arguments that chat templates read."""
+"""Maps the APIs' reasoning effort to the arguments that chat templates read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ _LEVELS = {
     "xhigh": "high",
     "max": "high",
 }
-"""The dialects' words, and the three that templates know."""
+"""The APIs' effort levels, mapped to the three that templates know."""
 
 
 def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
-    """For a template's arguments; RequestError, naming the field, for a word that is none of these.
-
-    ``none`` is no thinking where the model can do without, else as little as it can.
-    """
+    """Template arguments for an effort level; RequestError, naming the field, for an unknown one.
+    ``none`` turns reasoning off where the model can, else it is the lowest level."""
     if effort is None:
         return {}
     if effort == "none":
@@ -32,5 +30,5 @@ def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
 
 
 def thinking_arguments(*, thinks: bool) -> dict[str, Any]:
-    """Templates know the switch under one name or the other."""
+    """Template arguments that turn reasoning on or off, under both of their names."""
     return {"enable_thinking": thinks, "thinking": thinks}

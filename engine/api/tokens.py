@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the server's own tokenizer and chat template make of a text."""
+"""POST /tokenize and /detokenize: the server's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _tokenized(model: ServedModel, body: TokenizeRequest, owner: str | Non
             continue_final_message=body.continue_final_message,
         )
         text = await model.prompts.chat_text(chat)
-    tokens = await model.prompts.listed(text, add_special_tokens=adds, owner=owner)
+    tokens = await model.prompts.encode_all(text, add_special_tokens=adds, owner=owner)
 
     def written() -> Response:
         token_text = model.engine.tokenizer.token_text

@@ -1,4 +1,4 @@
-"""/trace: whether the scheduler's trace is written, and to switch it while the server runs."""
+"""/trace: reports whether the scheduler's trace is written, and turns it on and off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TraceBody(BaseModel):
 
     enabled: bool
     name: str | None = None
-    """File to write, in the folder that the operator named with --trace-dir; a name with the time without."""
+    """File name in the folder of --trace-dir; by default it is made from the time."""
 
 
 @endpoint(router, "GET", "/trace", operators_only=True)
@@ -30,6 +30,6 @@ async def show_trace(request: Request) -> Response:
 
 @endpoint(router, "POST", "/trace", body=TraceBody, operators_only=True)
 async def switch_trace(request: Request) -> Response:
-    """Begin a trace, or end it; the state it has then. No file that is there is replaced."""
+    """Starts or stops the trace; returns its new state. Existing files are never replaced."""
     body = await read_body(request, TraceBody)
     return json_response(await model_of(request).engine.switch_trace(body.enabled, body.name))

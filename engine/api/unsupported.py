@@ -1,6 +1,7 @@
-"""Fields that change the result elsewhere and that nothing here heeds: they are refused, not ignored.
+"""Fields that change the result on other servers and are unsupported here: they are refused, not
+ignored.
 
-A field at a value that changes nothing may stay: clients send all of theirs.
+A field at a neutral value is accepted, since clients send all of theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OTHER_NAMES = {
     "lora_path": "model",
     "lora_request": "model",
 }
-"""What other servers call a field of ours."""
+"""Other servers' names of fields that exist here."""
 
 _UNKNOWN: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(
@@ -39,18 +40,15 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("typical_p", "typical", "tfs", "tfs_z", "length_penalty", "guidance_scale"), (1, 1.0)),
     "top_n_sigma": (-1, -1.0),
 }
-"""Fields that have no counterpart here, with the values at which they change nothing beside those that are
-empty."""
+"""Fields without a counterpart here, with their neutral values besides empty ones."""
 
 _ALWAYS = frozenset(("web_search_options", "audio"))
-"""Fields that ask for something by being there, even empty."""
+"""Fields that have an effect even if empty."""
 
 
 def refuse_unsupported(fields: Mapping[str, object]) -> None:
-    """RequestError that names the first of these fields that would change the result.
-
-    ``fields``: what the body holds beside the fields that are known.
-    """
+    """Raises RequestError for the first field that would change the result. ``fields``: the
+    unknown fields of the body."""
     for name, value in fields.items():
         if value is None:
             continue

@@ -1,4 +1,4 @@
-"""What a turn took, in tokens: counted once, spelled by each dialect."""
+"""Token counts of a turn, counted once and serialized by each API."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from engine.messages import TurnReceipt
 
 @dataclass(slots=True)
 class TurnUsage:
-    """Tokens of a turn so far, over all its answers."""
+    """Token counts of a turn so far, over all its answers."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    """Of the prompt, found in the cache."""
+    """Prompt tokens found in the prefix cache."""
     reasoning_tokens: int = 0
-    """Of the completion; known at the end of the turn."""
+    """Reasoning tokens of the completion, known at the end of the turn."""
     left_out: list[str] = field(default_factory=list)
-    """Of the request, what the model was not shown: for the receipt, at the end of the turn."""
+    """What the model was not shown of the request, for the receipt at the end of the turn."""
 
 
 def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnReceipt | None:
-    """Of several prompts in one request: tokens are added up, all else is of the one that was done last."""
+    """The receipts of several prompts in one request: token counts are summed, the rest is the
+    last one's."""
     if len(receipts) < 2:
         return receipts[0] if receipts else None
     return msgspec.structs.replace(
@@ -43,7 +44,7 @@ def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnRece
 
 
 def usage_of(usage: TurnUsage, receipt: TurnReceipt | None) -> Usage:
-    """OpenAI's shape, with what was done about the job's KV."""
+    """OpenAI's ``usage``, with the receipt."""
     reasoning = usage.reasoning_tokens
     return Usage(
         prompt_tokens=usage.prompt_tokens,

@@ -23,7 +23,7 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw
-    """A JSON object, as the model wrote it."""
+    """The arguments as a JSON object, as the model wrote them."""
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -34,7 +34,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """The three counts of input add up to the prompt."""
+    """Token counts; the three input counts add up to the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -42,11 +42,11 @@ class Usage(msgspec.Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
-    """What was done about the KV of the turn's job."""
+    """What was done with the KV of the turn's job."""
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """A whole answer, and (still empty) the first event of a streamed one."""
+    """A complete message, and (still empty) the first event of a streamed one."""
 
     id: str
     type: Literal["message"] = "message"
@@ -61,7 +61,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class TokenCount(msgspec.Struct):
-    """The answer of count_tokens."""
+    """The response of count_tokens."""
 
     input_tokens: int
 

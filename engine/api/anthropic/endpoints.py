@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's dialect of a conversation's turn."""
+"""POST /v1/messages and /v1/messages/count_tokens: a turn of a conversation in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.api.conversation import Conversation, NamedTool
 from engine.api.conversation import ToolChoice as ConversationToolChoice
 from engine.api.conversation_turn import ConversationTurn
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
-from engine.api.errors import Dialect
+from engine.api.errors import ApiFormat
 from engine.api.field_names import told_as_sent
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
@@ -28,12 +28,12 @@ from engine.sampling_params import SamplingParams
 router = APIRouter()
 
 _FIELD_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
-"""How clients call what the engine has under another name."""
+"""The clients' names of the engine's fields."""
 
 
 @endpoint(router, "POST", "/v1/messages", body=MessagesRequest)
 async def create_message(request: Request) -> Response:
-    """The next message of a conversation, in Anthropic's shape."""
+    """The next message of a conversation, in Anthropic's format."""
     body = await read_body(request, MessagesRequest)
     model = model_of(request, body.model)
     context = model.context(request.headers, body.identity())
@@ -41,7 +41,7 @@ async def create_message(request: Request) -> Response:
     params = body.sampling_params(model.sampling_defaults())
     conversation = _conversation(model, body, request_id, params, context)
     patience = model.patience()
-    turn = ConversationTurn(model, conversation, patience.taken)
+    turn = ConversationTurn(model, conversation, patience.accepted)
     answer = MessageAnswer(_terms(model, body, request, request_id))
 
     async def respond() -> Response:
@@ -50,14 +50,14 @@ async def create_message(request: Request) -> Response:
                 return json_response(answer.whole(await turn.whole()))
             turns = await begun(turn.stream(), patience)
         said_early = turn.num_prompt_tokens if patience.is_over else None
-        return EventStream(answer.events(turns, said_early), Dialect.ANTHROPIC, request.state.request_id)
+        return EventStream(answer.events(turns, said_early), ApiFormat.ANTHROPIC, request.state.request_id)
 
     return await while_connected(request, respond())
 
 
 @endpoint(router, "POST", "/v1/messages/count_tokens", body=PromptRequest)
 async def count_message_tokens(request: Request) -> Response:
-    """How many input tokens a message would have; the engine is not asked."""
+    """The number of input tokens of a message, counted without the engine core."""
     body = await read_body(request, PromptRequest)
     model = model_of(request, body.model)
     conversation = _conversation(model, body, request.state.request_id, SamplingParams(), NO_CONTEXT)
@@ -75,7 +75,7 @@ def _conversation(
     params: SamplingParams,
     context: RequestContext,
 ) -> Conversation:
-    """The request in no dialect."""
+    """The request, independent of the API."""
     left_out = LeftOut()
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)

@@ -1,19 +1,21 @@
-"""A Messages request's ``system`` and ``messages`` as a chat's messages, so that each turn extends the last.
+"""Converts ``system`` and ``messages`` of a Messages request to a chat, so that each turn extends
+the last.
 
-The rules, with what they are for:
+The rules and their purpose:
 
-* Texts of one message are joined by a newline; those of an assistant by nothing, as its blocks are one reply
-  that was cut at its calls. Consecutive messages of a role are one message, as Anthropic has it.
-* ``thinking`` becomes the assistant's reasoning; ``redacted_thinking`` cannot be read and is left out.
-* Each ``tool_result`` becomes a tool message; text beside results becomes the user message behind them.
-  One with ``is_error`` says so in its text.
-* A ``system`` message between others stays where it is, as a reminder in the user's (or tool's) message
-  before it: moved to the front it would change the whole prompt, and as a turn of its own behind results many
-  templates would drop the reasoning before it.
-* What a server of Anthropic's did by itself (server tools, MCP, code execution) is left out, calls and
-  results.
-* A line of text stands for a picture or a document that is none of text. One that the user sends just now,
-  in a last message without results of tools, is refused.
+* Texts of one message are joined by a newline; those of an assistant by nothing, as its blocks are
+  one reply that was split at its calls. Consecutive messages of a role are merged, as in
+  Anthropic's API.
+* ``thinking`` becomes the assistant's reasoning; ``redacted_thinking`` is unreadable and is left
+  out.
+* Each ``tool_result`` becomes a tool message; text besides results becomes a user message after
+  them. One with ``is_error`` says so in its text.
+* A ``system`` message in the middle becomes a reminder in the user's (or tool's) message before
+  it: moving it to the front would change the whole prompt, and as a turn of its own after results
+  many templates would drop the reasoning before it.
+* What Anthropic's servers ran (server tools, MCP, code execution) is left out, calls and results.
+* A line of text stands for a picture or another document that is not text. One in the user's last
+  message, without tool results, is refused.
 * A last message of the assistant is continued.
 """
 
@@ -41,24 +43,24 @@ _OUR_CALL_ID = re.compile(r"toolu_([0-9a-f]{24})")
 
 @dataclass(slots=True)
 class ChatHistory:
-    """A conversation as it is read, in OpenAI's chat shape."""
+    """A conversation that is being converted to OpenAI's chat format."""
 
     messages: list[Message] = field(default_factory=list)
     _reminders: list[str] = field(default_factory=list)
-    """System messages between a call and its results, until those are there."""
+    """System messages between a call and its results, kept until the results have come."""
 
     @property
     def continues_reply(self) -> bool:
-        """Whether the model goes on with the words of the last message."""
+        """Whether the model continues the last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     @property
     def ends_with_results(self) -> bool:
-        """Whether what comes next follows what tools have returned."""
+        """Whether the last message is a tool result."""
         return bool(self.messages) and self.messages[-1]["role"] == "tool"
 
     def add_system(self, texts: Iterator[str]) -> None:
-        """``system``, or a system message before all others, which belongs to it."""
+        """Adds ``system``, or a system message before all others, which is part of it."""
         text = "\n".join(filter(None, texts))
         if text and self.messages:
             self.messages[0]["content"] += "\n" + text
@@ -66,7 +68,7 @@ class ChatHistory:
             self.messages.append({"role": "system", "content": text})
 
     def add_reminder(self, texts: Iterator[str]) -> None:
-        """A system message between others."""
+        """Adds a system message in the middle of the conversation."""
         text = "\n".join(filter(None, texts))
         if not text:
             return
@@ -108,7 +110,7 @@ class ChatHistory:
                 last[key] = last[key] + reply[key] if key in last else reply[key]
 
     def finish(self) -> None:
-        """The last message has been added."""
+        """Ends the conversation."""
         self._give_reminders()
         last = self.messages[-1] if self.messages else None
         if last is not None and last["role"] == "assistant":
@@ -123,7 +125,8 @@ class ChatHistory:
 def read_history(
     system: str | list[Block] | None, messages: list[Block], left_out: LeftOut | None = None
 ) -> ChatHistory:
-    """The chat's messages; a RequestError names the field at fault. ``left_out``: what they lack is noted."""
+    """The chat's messages; a RequestError names the invalid field. ``left_out`` notes what was
+    left out."""
     history = ChatHistory()
     reader = _TextReader(LeftOut() if left_out is None else left_out)
     new = replace(reader, is_new=True)
@@ -159,7 +162,7 @@ def _blocks(message: Block, where: str) -> str | list[Block]:
 
 
 def _typed(content: str | list[Block], where: str) -> Iterator[tuple[str, Block, str]]:
-    """Each block with its type and its place."""
+    """Yields each block with its type and path."""
     if isinstance(content, str):
         yield "text", {"text": content}, where
         return
@@ -175,14 +178,14 @@ def _typed(content: str | list[Block], where: str) -> Iterator[tuple[str, Block,
 
 @dataclass(frozen=True, slots=True)
 class _TextReader:
-    """The texts of blocks, and lines in place of what is none."""
+    """Converts blocks to texts, with placeholder lines for other content."""
 
     left_out: LeftOut
     is_new: bool = False
-    """What is none is refused: it is not yet a part of the history."""
+    """Whether the message is new: content other than text is then refused."""
 
     def texts(self, content: str | list[Block], where: str) -> Iterator[str]:
-        """Of blocks that should all be text."""
+        """The texts of blocks that must all be text."""
         for kind, block, place in _typed(content, where):
             if kind == "text":
                 yield _string(block, "text", place)
@@ -190,7 +193,7 @@ class _TextReader:
                 yield self._other(kind, block, place, "text")
 
     def shown(self, content: str | list[Block], where: str) -> Iterator[str]:
-        """Of blocks of a user's message or of a tool's result."""
+        """The texts of blocks of a user's message or a tool result."""
         for kind, block, place in _typed(content, where):
             if _LEFT_OUT.fullmatch(kind):
                 self.left_out.add(place, kind)
@@ -198,7 +201,7 @@ class _TextReader:
                 yield self.of_block(kind, block, place)
 
     def of_block(self, kind: str, block: Block, where: str) -> str:
-        """Of one such block."""
+        """The text of one such block."""
         match kind:
             case "text":
                 return _string(block, "text", where)
@@ -304,13 +307,13 @@ def _tool_call(block: Block, where: str) -> Message:
 
 
 def _call_id(tool_use_id: str) -> str:
-    """The id under which the model's own format knows the call: ``tool_use_id`` read backwards."""
+    """The call id in the model's own format: ``tool_use_id`` reversed."""
     ours = _OUR_CALL_ID.fullmatch(tool_use_id)
     return f"call_{ours[1]}" if ours else tool_use_id.removeprefix("toolu_")
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call as Anthropic's clients know it."""
+    """The call's id for Anthropic's clients."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 

@@ -1,8 +1,9 @@
-"""Bodies of the Messages API: Anthropic's fields, and V1's and ours as extras. Unknown fields are ignored.
+"""Bodies of the Messages API: Anthropic's fields, with V1's and this project's as extras. Unknown
+fields are ignored.
 
-Ignored on purpose, as they ask for what only Anthropic's servers have or do: ``service_tier``,
-``container``, ``context_management``, ``inference_geo``, ``speed``. ``cache_control``
-decides only how tokens are counted: every prefix is cached here. ``thinking.budget_tokens`` is no limit.
+Also ignored are ``service_tier``, ``container``, ``context_management``, ``inference_geo`` and
+``speed``, which concern Anthropic's servers. ``cache_control`` only affects how tokens are
+counted: every prefix is cached here. ``thinking.budget_tokens`` is not a limit.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _OTHER_DIALECTS = {
     **dict.fromkeys(("n", "best_of", "logprobs", "top_logprobs", "logit_bias", "bad_words"), ""),
     **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "include_stop_str_in_output"), ""),
 }
-"""Fields that change the result in other dialects, and what they are here."""
+"""Other APIs' fields that change the result, with their names here."""
 
 StopSequence = Annotated[str, Field(min_length=1)]
 
 
 class Thinking(BaseModel):
-    """Whether the model thinks before it answers, and whether the client wants to see it."""
+    """Whether the model reasons before it answers, and whether the client wants the reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Int64 | None = None
@@ -52,7 +53,7 @@ class Thinking(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Which tool is called; ``any`` is at least one."""
+    """Which tool to call; ``any`` is at least one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -60,7 +61,7 @@ class ToolChoice(BaseModel):
 
 
 class OutputFormat(BaseModel):
-    """What the answer's text must look like."""
+    """The format of the response's text."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -69,20 +70,20 @@ class OutputFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """How much effort, and in what form."""
+    """Effort and output format."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(BaseModel):
-    """About the request; agents put their session into ``user_id``."""
+    """Metadata of the request; agents put their session into ``user_id``."""
 
     user_id: str | None = None
 
 
 class PromptRequest(BaseModel):
-    """Body of POST /v1/messages/count_tokens: all that decides what the model reads."""
+    """Body of POST /v1/messages/count_tokens: everything that determines the prompt."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -105,8 +106,8 @@ class PromptRequest(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> Self:
-        """To ignore a thread would be to answer a part of the conversation: later turns bring only what is
-        new."""
+        """Refuses a thread: later turns would send only what is new, so the prompt would miss the
+        rest."""
         if self.thread is not None:
             raise ThreadsUnsupportedError
         extra = self.model_extra or {}
@@ -117,8 +118,8 @@ class PromptRequest(BaseModel):
         return self
 
     def template_kwargs(self, default_thinking: DefaultThinking) -> dict[str, Any]:
-        """Thinking and effort under the names that chat templates use; the arguments meant for a template
-        alone count most. ``default_thinking``: whether the model thinks if the request does not say."""
+        """Reasoning and effort as template arguments; those in ``chat_template_kwargs`` take
+        precedence. ``default_thinking``: whether the model reasons if the request does not say."""
         effort = self.output_config.effort if self.output_config is not None else None
         kwargs = effort_arguments(effort, "output_config.effort")
         if self.thinking is not None:
@@ -131,7 +132,7 @@ class PromptRequest(BaseModel):
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     def asks_to_cache(self) -> bool:
-        """Whether a ``cache_control`` stands anywhere."""
+        """Whether the body holds any ``cache_control``."""
         system = self.system if isinstance(self.system, list) else []
         contents = [message.get("content") for message in self.messages]
         blocks = [block for content in contents if isinstance(content, list) for block in content]
@@ -145,7 +146,7 @@ class MessagesRequest(PromptRequest):
     """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, lt=2**63)]
-    """0 only computes (and so caches) the prompt."""
+    """0 only prefills the prompt, and so caches it."""
     stream: bool | None = None
     stop_sequences: Annotated[ListOf[StopSequence], Field(max_length=MAX_STOP_STRINGS)] | None = None
     temperature: float | None = None
@@ -178,7 +179,7 @@ class MessagesRequest(PromptRequest):
         return self
 
     def identity(self) -> ClientIdentity:
-        """What the body says of the job this turn belongs to, and how it is to be served."""
+        """The body's fields that identify the job, and its priority and cache salt."""
         return ClientIdentity(
             job_id=self.job_id,
             is_last_step=self.is_last_step,
@@ -191,7 +192,7 @@ class MessagesRequest(PromptRequest):
         )
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
-        """``defaults`` (the model's own) with all that the request sets."""
+        """The model's ``defaults`` with all that the request sets."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
         return msgspec.structs.replace(
@@ -203,7 +204,7 @@ class MessagesRequest(PromptRequest):
         )
 
     def _wanted_output(self) -> StructuredOutputsParams | None:
-        """What the text must look like; ``output_format`` is the field's older name."""
+        """The requested output format; ``output_format`` is the field's older name."""
         if self.output_config is not None and self.output_config.format is not None:
             schema, field = self.output_config.format.json_schema, "output_config.format.schema"
         elif self.output_format is not None:

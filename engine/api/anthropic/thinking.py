@@ -1,7 +1,8 @@
-"""Signatures of thinking blocks: what a client must send back with them, and what we read from it.
+"""Signatures of thinking blocks: what a client sends back with them, and what is read from it.
 
-A signature names the text it belongs to. Where the client asked for thinking without its text
-(``display: omitted``), it also holds the text, so that the next turn's prompt has it all the same.
+A signature identifies the text that it belongs to. For a client that asked for thinking without
+its text (``display: omitted``), it also holds the text, so that the next turn's prompt includes
+it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from hashlib import blake2b
 
 _PREFIX = "ctm1"
 MAX_THINKING_CHARS = 4 * 2**20
-"""Longest text that is read out of a signature."""
+"""The longest text that is read from a signature."""
 
 
 def sign(thinking: str, *, with_text: bool) -> str:
-    """The signature of a block; ``with_text`` puts the (compressed) text into it."""
+    """The signature of a block; ``with_text`` includes the compressed text."""
     digest = _digest(thinking)
     if not with_text:
         return f"{_PREFIX}.{digest}"
@@ -24,7 +25,7 @@ def sign(thinking: str, *, with_text: bool) -> str:
 
 
 def text_of(thinking: str, signature: object) -> str:
-    """A block's text as it was generated: its own, else what our signature holds."""
+    """A block's text as generated: its own, or the one in its signature."""
     if thinking or not isinstance(signature, str):
         return thinking
     prefix, _, rest = signature.partition(".")

@@ -1,9 +1,8 @@
-"""The tools of a Messages request as the function tools that chat templates know.
+"""Converts the tools of a Messages request to the function tools that chat templates know.
 
-A tool with an ``input_schema`` is the client's own. Of Anthropic's typed tools, those that the client runs
-itself (bash, text editor, memory) get the schema that goes with their name; those that Anthropic's servers
-would run (web search, code execution, ...) are left out, as there is nobody here to run them; those that need
-eyes are refused.
+A tool with an ``input_schema`` is the client's own. Of Anthropic's typed tools, those that the
+client runs (bash, text editor, memory) get the schema of their name; those that Anthropic's
+servers run (web search, code execution, ...) are left out; those that need vision are refused.
 """
 
 from __future__ import annotations
@@ -78,9 +77,9 @@ _RUN_BY_THE_CLIENT = {
 
 
 def function_tools(tools: list[Tool] | None, left_out: LeftOut) -> list[Tool] | None:
-    """What the template is given; None if there is nothing to offer. A RequestError names the tool at fault.
+    """The tools for the template; None without any. A RequestError names the invalid tool.
 
-    Tools that are to be loaded later (``defer_loading``) are offered at once: nobody here searches for them.
+    Tools with ``defer_loading`` are offered at once, since this server has no tool search.
     """
     named = [_function_tool(tool, f"tools.{index}", left_out) for index, tool in enumerate(tools or [])]
     return [tool for tool in named if tool is not None] or None

@@ -1,4 +1,4 @@
-"""A turn's outputs as the content blocks and events of the Messages API."""
+"""Writes a turn's outputs as content blocks and events of the Messages API."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class OpenBlock(Protocol):
     """A content block that is still growing."""
 
     def start(self) -> ContentBlock:
-        """The block as it is announced, empty."""
+        """The empty block that announces it."""
 
     def takes(self, delta: ReplyDelta) -> bool:
-        """Whether the delta belongs to this block; if not, the block has ended."""
+        """Whether the delta belongs to this block; otherwise the block has ended."""
 
     def add(self, delta: ReplyDelta) -> BlockDelta | None:
-        """What the delta adds; None if the client is told nothing of it (yet)."""
+        """The event of the delta; None if nothing is sent for it (yet)."""
 
     def close(self) -> BlockDelta | None:
-        """What completes the block."""
+        """The events that complete the block."""
 
     def block(self) -> ContentBlock:
-        """The whole block, once it is closed."""
+        """The complete block, once it is closed."""
 
 
 @dataclass(slots=True)
@@ -141,12 +141,13 @@ class _ToolUse:
 class ReplyBlocks:
     """The blocks of one reply, in the order in which the model wrote them.
 
-    What they are in sum does not depend on how the deltas were cut: whole answers are made by the same steps.
+    Their content does not depend on how deltas were split: complete responses are built in the
+    same steps.
     """
 
     def __init__(self, *, omits_thinking: bool) -> None:
         self.content: list[ContentBlock] = []
-        """The blocks that are complete."""
+        """The completed blocks."""
         self._omits_thinking = omits_thinking
         self._open: OpenBlock | None = None
 
@@ -165,7 +166,7 @@ class ReplyBlocks:
                 yield ContentBlockDelta(len(self.content), added)
 
     def finish(self) -> Iterator[BlockEvent]:
-        """End the block that is open, if one is."""
+        """Ends the open block, if any."""
         if self._open is None:
             return
         index, rest = len(self.content), self._open.close()
@@ -187,22 +188,22 @@ class ReplyBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTerms:
-    """What of the request decides how the answer is written down."""
+    """Parts of the request that determine the format of the response."""
 
     message_id: str
     model_name: str
     max_tokens: int
-    """As the client asked; 0 wants no answer, only the prompt computed."""
+    """The client's limit; 0 only prefills the prompt."""
     max_model_len: int
     stop_sequences: list[str]
     cache_block_tokens: int | None
-    """Tokens per block of the cache, if the client asked for its prompt to be cached; else None."""
+    """Tokens per cache block if the client asked to cache its prompt; otherwise None."""
     omits_thinking: bool = False
     returns_token_ids: bool = False
 
 
 class MessageAnswer:
-    """One answer of the Messages API: made from a turn's outputs, whole or as events."""
+    """Builds one response of the Messages API from a turn's outputs, complete or as events."""
 
     def __init__(self, terms: MessageTerms) -> None:
         self._terms = terms
@@ -222,10 +223,10 @@ class MessageAnswer:
     async def events(
         self, turns: AsyncGenerator[TurnOutput, None], num_prompt_tokens: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events.
+        """Yields the response as server-sent events.
 
-        ``num_prompt_tokens``: the model is silent, so the message begins without it, with this count; what of
-        it was cached is in the last event's usage.
+        ``num_prompt_tokens``: set if the message has to begin before the first output. It then
+        starts with this count, and the cached tokens are in the last event's usage.
         """
         is_first = num_prompt_tokens is None
         async with aclosing(turns):
@@ -293,7 +294,7 @@ class MessageAnswer:
         return StopDelta("end_turn", None)
 
     def _limit(self, usage: TurnUsage) -> str:
-        """Which limit was reached: the client's own, or the model's context before it."""
+        """The limit that was reached: the client's, or the model's context."""
         room = self._terms.max_model_len - usage.prompt_tokens
         is_full = usage.completion_tokens >= room and self._terms.max_tokens > room
         return "model_context_window_exceeded" if is_full else "max_tokens"
@@ -302,7 +303,7 @@ class MessageAnswer:
         usage = turn.usage
         uncached = usage.prompt_tokens - usage.cached_tokens
         created = 0
-        if self._terms.cache_block_tokens is not None:  # the cache holds full blocks only
+        if self._terms.cache_block_tokens is not None:  # only full blocks are cached
             created = max(0, uncached - usage.prompt_tokens % self._terms.cache_block_tokens)
         thinking = OutputTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
         return Usage(
@@ -316,7 +317,7 @@ class MessageAnswer:
 
 
 def _sent(event: Event) -> bytes:
-    """On the wire each event is named twice: in its line and in its body."""
+    """Encodes an event, whose name is sent both in its line and in its body."""
     name = event.__struct_config__.tag
     assert isinstance(name, str)
     return sse.event(event, name)

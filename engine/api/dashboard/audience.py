@@ -1,5 +1,6 @@
-"""Those who look on through one front-end process: while there are any, the core is asked once for them all.
-Whoever reads slowly misses views; nobody waits for it. It must not know HTTP.
+"""Viewers of the dashboard in one API server process: the core is polled once for all of them.
+
+A slow reader misses views; nothing waits for it. This module knows no HTTP.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from engine.api.served_model import ServedModel
 from engine.errors import EngineDeadError
 
 PERIOD_S = 0.2
-"""Between two views."""
+"""Time between two views."""
 VIEWS_PER_SCENE = 5
-"""Every so many views one tells all there is to see."""
+"""One in this many views holds the complete state."""
 MAX_VIEWERS = 64
-"""Of one front-end process."""
+"""The most viewers of one API server process."""
 BACKLOG_VIEWS = 10
-"""A viewer this far behind has missed them."""
+"""A viewer that is this far behind misses views."""
 
 
 class _Viewer:
-    """One reader, and what it has yet to be sent."""
+    """One reader, and the views that it has yet to be sent."""
 
     def __init__(self) -> None:
         self.needs_scene = True
@@ -42,7 +43,7 @@ class _Viewer:
         self._changed.set()
 
     def end(self, error: Exception | None) -> None:
-        """Nothing more will be shown."""
+        """Ends the feed."""
         self.error = error
         self._ended = True
         self._changed.set()
@@ -56,18 +57,18 @@ class _Viewer:
 
 
 class Audience:
-    """All viewers of this process. Belongs to one event loop."""
+    """All viewers of this process. An instance belongs to one event loop."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._viewer_id = uuid4().hex
-        """By which the core knows this process."""
+        """The id of this process as a viewer of the core."""
         self._viewers: set[_Viewer] = set()
         self._showing: asyncio.Task[None] | None = None
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """Views as the core writes them, for as long as they are wanted. OverloadedError if too many look on,
-        ServerClosingError when the server stops, EngineDeadError when the core has died."""
+        """Yields the core's views as long as they are read. OverloadedError beyond the most
+        viewers, ServerClosingError on shutdown, EngineDeadError if the core died."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise OverloadedError(f"{MAX_VIEWERS} viewers look on already; try again later.")
         viewer = _Viewer()
@@ -94,7 +95,7 @@ class Audience:
             viewer.end(error)
 
     async def _show_all(self) -> None:
-        """Until nobody looks on any more, or the server stops."""
+        """Polls until there are no viewers, or the server stops."""
         engine, number = self._model.engine, 0
         while not self._model.admission.is_closed:
             if not self._viewers:

@@ -1,4 +1,5 @@
-"""``/dashboard`` and what it reads: all of it the page's own, which changes with it, and in no document."""
+"""``/dashboard`` and its data: private to the page, which may change with it, and not in the API
+description."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from engine.api.dashboard.audience import PERIOD_S, Audience
 from engine.api.dashboard.page import dashboard_page
 from engine.api.endpoints import endpoint, json_response, model_of
-from engine.api.errors import Dialect
+from engine.api.errors import ApiFormat
 from engine.api.http import sse
 from engine.api.http.connection import EventStream
 from engine.api.http.streams import begun
@@ -25,27 +26,27 @@ router = APIRouter(include_in_schema=False)
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """First event of the feed: whose it is."""
+    """The first event of the feed, which identifies the engine."""
 
     object: Literal["dashboard.hello"] = "dashboard.hello"
     model: str
     version: str
     core: int
-    """Another number: another engine, of which nothing is known yet."""
+    """The core's id; a different one means a new engine without history."""
     knows_jobs: bool
-    """Whether the policy knows jobs, and so may hold something for them."""
+    """Whether the policy tracks jobs, and so may retain their KV."""
     block_size: int
     period_s: float
 
 
 class JobLife(msgspec.Struct, kw_only=True):
-    """A job that a reader of the page has clicked."""
+    """Details of a job that a reader has selected."""
 
     object: Literal["dashboard.job"] = "dashboard.job"
     job: JobStatus | None
-    """None: it has finished, was forgotten, or the policy knows no jobs."""
+    """The job; None if it has finished, was forgotten, or the policy tracks no jobs."""
     past_turns: list[PastTurn]
-    """Also of a job that has finished, as far as they are remembered."""
+    """Its past turns as far as remembered, also of a finished job."""
 
 
 @endpoint(router, "GET", "/dashboard")
@@ -57,15 +58,15 @@ async def dashboard(request: Request) -> Response:
 
 @endpoint(router, "GET", "/dashboard/feed", operators_only=True)
 async def feed(request: Request) -> Response:
-    """What the page shows, as server-sent events: one ``hello``, then ``view`` after ``view``."""
+    """The page's data as server-sent events: one ``hello``, then ``view`` after ``view``."""
     audience: Audience = request.app.state.audience
-    views = await begun(audience.views())  # a refusal is an HTTP status
-    return EventStream(_events(_hello(request), views), Dialect.RESPONSES, request.state.request_id)
+    views = await begun(audience.views())  # an error is an HTTP status
+    return EventStream(_events(_hello(request), views), ApiFormat.RESPONSES, request.state.request_id)
 
 
 @endpoint(router, "GET", "/dashboard/jobs/{job_id:path}", operators_only=True)
 async def job(request: Request) -> Response:
-    """One job as ``/v1/jobs`` tells of it, and its turns; that it is not known is no error of who saw it."""
+    """One job as in ``/v1/jobs``, and its turns; an unknown job is not an error."""
     engine, job_id = model_of(request).engine, request.path_params["job_id"]
     known = await engine.job(job_id) if engine.knows_jobs else None
     return json_response(JobLife(job=known, past_turns=await engine.past_turns(job_id)))

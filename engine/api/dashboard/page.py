@@ -1,6 +1,6 @@
-"""The page itself, as one file: markup, style and script put together, and the policy that allows no more.
+"""Builds the page as one file of markup, style and scripts, with a content security policy.
 
-It comes without a key and holds nothing; what it shows it fetches with the reader's own.
+It is served without a key and holds no data; it fetches that with the reader's own key.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SCRIPTS = (
     *("base.js", "words.js", "state.js", "feed.js", "spark.js", "blocks.js", "lanes.js", "pins.js"),
     *("decisions.js", "life.js", "main.js"),
 )
-"""In this order one script: each may use what those before it define."""
+"""The scripts in order: each may use definitions of those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is answered to ``GET /dashboard``."""
+    """The response to ``GET /dashboard``."""
 
     html: str
     headers: dict[str, str]
@@ -47,7 +47,8 @@ def _asset(name: str) -> str:
 
 
 def _content_policy(style: str, script: str) -> str:
-    """Only this script and this style, and requests to this server only: what clients say stays text."""
+    """The content security policy: only this script and style, and requests to this server only.
+    Text from clients is never code."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -1,1 +1,2 @@
-"""HTTP below the endpoints: connections, keys, limits of time and size, event streams. Knows no dialect."""
+"""HTTP below the endpoints: connections, API keys, limits of time and size, event streams.
+Independent of any API."""

@@ -1,7 +1,5 @@
-"""Who may ask: API keys, compared without telling by the time it takes how much of one was right.
-
-Keys are kept as digests only, and never logged.
-"""
+"""Authentication by API keys, compared in constant time. Keys are kept as digests only, and never
+logged."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.api.http.middleware import refusal
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/metrics", "/dashboard"))
-"""What probes, scrapers and browsers ask without a key: nothing of any request's content is told there. (The
-page of /dashboard is the same for everybody; what it shows it asks for with its reader's key.)"""
+"""Paths that probes, scrapers and browsers read without a key: they disclose no content of
+requests. (The page of /dashboard is static; it fetches its data with the reader's key.)"""
 OWNER_HEADER = "x-continuum-owner"
-"""Whose key it was: its name; empty for one without a name beside others that have one; not there where no
-key has a name. What a client says here itself is taken away, whether there are keys or not."""
+"""Internal header with the owner of the request's key: empty for a key without a name, absent
+where no key has one. A client's own value is always removed."""
 
 MAX_SHOWN_NAME_CHARS = 40
 
@@ -30,7 +28,7 @@ _NAMED_KEY = re.compile(rf"({KEY_NAME}):(.+)", re.DOTALL)
 
 
 class ApiKeys:
-    """The keys that open the server; ``NAME:KEY`` also says whose requests those are."""
+    """The server's API keys; ``NAME:KEY`` also names the owner of its requests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._owners: list[tuple[bytes, str | None]] = []
@@ -38,10 +36,10 @@ class ApiKeys:
             name, secret = _named(key)
             self._owners.append((_digest(secret.encode()), name))
         self.names = tuple(sorted({name for _, name in self._owners if name is not None}))
-        """Whose they are; empty if no key says so."""
+        """The owners of the keys; empty if no key has a name."""
 
     def find(self, presented: bytes) -> tuple[bool, str | None]:
-        """Whether this is one of them, and whose. Every key is looked at, whichever fits."""
+        """Whether the key is valid, and its owner. All keys are compared, whichever matches."""
         digest = _digest(presented)
         found, owner = False, None
         for known, name in self._owners:
@@ -50,7 +48,8 @@ class ApiKeys:
         return found, owner
 
     def find_shown(self, headers: Headers) -> tuple[bool, str | None]:
-        """Clients that were set up for another service may send both; one that fits is enough."""
+        """Checks both headers, since clients set up for another service may send both: one valid
+        key is enough."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         presented = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
@@ -62,12 +61,13 @@ class ApiKeys:
         return False, None
 
     def owner_shown(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """Of a request's headers, names in lower case; empty for a key without a name, and for none."""
+        """The owner of the key in a request's lower-case headers; empty for a key without a name,
+        and for none."""
         return self.find_shown(Headers(raw=list(headers)))[1] or ""
 
 
 def fault_of_keys(keys: Sequence[str]) -> str | None:
-    """What is wrong with keys that an operator gave, in a sentence without any secret; None if nothing is."""
+    """The error in the operator's keys, without any secret; None if they are valid."""
     owners: dict[str, str | None] = {}
     for key in keys:
         name, secret = _named(key)
@@ -96,8 +96,9 @@ def _digest(key: bytes) -> bytes:
 
 
 class AuthMiddleware:
-    """401 for requests without a key that fits, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; those
-    that come through say whose key it was. ``keys`` is None: everybody may ask, and nobody owns anything."""
+    """Answers 401 without a valid key, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``;
+    adds the key's owner to the others. With ``keys`` None everyone has access and nothing has an
+    owner."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
         self._app = app

@@ -1,4 +1,5 @@
-"""A client's connection: work that ends when the client leaves, and streams that close their source."""
+"""A client's connection: work that is cancelled when the client leaves, and streams that close
+their source."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.api.errors import Dialect, describe
+from engine.api.errors import ApiFormat, describe
 from engine.api.http import sse
 from engine.api.http.head import IS_HEAD
 
@@ -19,7 +20,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The result of ``work``, which is cancelled if the client leaves first. The body must have been read."""
+    """Runs ``work``, which is cancelled if the client disconnects first. The body must have been
+    read."""
     task = asyncio.current_task()
     assert task is not None
     leaving = asyncio.create_task(_cancel_at_disconnect(request, task))
@@ -41,10 +43,10 @@ async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any]) -> No
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However the stream ends, its source is closed; an error becomes an event.
+    """A stream of server-sent events. However it ends, its source is closed; an error becomes an
+    event.
 
-    A stream that is silent for long sends comments, or what the dialect has for them, so that nobody on the
-    way takes it for dead.
+    A silent stream sends comments, or the API's own keep-alive event, so that no proxy closes it.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -52,11 +54,11 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        dialect: Dialect = Dialect.OPENAI,
+        dialect: ApiFormat = ApiFormat.OPENAI,
         request_id: str | None = None,
     ) -> None:
         self._events = events
-        self._keep_alive = sse.PING if dialect is Dialect.ANTHROPIC else sse.KEEP_ALIVE
+        self._keep_alive = sse.PING if dialect is ApiFormat.ANTHROPIC else sse.KEEP_ALIVE
         super().__init__(
             _guarded(events, dialect, request_id),
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
@@ -79,7 +81,7 @@ class EventStream(StreamingResponse):
 
 
 class _Wire:
-    """What a response is sent over, watched for silence."""
+    """The connection that a response is written to, watched for silence."""
 
     def __init__(self, send: Send, keep_alive: bytes) -> None:
         self._send = send
@@ -87,7 +89,7 @@ class _Wire:
         self._now = asyncio.get_running_loop().time
         self._started = False
         self._has_spoken = False
-        """An event has been sent; before that only a comment means nothing."""
+        """Whether an event has been sent; before that only a comment is a valid keep-alive."""
         self._complete = False
         self._sent_at = self._now()
 
@@ -99,7 +101,7 @@ class _Wire:
         self._sent_at = self._now()
 
     async def keep_alive(self, interval_s: float) -> None:
-        """Runs beside the stream: its events are no dearer for it."""
+        """Sends keep-alives from a task of its own, so events cost no more."""
         while not self._complete:
             silence_s = self._now() - self._sent_at
             if silence_s < interval_s:
@@ -113,13 +115,13 @@ class _Wire:
 
 
 async def _guarded(
-    events: AsyncGenerator[bytes, None], dialect: Dialect, request_id: str | None
+    events: AsyncGenerator[bytes, None], dialect: ApiFormat, request_id: str | None
 ) -> AsyncGenerator[bytes, None]:
     try:
         async for event in events:
             yield event
-    except Exception as error:  # the status line is long gone: the stream itself must say so
+    except Exception as error:  # the status was sent long ago: the stream itself must report it
         described = describe(error, dialect, request_id)
-        yield sse.event(described, "error" if dialect is Dialect.ANTHROPIC else None)
-    if dialect is Dialect.OPENAI:
+        yield sse.event(described, "error" if dialect is ApiFormat.ANTHROPIC else None)
+    if dialect is ApiFormat.OPENAI:
         yield sse.DONE

@@ -1,4 +1,4 @@
-"""What one connection may take of the server: time and size of a request's head, a place among the others.
+"""Limits per connection: time and size of a request's head, and a slot among all connections.
 
 It sees what no application can: a request that is never complete. It knows no endpoint.
 """
@@ -24,22 +24,22 @@ from engine.api.http.half_close import HalfClosed
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 LINGER_S = 5.0
-"""How long what is left of a refused upload is read and thrown away: a client that is cut off while it
-sends may never see why."""
+"""How long the rest of a refused upload is read and discarded: a client that is cut off while it
+sends may never read the error."""
 NO_ROOM = "The server has as many connections as it may, and all are at work."
 WRITE_STALL_S = 300.0
-"""A client that takes nothing of its answer for so long is cut off."""
+"""A client that reads nothing of its response for this long is disconnected."""
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(slots=True)
 class ConnectionGuard:
-    """The limits of a process's connections, and which of them have no request in work."""
+    """Limits of a process's connections, and which of them are idle."""
 
     max_connections: int
     head_timeout_s: float
     owner_of: Callable[[Sequence[tuple[bytes, bytes]]], str] | None = None
-    """Whose key these headers show; None where keys have no owners."""
+    """The owner of the key in the headers; None where keys have no owners."""
     shares: ConnectionShares[GuardedProtocol] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,11 +52,12 @@ class ConnectionGuard:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> GuardedProtocol:
-        """A new connection; uvicorn calls this as it would call a protocol class."""
+        """Creates a connection; uvicorn calls this like a protocol class."""
         return GuardedProtocol(self, config, server_state, app_state, _loop)
 
     def has_room(self, num_connections: int) -> bool:
-        """Whether one more may stay; if need be one that is idle goes: of the owner that has most."""
+        """Whether one more connection may stay. If needed, the longest idle one of the owner with
+        most is closed."""
         if num_connections > self.max_connections:
             longest = self.shares.longest_idle()
             if longest is None:
@@ -65,13 +66,13 @@ class ConnectionGuard:
         return True
 
     def may_say_whose(self, num_connections: int) -> bool:
-        """Whether one more for which there is no room may say whose it is: an owner that has less than an
-        equal part is let in all the same. So it is never more than twice as many."""
+        """Whether a connection beyond the limit may send its key: an owner with less than an equal
+        share is still let in. So there are never more than twice as many."""
         return self.owner_of is not None and num_connections <= 2 * self.max_connections
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's connection with limits; what it refuses, it refuses in the API's shape."""
+    """uvicorn's connection with limits; it refuses in the format of the API."""
 
     def __init__(
         self,
@@ -86,13 +87,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard = guard
         self._refused = False
         self._unparsed_bytes = 0
-        """Received since the last request's end, as long as the next one's head is incomplete."""
+        """Bytes received since the last request's end, while the next head is incomplete."""
         self._head_bytes = 0
         self._reads_body = False
         self._skips_head = False
-        """A head is being read that has been read before."""
+        """Whether the head being parsed has been parsed before."""
         self._is_on_top = False
-        """There was no room for it: it stays only for an owner that has less than its part."""
+        """Whether it is beyond the limit: it stays only for an owner with less than its share."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -118,8 +119,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client will send no more. One whose request is complete may still wait for the answer; any
-        other leaves: uvloop closes its connection some turns later, its request is given up now."""
+        """The client has closed its sending side. One whose request is complete may still wait for
+        the response; any other has left: uvloop closes its connection some turns later, its
+        request is cancelled now."""
         if self.cycle is None or self.cycle.response_complete:
             return None
         if self._reads_body or self.scheme == "https":  # which cannot be closed by halves
@@ -146,15 +148,16 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            # It stops behind the head: what follows would be of the protocol that we do not speak. The client
-            # goes on as without its offer (RFC 9110, 7.8), and so do we.
+            # The parser stops after the head: what follows would be of a protocol that is unsupported here.
+            # The client continues as if without its upgrade (RFC 9110, 7.8), and so does the server.
             self._read_on_without_upgrade()
             self._parse(data[upgrade.args[0] :])
         except HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
 
     def _read_on_without_upgrade(self) -> None:
-        """A parser that has read this request's head without the offer: what it says of the body's end."""
+        """A parser that has parsed this request's head without the upgrade: it knows where the
+        body ends."""
         self.parser = HttpRequestParser(self)
         lines = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         self._skips_head = True
@@ -162,7 +165,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is being read or answered; the head of one may have begun."""
+        """Whether no request is being read or answered; a head may be incomplete."""
         return not self._reads_body and (self.cycle is None or self.cycle.response_complete)
 
     # ---- the request ----
@@ -187,8 +190,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._skips_head = False
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # Pipelined: served later, nobody would notice until then that the client has left. It may send
-            # the request again on another connection; this one ends with the answer it waits for.
+            # A pipelined request is refused: until it were served, a disconnect would go unnoticed. The
+            # client may retry on another connection; this one ends with the response that it waits for.
             self.cycle.keep_alive = False
             self._refused = True
             raise _Refused
@@ -224,7 +227,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_head()
             raise _Refused
 
-    # ---- answers ----
+    # ---- responses ----
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -235,20 +238,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer(LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what is not HTTP."""
+        """Answers what is not HTTP; called by uvicorn."""
         self._refuse(400, msg)
 
     def _head_timed_out(self) -> None:
         if self._unparsed_bytes:
             self._refuse(408, f"The request's head took longer than {self._guard.head_timeout_s:g} s.")
         else:
-            self.transport.close()  # a 408 could be taken for the answer to a request that is on its way
+            self.transport.close()  # a 408 could be taken for the response to a request that is on its way
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"The request's head exceeds {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close; nothing that still comes is looked at."""
+        """Answers and closes; anything still received is discarded."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -284,4 +287,4 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _Refused(Exception):
-    """Ends the parsing of what has been answered already."""
+    """Stops the parser after a refusal."""

@@ -1,6 +1,7 @@
-"""Whose connections a process has, as far as their keys have said: who has most gives way first.
+"""Connections by owner: the owner with most gives way first.
 
-Whose a connection is shows with its first request; until then it is nobody's. It knows no HTTP.
+A connection's owner is known from its first request; until then it has none. This module knows no
+HTTP.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ UNKNOWN = None
 
 
 class ConnectionShares(Generic[Connection]):
-    """Connections by owner, and which of them are idle. Without owners all are of one."""
+    """Counts connections by owner, and which of them are idle. Without owners all belong to one."""
 
     def __init__(self, max_connections: int) -> None:
         self._max = max_connections
         self._owners: dict[Connection, str | None] = {}
         self._count: Counter[str | None] = Counter()
         self._idle: dict[str | None, dict[Connection, None]] = {}
-        """Of each owner the one idle longest first."""
+        """Idle connections by owner, the longest idle first."""
 
     def opened(self, connection: Connection) -> None:
         self._owners[connection] = UNKNOWN
@@ -33,7 +34,7 @@ class ConnectionShares(Generic[Connection]):
             self._take(self._owners.pop(connection))
 
     def is_of(self, connection: Connection, owner: str | None) -> None:
-        """Its key has said so, or it is another's now."""
+        """Assigns the connection to the owner of its key."""
         before = self._owners.get(connection)
         if connection in self._owners and before != owner:
             self._take(before)
@@ -46,7 +47,7 @@ class ConnectionShares(Generic[Connection]):
             del self._count[owner]
 
     def rests(self, connection: Connection) -> None:
-        """It has no request in work."""
+        """The connection is idle."""
         owner = self._owners.get(connection)
         self._idle.setdefault(owner, {})[connection] = None
 
@@ -57,7 +58,8 @@ class ConnectionShares(Generic[Connection]):
             del self._idle[owner]
 
     def longest_idle(self) -> Connection | None:
-        """Of the owner that has most connections, of those that have an idle one; it is not idle any more."""
+        """Removes and returns the longest idle connection, of the owner with most among those that
+        have an idle one."""
         owner = max(self._idle, key=self._count.__getitem__, default=UNKNOWN)
         idle = self._idle.get(owner)
         if idle is None:
@@ -67,7 +69,7 @@ class ConnectionShares(Generic[Connection]):
         return connection
 
     def is_within_share(self, connection: Connection) -> bool:
-        """Whether its owner has no more than an equal part of them, among all that have any."""
+        """Whether the owner has no more than an equal share among owners with connections."""
         owner = self._owners.get(connection)
         num_owners = sum(1 for each in self._count if each is not UNKNOWN)
         return num_owners > 1 and self._count[owner] * num_owners <= self._max

@@ -1,6 +1,7 @@
-"""Bodies that come compressed are read as they were before: in gzip, deflate or zstd, never beyond a size.
+"""Decompresses bodies in gzip, deflate or zstd, within a size limit.
 
-They are unpacked piece by piece, so a kilobyte that says it is a gigabyte costs no more than the limit.
+They are decompressed in chunks, so a kilobyte that expands to a gigabyte costs no more than the
+limit.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ else:
     from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
 
 PIECE_BYTES = 256 * 1024
-"""Unpacked at a time; between two pieces the other connections have their turn."""
+"""Size of a decompressed chunk; between two chunks other connections are served."""
 ENCODINGS = ("gzip", "deflate", "zstd")
 _MAX_WINDOW_LOG = 23
-"""Of zstd: 8 MiB, what every decoder has to take (RFC 8878, 3.1.1.1.2) and no more."""
+"""The largest zstd window: 8 MiB, which every decoder must support (RFC 8878, 3.1.1.1.2)."""
 _GZIP, _ZLIB, _PLAIN = 31, 15, -15
-"""zlib's numbers for what stands around the data."""
+"""zlib's codes of the container formats."""
 
 
 class _Unpacker(Protocol):
-    """Unpacks one member or frame."""
+    """Decompresses one member or frame."""
 
     @property
     def eof(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
     def unpack(self, data: bytes) -> bytes:
-        """At most PIECE_BYTES of what comes out; what has not been looked at yet is kept."""
+        """Returns at most PIECE_BYTES of output; unread input is kept."""
 
     @property
     def has_more(self) -> bool:
-        """Whether something may come out without anything new going in."""
+        """Whether there may be output without further input."""
 
 
 class _Zlib:
@@ -90,7 +91,7 @@ class _Zstd:
 
 
 class _Body:
-    """What is in a compressed body, member after member."""
+    """Decompresses a body, member by member."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -101,7 +102,7 @@ class _Body:
         return self._unpacker is not None and self._unpacker.eof
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that can be had by now."""
+        """Yields the chunks that are available now."""
         while data or (self._unpacker is not None and self._unpacker.has_more):
             if self._unpacker is None or self._unpacker.eof:
                 self._unpacker = self._begin(data)
@@ -113,13 +114,14 @@ class _Body:
             return _Zstd()
         if self._encoding == "gzip":
             return _Zlib(_GZIP)
-        # Half of all clients leave out what the standard wants around deflated data.
+        # Half of all clients omit the zlib header that the standard requires of deflate.
         has_header = data[0] & 0x0F == 8 and (len(data) < 2 or (data[0] * 256 + data[1]) % 31 == 0)
         return _Zlib(_ZLIB if has_header else _PLAIN)
 
 
 class ContentEncodingMiddleware:
-    """Unpacks bodies; 415 for an encoding that is not known, 413 for more than ``max_bytes`` of content."""
+    """Decompresses bodies; 415 for an unknown encoding, 413 for more than ``max_bytes`` of
+    content."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -140,7 +142,8 @@ class ContentEncodingMiddleware:
             await self._app(scope, self._unpacked(encoding, receive), send)
 
     def _unpacked(self, encoding: str, receive: Receive) -> Receive:
-        """The errors are raised where the body is read, so that the endpoint answers in its dialect."""
+        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint
+        formats them."""
         body = _Body(encoding)
         num_bytes = 0
         is_done = False
@@ -171,7 +174,7 @@ class ContentEncodingMiddleware:
 
 
 def _encoding(scope: Scope) -> str | None:
-    """What the request says of its body; None where nothing is to be done."""
+    """The content encoding of the request; None if there is nothing to decompress."""
     if scope["type"] != "http":
         return None
     said = Headers(scope=scope).getlist("content-encoding")

@@ -1,5 +1,5 @@
-"""Finds the endpoint of a path without placeholders at once: the framework's own way there is a good part of
-what a short request costs."""
+"""Looks up paths without placeholders in a dict: the framework's routing is a good part of the
+cost of a short request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-"""Answers whatever comes: an error is an answer too."""
+"""An endpoint, which turns its errors into responses too."""
 
 
 class ExactPaths:
-    """An application in front of another, which gets all that is not for one of these routers' endpoints."""
+    """An application before another one, which gets all requests for paths that are not in these
+    routers."""
 
     def __init__(self, app: FastAPI, routers: Iterable[APIRouter]) -> None:
-        """The routers hold nothing but endpoints, and are among those of ``app``."""
+        """The routers must hold endpoints only, and be among those of ``app``."""
         self._app = app
         self._endpoints: dict[tuple[str, str], Endpoint] = {
             (method, route.path): route.endpoint

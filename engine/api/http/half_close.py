@@ -1,7 +1,7 @@
-"""A client that has said it will send no more: does it still wait for its answer, or has it gone?
+"""Half-closed connections: does the client still wait for its response, or has it left?
 
-Both look the same: the end of what it sends. Only who has gone refuses what it is sent. So the answer begins
-before it is known, with bytes that it begins with whatever it is.
+Both look the same, since its sending side is closed. Only a client that has left refuses data. So
+the first bytes of the response, which are always the same, are sent early as a probe.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import asyncio
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 STATUS_LINE_STARTS = (b"H", b"T", b"T", b"P/1.1 ")
-"""Of every answer; sent piece by piece."""
+"""The start of every response's status line, sent in pieces."""
 CHUNK_START = b"0"
-"""Of the next chunk's length, whose digits may have zeros before them."""
+"""The start of the next chunk's length, which may have leading zeros."""
 PROBE_AFTER_S = (0.0, 0.05, 1.0, 10.0)
-"""The first refusal comes back after a round trip; what is sent then tells of it."""
+"""Time between two probes: a refusal arrives after a round trip, and the next write reports it."""
 
 
 class HalfClosed:
-    """Asks whether the client is still there, as long as its answer is not complete."""
+    """Probes whether the client is still there until its response is complete."""
 
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle = cycle
@@ -27,8 +27,8 @@ class HalfClosed:
         self._transport = cycle.transport
         self._probes = list(zip(PROBE_AFTER_S, STATUS_LINE_STARTS, strict=True))
         self._told = b""
-        """What has been sent of a status line."""
-        cycle.keep_alive = False  # no other request will come
+        """The part of a status line that has been sent."""
+        cycle.keep_alive = False  # there is no further request
         self._probe()
 
     def _probe(self) -> None:
@@ -46,7 +46,7 @@ class HalfClosed:
 
 
 class _Begun:
-    """The transport of an answer whose first bytes have been sent."""
+    """A transport whose response has begun."""
 
     def __init__(self, cycle: RequestResponseCycle, transport: asyncio.Transport, sent: bytes) -> None:
         self._cycle = cycle

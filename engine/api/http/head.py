@@ -1,15 +1,15 @@
-"""HEAD is answered as GET would be, without the content (RFC 9110, 9.3.2): probes ask so."""
+"""HEAD is answered as GET without the content (RFC 9110, 9.3.2); probes use it."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 IS_HEAD = "continuum.is_head"
-"""In the scope of such a request; a stream of events then has none."""
+"""Scope key of a HEAD request; its event streams are empty."""
 
 
 class HeadRequests:
-    """Shows HEAD to the application as GET. The server leaves the content out."""
+    """Presents HEAD to the application as GET. The server omits the content."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""Under which names the server answers: a web page whose own name was pointed at this machine gets nothing.
+"""Protection against DNS rebinding: requests to a foreign host name are refused.
 
-A browser takes such a page for a page of the server's own, and lets it read and ask (DNS rebinding). It says
-what it believes to speak to in ``Host``, and a stranger's name there cannot be meant for a server that only
+A browser takes a page whose name was rebound to this machine for a page of this server, and lets
+it send and read. Its ``Host`` is still that name, which cannot be meant for a server that only
 this machine reaches.
 """
 
@@ -19,11 +19,12 @@ from engine.api.http.middleware import refusal
 
 ANY = "*"
 LOCAL_DOMAINS = (".localhost", ".internal")
-"""Nobody can buy a name there (RFC 6761; ICANN for private use): ``host.docker.internal`` is one."""
+"""Domains that no one can register (RFC 6761; ICANN for private use), such as
+``host.docker.internal``."""
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether what listens there is reached from its own machine alone."""
+    """Whether the address is reached from its own machine only."""
     if host is None:
         return False
     try:
@@ -33,13 +34,11 @@ def is_loopback(host: str | None) -> bool:
 
 
 class HostMiddleware:
-    """403 for a request to a name that is not this server's.
-
-    Addresses, names of one word and this machine's own always pass: no stranger's page can have them.
-    """
+    """Answers 403 to a foreign host name. Addresses, single-label names and this machine's own
+    always pass: no foreign page can have them."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        """``allowed``: further names; ``*.example.org`` is every name that ends so."""
+        """``allowed``: additional names; ``*.example.org`` matches all of its subdomains."""
         self._app = app
         self._own = socket.gethostname().lower()
         self._names = frozenset(name.lower().rstrip(".") for name in allowed if not name.startswith("*."))
@@ -65,7 +64,7 @@ class HostMiddleware:
 
 
 def _name(host: str) -> str:
-    """The header without its port."""
+    """The host name without the port."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).lower().rstrip(".")
 

@@ -1,7 +1,7 @@
-"""How HTTP is spoken: the settings of uvicorn, the limits of its connections, TLS.
+"""Configuration of uvicorn: the parser, limits of connections, TLS.
 
-httptools reads the requests: it takes half the time of h11 for each, and what h11 would limit of a request's
-head our own connections do.
+httptools parses requests in half the time of h11; the limits that h11 would set on a request's
+head are those of ``connection_guard``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from engine.api.http.auth import ApiKeys
 from engine.api.http.connection_guard import ConnectionGuard, GuardedProtocol
 
 SPARE_FILES = 256
-"""Open files of a process beside its connections."""
+"""Open files that a process needs besides its connections."""
 
 
 def http_config(
     app: ASGIApp, config: ServerConfig, *, shutdown_timeout_s: float, backlog: int
 ) -> uvicorn.Config:
-    """uvicorn's settings for this application. ``backlog``: connections that may wait to be taken."""
+    """uvicorn's configuration for this application. ``backlog``: connections that may wait to be
+    accepted."""
     limits, tls = config.limits, config.tls
     keys = ApiKeys(config.access.api_keys)
     owner_of = keys.owner_shown if keys.names else None
@@ -35,7 +36,7 @@ def http_config(
         log_level="error",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody asks where a request came from, and looking costs each of them
+        proxy_headers=False,  # the client's address is not used, and reading it costs time
         lifespan="off",
         timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=round(shutdown_timeout_s),
@@ -48,7 +49,8 @@ def http_config(
 
 
 def allow_open_files(num_connections: int) -> None:
-    """Raise this process's limit of open files towards what so many connections need, as far as it may."""
+    """Raises this process's limit of open files as far as allowed towards what its connections
+    need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""What may be in a JSON text beside what its schema says: how many values, and integers of which size."""
+"""Limits of a JSON text beyond its schema: the number of values, and the size of integers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from engine.errors import RequestError
 
 MAX_JSON_VALUES = 1_000_000
-"""A prompt of a million tokens. A value once read costs many times its bytes: 32 MiB of ``[],`` would be
-eleven million objects."""
+"""Enough for a prompt of a million tokens. A parsed value takes many times its bytes: 32 MiB of
+``[],`` would be eleven million objects."""
 
 _COMMA_OR_STRING = re.compile(rb',|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _ALL_DIGITS_0 = bytes.maketrans(b"123456789", b"0" * 9)
@@ -18,14 +18,14 @@ _LONG_INTEGER = re.compile(rb"(?<=[\s:,\[-])[0-9]{19,}(?=[\s,\]}])")
 
 
 def check_json(text: bytes) -> None:
-    """RequestError if there is too much in it for the server; what is not JSON at all may pass."""
+    """Raises RequestError for a text that is too large to parse; invalid JSON may pass."""
     _check_num_values(text)
     if _may_hold_long_integer(text) and _LONG_INTEGER.search(text):  # in a string, perhaps
         _check_integers(text)
 
 
 def _may_hold_long_integer(text: bytes) -> bool:
-    """Told in a tenth of the time that the pattern takes."""
+    """A check that takes a tenth of the time of the pattern."""
     return b"0" * 19 in text.translate(_ALL_DIGITS_0)
 
 
@@ -44,15 +44,16 @@ def _check_num_values(text: bytes) -> None:
 
 
 _SCHEMAS = frozenset({"tools", "response_format", "text", "output_config", "output_format"})
-"""Fields that hold JSON schemas, which go as text: their bounds may be of any size."""
+"""Fields that hold JSON schemas, which are passed on as text, so their integers may have any size."""
 
 
 def _check_integers(text: bytes) -> None:
-    """The engine's processes tell each other integers of 64 bits."""
+    """Raises RequestError for integers beyond 64 bits, which messages between processes cannot
+    hold."""
     try:
         body = json.loads(text, parse_int=_as_integer)
     except (ValueError, RecursionError):
-        return  # the parser proper will say what is wrong
+        return  # the real parser reports the error
     if isinstance(body, dict):
         body = {key: value for key, value in body.items() if key not in _SCHEMAS}
     for path in _too_large(body, ""):
@@ -60,11 +61,11 @@ def _check_integers(text: bytes) -> None:
 
 
 def _as_integer(digits: str) -> int:
-    return int(digits) if len(digits) < 40 else 2**100  # of thousands of digits Python reads none
+    return int(digits) if len(digits) < 40 else 2**100  # Python refuses integers of thousands of digits
 
 
 def _too_large(value: object, path: str) -> Iterator[str]:
-    """Where such integers are."""
+    """The places of integers beyond 64 bits."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _too_large(item, f"{path}.{key[:100]}" if path else key[:100])

@@ -1,4 +1,4 @@
-"""What every request passes on the way to its endpoint: it gets an id, its body a limit, its page a look."""
+"""Middleware of every request: its id, the limit of its body, its origin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api.errors import Dialect, error_response
+from engine.api.errors import ApiFormat, error_response
 
 MAX_ID_CHARS = 128
 
@@ -20,16 +20,16 @@ _ID_CHARS = frozenset(string.ascii_letters + string.digits + "-_.:/=+@")
 
 
 def refusal(error: Exception, scope: Scope) -> ASGIApp:
-    """The answer to a request that does not reach its endpoint, in the dialect of its path."""
+    """The error response of middleware, in the format of the path's API."""
     request_id = scope.get("state", {}).get("request_id")
-    return error_response(error, Dialect.of_path(scope["path"]), request_id)
+    return error_response(error, ApiFormat.of_path(scope["path"]), request_id)
 
 
 class RequestIdMiddleware:
-    """The client's ``X-Request-Id`` or a new one; endpoints find it in ``request.state.request_id``.
+    """Sets ``request.state.request_id`` to the client's ``X-Request-Id``, or to a new one.
 
-    It is sent back, so that a client's log and ours can be joined. Of two requests that are answered at the
-    same time no two have the same id: the later one's is made longer.
+    It is returned in the response, so that logs of client and server can be joined. Two concurrent
+    requests never share an id: the later one gets a suffix.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,15 +64,15 @@ class RequestIdMiddleware:
 
 
 def _request_id(said: str) -> str:
-    """It goes into a header, into ids of responses and into logs: only plain characters are kept."""
+    """The id reduced to plain characters, since it goes into headers, response ids and logs."""
     return "".join(char for char in said[:MAX_ID_CHARS] if char in _ID_CHARS) or token_hex(16)
 
 
 class OriginMiddleware:
-    """403 for what a web page sends that is neither the server's own nor named as allowed.
+    """Answers 403 to web pages of other origins that are not allowed.
 
-    Browsers send it, only the answer is kept from the page: without this any page could make a server that is
-    in its reader's reach, or on the reader's own machine, work and forget.
+    Browsers send such requests and only hide the response from the page. Without this check any
+    page could start work on a server that its reader's machine can reach.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -84,7 +84,7 @@ class OriginMiddleware:
             await self._app(scope, receive, send)
             return
         error = HTTPException(
-            403, "Pages of this origin may not ask; --allowed-origins names those that may."
+            403, "Requests from this origin are not allowed; --allowed-origins lists those that are."
         )
         await refusal(error, scope)(scope, receive, send)
 
@@ -96,7 +96,8 @@ class OriginMiddleware:
 
 
 class BodyLimitMiddleware:
-    """413 for a body that is too large, at the latest when that much has come; 408 for one too slow."""
+    """Answers 413 to a body that is too large, as soon as that is known, and 408 to one that is
+    too slow."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -112,14 +113,15 @@ class BodyLimitMiddleware:
             await self._app(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:
-        """The errors are raised where the body is read, so that the endpoint answers in its dialect."""
+        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint
+        formats them."""
         num_bytes = 0
         deadline: float | None = asyncio.get_running_loop().time() + self._timeout_s
 
         async def receive_limited() -> Message:
             nonlocal num_bytes, deadline
             if deadline is None:
-                return await receive()  # the body is complete: only the client's leaving can still come
+                return await receive()  # the body is complete: only a disconnect can still come
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
@@ -142,6 +144,6 @@ class BodyLimitMiddleware:
 
 
 def _content_length(scope: Scope) -> int:
-    """What is announced; 0 if nothing is, or nothing that is a number."""
+    """The announced length; 0 if there is none, or it is invalid."""
     said = Headers(scope=scope).get("content-length", "")
     return int(said[:20]) if said.isascii() and said.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Server-sent events: how a stream of results looks on the wire."""
+"""Server-sent events: their format on the wire."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def event(payload: msgspec.Struct, name: str | None = None) -> bytes:
 
 
 class Frame:
-    """Events that differ in the one item of their last field, a list: what is around it is encoded once."""
+    """Events that differ only in the one item of their last field, a list: the rest is encoded
+    once."""
 
     def __init__(self, empty: msgspec.Struct) -> None:
-        """``empty``: the payload with nothing in that list."""
+        """``empty``: the payload with an empty list."""
         data = event(empty)
         end = data.rindex(b"]}")
         self._head, self._tail = data[:end], data[end:]

@@ -1,4 +1,4 @@
-"""Asynchronous streams: several read as one, and one whose beginning has been read."""
+"""Asynchronous streams: several merged into one, and one whose first item has been awaited."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, TypeVar, cast
 Item = TypeVar("Item")
 
 PATIENCE_S = 5.0
-"""For a request that is still read, rendered and checked."""
-PATIENCE_ONCE_TAKEN_S = 1.0
-"""For one that the engine has: clients and proxies cut a connection that says nothing."""
+"""The most time while a request is still read, rendered and checked."""
+PATIENCE_ONCE_ACCEPTED_S = 1.0
+"""The most time once the engine has accepted it: clients and proxies close a silent connection."""
 
 
 async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Items as they come, each with the number of its stream. The first error ends all streams."""
-    if len(streams) == 1:  # as a rule; a task for each item would cost more than the item
+    """Yields items as they come, each with the number of its stream. The first error ends all
+    streams."""
+    if len(streams) == 1:  # the usual case; a task per item would cost more than the item
         async with aclosing(streams[0]) as only:
             async for item in only:
                 yield 0, item
@@ -39,49 +40,50 @@ async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:  # one that has given an item nobody took was not cancelled
+        for stream in streams:  # one with an item that was not consumed has not been cancelled
             await stream.aclose()
 
 
 class Patience:
-    """How long an answer waits for its first words: so long an error is an HTTP status.
+    """How long a response waits for its first output. Until then an error is an HTTP status.
 
-    What the engine has taken is seldom refused any more, so from then on it is not long.
+    The engine seldom refuses a request that it has accepted, so from then on the wait is short.
     """
 
     def __init__(self, most_s: float | None) -> None:
-        """``most_s``: it never waits for longer; None for a default."""
+        """``most_s``: the longest wait; None is the default."""
         most_s = PATIENCE_S if most_s is None else most_s
         self._most_s = min(PATIENCE_S, most_s)
-        self._once_taken_s = min(PATIENCE_ONCE_TAKEN_S, most_s)
-        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._once_accepted_s = min(PATIENCE_ONCE_ACCEPTED_S, most_s)
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_over = False
-        """It has waited in vain: the answer begins without a word."""
+        """Whether the wait ended without output: the response then begins empty."""
 
-    def taken(self) -> None:
-        """The engine has the request."""
-        if not self._taken.done():
-            self._taken.set_result(None)
+    def accepted(self) -> None:
+        """The engine has accepted the request."""
+        if not self._accepted.done():
+            self._accepted.set_result(None)
 
     async def wait(self, first: asyncio.Future[Item]) -> None:
-        """Until the first words are there, or it is over."""
-        either: set[asyncio.Future[Any]] = {first, self._taken}
+        """Waits for the first output, or until the time is over."""
+        either: set[asyncio.Future[Any]] = {first, self._accepted}
         await asyncio.wait(either, timeout=self._most_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._taken.done() and not first.done():
-            await asyncio.wait({first}, timeout=self._once_taken_s)
+        if self._accepted.done() and not first.done():
+            await asyncio.wait({first}, timeout=self._once_accepted_s)
         self.is_over = not first.done()
 
 
 async def begun(
     stream: AsyncGenerator[Item, None], patience: Patience | None = None
 ) -> AsyncGenerator[Item, None]:
-    """The same stream once its first item is there; an error before that is raised here.
+    """Returns the stream once its first item is there; an earlier error is raised here.
 
-    When its ``patience`` is over it is given back as it is: its error, if there is one, comes later.
+    When ``patience`` is over the stream is returned without its first item; an error is then
+    raised by the stream.
     """
     first = asyncio.ensure_future(anext(stream))
     whole = _behind(first, stream)
-    await anext(whole)  # it has begun: from now on it ends what it stands for when it is closed or forgotten
+    await anext(whole)  # started: from now on closing it, or dropping it, closes the source
     try:
         await (asyncio.wait({first}) if patience is None else patience.wait(first))
         if first.done():

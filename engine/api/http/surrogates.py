@@ -1,5 +1,5 @@
-"""Halves of surrogate pairs in a JSON text: a client that cuts a text in the middle of a character leaves
-one, and sends it again with every later turn. It stands for no character, so it is read as U+FFFD."""
+"""Lone surrogates in a JSON text: a client that cuts a text inside a character leaves one, and
+resends it with every later turn. It encodes no character, so it is read as U+FFFD."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 _ESCAPE = re.compile(
     rb"(?<!\\)(\\++)u(?:[dD][89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-"""A pair or a half of one, behind all backslashes that stand before it: of an even number none escapes it."""
+"""A pair or a lone surrogate, after all backslashes before it: an even number does not escape it."""
 _REPLACEMENT = rb"\ufffd"
 _ENCODED = re.compile(rb"\xed[\xa0-\xbf]")
-"""Begins a half that was written in UTF-8 as if it were a character."""
+"""The start of a surrogate that was encoded in UTF-8 like a character."""
 
 
-def without_halves(text: bytes) -> bytes:
-    """The same JSON text in which every half is U+FFFD; pairs stay, and what is no escape."""
+def without_lone_surrogates(text: bytes) -> bytes:
+    """The JSON text with each lone surrogate replaced by U+FFFD."""
     if b"\xed" in text and _ENCODED.search(text):
         text = _decoded(text)
     if b"\\ud" in text or b"\\uD" in text:  # the pattern takes a hundred times as long
@@ -32,9 +32,9 @@ def _mended(found: re.Match[bytes]) -> bytes:
 
 
 def _decoded(text: bytes) -> bytes:
-    """Halves that were encoded one by one, as the characters they make together; a lone one as U+FFFD."""
+    """Surrogates that were encoded one by one, decoded as pairs; a lone one as U+FFFD."""
     try:
         halves = text.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:  # no text at all: the parser will say so
+    except UnicodeDecodeError:  # not UTF-8: the parser reports it
         return text
     return halves.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

@@ -1,4 +1,4 @@
-"""What is told of a path that is not there, or not by this method: its name, and what may have been meant."""
+"""Error messages for unknown paths and methods, with the path that may have been meant."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOT_HERE = {
 }
 
 
-def told_of_unknown(scope: Scope, routes: Iterable[APIRoute]) -> str:
-    """A sentence about a path that no endpoint has."""
+def unknown_path_message(scope: Scope, routes: Iterable[APIRoute]) -> str:
+    """The message for a path without an endpoint."""
     path, routes = scope["path"], list(routes)
     told = f"There is no {_method(scope)} {_shown(path)} here."
     for part, why in _NOT_HERE.items():
@@ -32,7 +32,7 @@ def told_of_unknown(scope: Scope, routes: Iterable[APIRoute]) -> str:
 
 
 def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:
-    """The methods that the path has endpoints for; HEAD wherever GET is."""
+    """The methods that the path supports; HEAD wherever GET is."""
     methods = {
         method
         for route in routes
@@ -42,8 +42,8 @@ def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
-def told_of_method(scope: Scope, allowed: Iterable[str]) -> str:
-    """A sentence about a path that has endpoints, none of them for this method."""
+def wrong_method_message(scope: Scope, allowed: Iterable[str]) -> str:
+    """The message for a method that the path does not support."""
     return f"{_shown(scope['path'])} does not take {_method(scope)}; it takes {', '.join(allowed)}."
 
 
@@ -67,5 +67,5 @@ def _nearest(path: str, scope: Scope, routes: list[APIRoute]) -> str | None:
 
 
 def _shown(path: str) -> str:
-    """As it was asked for, without what would change a terminal."""
+    """The requested path, without control characters."""
     return "".join(char if char.isprintable() else "?" for char in path[:MAX_SHOWN_CHARS])

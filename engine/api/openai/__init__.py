@@ -1,1 +1,1 @@
-"""OpenAI's chat and completions: bodies, answers, and what they share with the other dialects."""
+"""OpenAI's chat and completions: bodies, responses, and what other APIs share with them."""

@@ -1,4 +1,4 @@
-"""The ``tool_choice`` of a chat: a word, a function, or a choice among some of the tools."""
+"""The ``tool_choice`` of a chat: a word, a function, or a choice among some tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ToolChoice = str | Mapping[str, Any] | None
 
 
 def check_tool_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> None:
-    """RequestError if the choice is none, or there is nothing to choose."""
+    """Raises RequestError for an invalid choice, or one without tools."""
     if choice is None or choice == "none":
         return
     if isinstance(choice, Mapping):
@@ -46,14 +46,14 @@ def _check_object(choice: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def allowed_names(choice: ToolChoice) -> frozenset[str] | None:
-    """The tools that a checked choice allows; None if it leaves all."""
+    """The tools that a valid choice allows; None if it allows all."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return None
     return frozenset(filter(None, map(_name_of, choice["allowed_tools"]["tools"])))
 
 
 def read_tool_choice(choice: ToolChoice) -> ConversationToolChoice:
-    """A checked choice in no dialect."""
+    """A valid choice, independent of the API."""
     if isinstance(choice, Mapping):
         if choice.get("type") != "allowed_tools":
             return NamedTool(choice["function"]["name"])

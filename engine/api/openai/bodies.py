@@ -1,4 +1,4 @@
-"""Response bodies and stream chunks in OpenAI's shape, as structs that encode fast."""
+"""Response bodies and stream chunks in OpenAI's format, as structs that encode fast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import UNSET, UnsetType
 from engine.messages import TurnReceipt
 
 Receipt = dict[str, str | int | float | list[str] | None]
-"""A TurnReceipt with all its fields, those at their default too, and what the model was not shown."""
+"""A TurnReceipt with all fields, defaults too, and what the model was not shown."""
 
 
 def receipt_fields(receipt: TurnReceipt | None, left_out: list[str]) -> Receipt | UnsetType:
-    """The receipt as a part of ``usage``; left out where there is none."""
+    """The receipt for ``usage``; unset without one."""
     fields: Receipt = {} if receipt is None else msgspec.structs.asdict(receipt)
     if left_out:
         fields["left_out"] = left_out
@@ -37,7 +37,7 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
-    """What was done about the KV of the turn's job."""
+    """What was done with the KV of the turn's job."""
 
 
 class FunctionCall(msgspec.Struct):
@@ -74,7 +74,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """The same under its older name: clients know one or the other."""
+    """The same under its older name, since clients read one or the other."""
     tool_calls: list[ToolCallItem] | UnsetType = UNSET
 
 
@@ -165,7 +165,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A model as OpenAI's clients and as Anthropic's read it."""
+    """A model's description for clients of OpenAI and of Anthropic."""
 
     id: str
     object: Literal["model"] = "model"

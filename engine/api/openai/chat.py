@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's chat dialect of a conversation's turn, whole or streamed."""
+"""POST /v1/chat/completions: a turn of a conversation in OpenAI's chat format, whole or streamed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def create_chat_completion(request: Request) -> Response:
     answer = ChatAnswer(model, body, request.state.request_id)
     patience = model.patience()
     conversation = answer.conversation(model.context(request.headers, body.identity()))
-    turn = ConversationTurn(model, conversation, patience.taken)
+    turn = ConversationTurn(model, conversation, patience.accepted)
 
     async def respond() -> Response:
         with told_as_sent(body.field_names()):
@@ -65,7 +65,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 class ChatAnswer:
-    """One chat request in OpenAI's terms: what it asks for, and how the turn's outputs are written down."""
+    """One chat request: reads OpenAI's body and writes the turn's outputs in OpenAI's format."""
 
     def __init__(self, model: ServedModel, body: ChatCompletionRequest, request_id: str) -> None:
         self._model = model
@@ -77,7 +77,7 @@ class ChatAnswer:
         self._frame = sse.Frame(self._chunk([], None))
 
     def conversation(self, context: RequestContext) -> Conversation:
-        """The request in no dialect."""
+        """The request, independent of the API."""
         body = self._body
         return Conversation(
             request_id=self._id,
@@ -151,7 +151,7 @@ class ChatAnswer:
             yield sse.event(chunk)
 
     def _chunk_choices(self, answer: AnswerOutput) -> Iterator[ChatChunkChoice]:
-        """What is new of an answer, then its end: nothing, one or both."""
+        """Chunks for the new part of an answer and for its end: none, one or both."""
         raw = answer.raw
         delta = chat_delta(answer.deltas)
         logprobs = chat_logprobs(raw.logprobs, self._body.return_tokens_as_token_ids)
@@ -193,8 +193,8 @@ class ChatAnswer:
 
 
 def chat_delta(deltas: list[ReplyDelta]) -> ChatDelta | None:
-    """Several deltas of one output as one; None if there is nothing to say."""
-    if len(deltas) == 1 and isinstance(deltas[0], ContentDelta):  # nearly always
+    """Merges the deltas of one output; None if nothing is to be sent."""
+    if len(deltas) == 1 and isinstance(deltas[0], ContentDelta):  # the usual case
         return ChatDelta(content=deltas[0].text) if deltas[0].text else None
     content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))

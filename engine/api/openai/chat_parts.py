@@ -1,4 +1,4 @@
-"""The parts of a chat's messages that are no text, replaced or refused before anything is rendered."""
+"""Replaces or refuses content parts that are not text, before the chat is rendered."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from engine.api.left_out import LeftOut, refuse_part
 
 
 def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
-    """The same messages with a line of text for each part of another kind.
+    """The messages with a line of text in place of each part of another kind.
 
-    RequestError for such a part of the last message, if it is the user's: unless it follows results of tools,
-    as agents put what a tool has shown them into a message of its own.
+    RequestError for such a part in the user's last message, unless it follows tool results: agents
+    put what a tool has returned into a message of its own.
     """
     new = len(messages) - 1 if _ends_with_own(messages) else None
     return [
@@ -22,7 +22,7 @@ def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
 
 
 def _ends_with_own(messages: list[Message]) -> bool:
-    """Whether the last message is what a user says by himself."""
+    """Whether the user wrote the last message."""
     roles = [message.get("role") for message in messages[-2:]]
     return roles[-1:] == ["user"] and roles[0] not in ("tool", "function")
 
@@ -38,7 +38,7 @@ def _with_texts(message: Message, where: str, left_out: LeftOut, *, is_new: bool
 def _text(part: object, where: str, left_out: LeftOut, *, is_new: bool) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str) or kind in TEXT_PARTS:
-        return part  # what is malformed is told of when all is read
+        return part  # malformed parts are reported later
     if is_new:
         raise refuse_part(kind, where)
     return {"type": "text", "text": left_out.part(part, where)}

@@ -1,4 +1,4 @@
-"""The ``tools`` of a chat, checked before a template or a grammar is made of them."""
+"""Validates the ``tools`` of a chat before a template or a grammar uses them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Tool = Mapping[str, Any]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """RequestError that names the first tool at fault: the model would read it as it is, and call it."""
+    """Raises RequestError for the first invalid tool, which the model would otherwise read as it
+    is."""
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
-        kind = tool.get("type", "function")  # some clients leave out what is always the same
+        kind = tool.get("type", "function")  # some clients omit the constant type
         if kind != "function":
             raise RequestError(
                 f"{where}.type must be 'function': a chat has no other tools here.", f"{where}.type"

@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts as text or tokens continued, whole or streamed."""
+"""POST /v1/completions: continues prompts given as text or tokens, whole or streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun, merge
-from engine.api.limits import Seat
+from engine.api.limits import Permit
 from engine.api.openai.bodies import Completion, CompletionChoice, Usage
 from engine.api.openai.logprobs import TextOffsets, completion_logprobs
 from engine.api.openai.protocol import CompletionRequest
@@ -31,14 +31,14 @@ from engine.tool_parsers import read_fenced_command
 DEFAULT_MAX_TOKENS = 16
 
 PromptOutput = tuple[int, RequestOutput]
-"""Number of the prompt within the request, and an output for it."""
+"""The number of the prompt within the request, and an output of it."""
 
 router = APIRouter()
 
 
 @endpoint(router, "POST", "/v1/completions", body=CompletionRequest)
 async def create_completion(request: Request) -> Response:
-    """A prompt, or several, continued."""
+    """Continues one prompt or several."""
     body = await read_body(request, CompletionRequest)
     model = model_of(request, body.model)
     context = model.context(request.headers, body.identity())
@@ -54,7 +54,7 @@ async def create_completion(request: Request) -> Response:
 
 
 class CompletionTurn:
-    """One completion request on its way from the engine's outputs to the response."""
+    """Runs one completion request, from its body to the response."""
 
     def __init__(
         self, model: ServedModel, body: CompletionRequest, request_id: str, context: RequestContext
@@ -69,30 +69,32 @@ class CompletionTurn:
         self._prompts = body.prompts()
         self._echoes: list[str] = []
         self._latest: dict[int, RequestOutput] = {}
-        """Last output of each prompt: its token counts."""
+        """The last output of each prompt, with its token counts."""
         self._num_tokens = 0
         self._texts: dict[int, list[str]] = {}
-        """Text of each choice, in pieces."""
+        """The text of each choice, in pieces."""
         self._offsets: dict[int, TextOffsets] = {}
-        """Of each choice, where logprobs were asked for."""
+        """Text offsets of each choice, if logprobs were requested."""
         self._receipts: list[TurnReceipt] = []
-        """Of the prompts that are done."""
+        """Receipts of the prompts that have ended."""
         self.patience = model.patience()
-        self._num_untaken = len(self._prompts)
+        self._num_unaccepted = len(self._prompts)
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._completion([], None))
 
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
         self._model.check_params(self._params)
         params = msgspec.structs.replace(self._params, output_kind=kind)
-        with self._model.admission.seat(len(self._prompts) * self._n, self._context) as seat:
-            async with aclosing(merge(await self._streams(params, seat))) as outputs:
+        with self._model.admission.admit(len(self._prompts) * self._n, self._context) as permit:
+            async with aclosing(merge(await self._streams(params, permit))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output
                     yield index, output
 
-    async def _streams(self, params: SamplingParams, seat: Seat) -> list[AsyncGenerator[RequestOutput, None]]:
-        """One per prompt."""
+    async def _streams(
+        self, params: SamplingParams, permit: Permit
+    ) -> list[AsyncGenerator[RequestOutput, None]]:
+        """Starts one stream per prompt."""
         body = self._body
         prompts = [await self._encode(prompt) for prompt in self._prompts]
         if body.echo:
@@ -103,16 +105,16 @@ class CompletionTurn:
                 msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
                 self._id if len(prompts) == 1 else f"{self._id}-{index}",
                 self._context,
-                seat=seat,
-                on_taken=self._on_taken,
+                permit=permit,
+                on_accepted=self._on_accepted,
             )
             for index, prompt in enumerate(prompts)
         ]
 
-    def _on_taken(self) -> None:
-        self._num_untaken -= 1
-        if not self._num_untaken:
-            self.patience.taken()
+    def _on_accepted(self) -> None:
+        self._num_unaccepted -= 1
+        if not self._num_unaccepted:
+            self.patience.accepted()
 
     async def _encode(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
@@ -125,13 +127,13 @@ class CompletionTurn:
         return prompt if isinstance(prompt, str) else self._model.engine.tokenizer.decode(token_ids)
 
     def _max_tokens(self, num_prompt_tokens: int) -> int | None:
-        """OpenAI's short default, but never more than there is room for."""
+        """OpenAI's short default, clamped to the rest of the context."""
         if self._body.max_tokens is not None or self._body.replay_token_ids is not None:
             return self._body.max_tokens
         return max(1, min(DEFAULT_MAX_TOKENS, self._model.max_model_len - num_prompt_tokens))
 
     async def complete(self) -> Completion:
-        """The whole response."""
+        """The complete response."""
         choices: list[CompletionChoice] = []
         async for prompt_index, output in self.outputs(RequestOutputKind.FINAL_ONLY):
             choices.extend(self._choice(prompt_index, answer) for answer in output.outputs)
@@ -140,7 +142,7 @@ class CompletionTurn:
         return self._completion(choices, self._usage())
 
     async def stream(self, outputs: AsyncGenerator[PromptOutput, None]) -> AsyncGenerator[bytes, None]:
-        """Events of the response; the finish of a job's turn waits for its receipt, text never does."""
+        """Yields the response's events. Only the finish of a job's turn waits for its receipt."""
         async with aclosing(outputs):
             async for prompt_index, output in outputs:
                 choices = [self._choice(prompt_index, answer) for answer in output.outputs]
@@ -215,7 +217,7 @@ class CompletionTurn:
             self._receipts.append(receipt)
 
     def _announced_calls(self, prompt_index: int) -> list[ToolCall]:
-        """The commands of a text agent that the answers to this prompt hold."""
+        """The commands of a text agent in the answers to this prompt."""
         if self._context.job is None:
             return []
         first = prompt_index * self._n

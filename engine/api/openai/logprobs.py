@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes that OpenAI's endpoints give them."""
+"""Log probabilities in the two formats of OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.detokenizer import TokenDecoder
 from engine.request_output import PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0
-"""In place of minus infinity, which JSON does not have."""
+"""Stands for minus infinity, which JSON cannot hold."""
 
 
 def chat_logprobs(positions: list[PositionLogprobs] | None, as_token_ids: bool | None) -> ChatLogprobs | None:
@@ -28,7 +28,7 @@ def _chat_position(position: PositionLogprobs, as_token_ids: bool) -> ChatTokenL
 def completion_logprobs(
     positions: list[PositionLogprobs] | None, as_token_ids: bool | None, offsets: TextOffsets | None
 ) -> CompletionLogprobs | None:
-    """``offsets`` are of the text that these tokens go on with."""
+    """``offsets`` locate these tokens in the text so far."""
     if positions is None or offsets is None:
         return None
     result = CompletionLogprobs([], [], [], [])
@@ -44,18 +44,16 @@ def completion_logprobs(
 
 
 class TextOffsets:
-    """Where the tokens of a growing text begin, in characters.
-
-    Tokens that share a character begin where it does; one that is not shown takes no room.
-    """
+    """The text offset of each token, in characters. Tokens that share a character share its
+    offset; a hidden token adds no length."""
 
     def __init__(self, decoder: TokenDecoder) -> None:
-        """``decoder``: reads the tokens as that of the text does."""
+        """``decoder``: decodes the tokens in the same way as the text's own."""
         self._decoder = decoder
         self._num_chars = 0
 
     def next(self, token_id: int) -> int:
-        """Where this token begins, which is the next one."""
+        """The offset of the next token."""
         offset = self._num_chars
         self._num_chars += len(self._decoder.step(token_id))
         return offset

@@ -1,4 +1,4 @@
-"""What a body says of its output's form: OpenAI's ``response_format``, V1's ``structured_outputs``."""
+"""The requested output format: OpenAI's ``response_format``, V1's ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from engine.structured_output.params import StructuredOutputsParams
 
 
 class JsonSchemaFormat(BaseModel):
-    """A schema under a name, as OpenAI's clients send it."""
+    """A named schema, as OpenAI's clients send it."""
 
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """What of the schema cannot be enforced is an error; else it is ignored."""
+    """Whether an unenforceable part of the schema is an error; otherwise it is ignored."""
 
 
 FORM_WORDS = ("schema", "json_schema", "grammar", "regex", "pattern", "definition")
-"""What a form may be said with. Beside a type that does not take it, it would be ignored."""
+"""Fields that describe a format. One that its type does not take would be ignored, so it is
+refused."""
 
 
 class ResponseFormat(BaseModel):
-    """``text``, some JSON object, or JSON of a schema."""
+    """``text``, any JSON object, or JSON of a schema."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,7 +57,8 @@ class ResponseFormat(BaseModel):
 
 
 def refuse_other_forms(field: str, kind: str, given: Mapping[str, object], taken: Sequence[str]) -> None:
-    """RequestError if a form is said in words that its type does not take; "json_schema" takes some."""
+    """Raises RequestError for a field that the format's type does not take; "json_schema" takes
+    some."""
     for word in FORM_WORDS:
         if given.get(word) is not None and not (kind == "json_schema" and word in taken):
             raise RequestError(
@@ -92,7 +94,7 @@ class StructuredOutputs(BaseModel):
 def wanted_output(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """What the two say together; RequestError if both say something."""
+    """The output format of both fields; RequestError if both are set."""
     by_format = None if response_format is None else response_format.params()
     if structured_outputs is None:
         return by_format

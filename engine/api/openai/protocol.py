@@ -1,6 +1,7 @@
-"""Request bodies: OpenAI's fields, V1's extra sampling fields, and ours for jobs. Unknown fields are ignored.
+"""Request bodies: OpenAI's fields, V1's additional sampling fields, and this project's fields for
+jobs.
 
-Fields that would change the result and are not supported are refused rather than ignored.
+Unknown fields are ignored. Unsupported fields that would change the result are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Item = TypeVar("Item")
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose check ends at the first fault: to tell all of a million faults would take gigabytes."""
+"""A list whose validation stops at the first error: reporting a million errors would take
+gigabytes."""
 MAX_BIASED_TOKENS = 16384
 MAX_SEQUENCES = 4096
-"""Most sequences that one request may generate: prompts times ``n``."""
+"""The most sequences of one request: prompts times ``n``."""
 
 
 def _one_or_many(value: object) -> object:
@@ -56,7 +58,7 @@ _OTHER_CONSTRAINTS = {
     "guided_decoding": "guided_decoding is not a field here; use structured_outputs.",
     "structural_tag": "structural_tag is not supported; use structured_outputs.grammar.",
 }
-"""What other servers call the form that an output must have. Ignored, it would not have it."""
+"""Other servers' fields for an output format. Ignoring one would return another format."""
 
 _UNSUPPORTED = {
     **_OTHER_CONSTRAINTS,
@@ -80,14 +82,14 @@ _UNSUPPORTED = {
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside the text."""
+    """What a stream holds besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(BaseModel):
-    """What chat and completion requests have in common."""
+    """Common fields of chat and completion requests."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -156,7 +158,7 @@ class GenerationRequest(BaseModel):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def identity(self) -> ClientIdentity:
-        """What the body says of the job this turn belongs to, and how it is to be served."""
+        """The body's fields that identify the job, and its priority and cache salt."""
         return ClientIdentity(
             job_id=self.job_id,
             is_last_step=self.is_last_step,
@@ -171,7 +173,7 @@ class GenerationRequest(BaseModel):
         )
 
     def sampling_params(self, defaults: SamplingParams, num_logprobs: int | None) -> SamplingParams:
-        """``defaults`` (the model's own) with all that the request sets."""
+        """The model's ``defaults`` with all that the request sets."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
         return msgspec.structs.replace(
@@ -183,7 +185,7 @@ class GenerationRequest(BaseModel):
         )
 
     def output_limit(self) -> int | None:
-        """Most tokens to generate; None is the rest of the context."""
+        """The most tokens to generate; None is the rest of the context."""
         return self.max_tokens
 
 
@@ -195,19 +197,19 @@ _SAMPLING_FIELDS = tuple(
 
 
 def refuse_other_constraints(fields: Mapping[str, object]) -> None:
-    """RequestError for a field of another server that says what form the output must have."""
+    """Raises RequestError for another server's field that sets an output format."""
     for name, value in fields.items():
         if value and name in _OTHER_CONSTRAINTS:
             raise RequestError(_OTHER_CONSTRAINTS[name], name)
 
 
 def _changes_nothing(name: str, value: object) -> bool:
-    """``best_of: 1`` asks for what happens anyway."""
+    """Whether the value is neutral: ``best_of: 1`` is what happens anyway."""
     return name == "best_of" and value == 1
 
 
 class Reasoning(BaseModel):
-    """How hard to think, as routers of many models have it."""
+    """Reasoning effort, as routers of many models send it."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -215,7 +217,7 @@ class Reasoning(BaseModel):
 
 
 class ThinkingSwitch(BaseModel):
-    """Whether to think, as some models' own servers have it."""
+    """Turns reasoning on or off, as some models' own servers take it."""
 
     type: str
 
@@ -238,7 +240,7 @@ class ChatCompletionRequest(GenerationRequest):
     enable_thinking: bool | None = None
     include_reasoning: bool = True
     documents: ListOf[dict[str, Any]] | None = None
-    """For templates that put them into the prompt."""
+    """Documents for templates that include them in the prompt."""
 
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -274,7 +276,8 @@ class ChatCompletionRequest(GenerationRequest):
             )
 
     def template_kwargs(self) -> dict[str, Any] | None:
-        """What the template is told beside the messages; the arguments meant for it alone count most."""
+        """Arguments of the template besides the messages; those in ``chat_template_kwargs`` take
+        precedence."""
         asked = self.reasoning or Reasoning()
         kwargs = effort_arguments(asked.effort, "reasoning.effort")
         kwargs |= effort_arguments(self.reasoning_effort, "reasoning_effort")
@@ -291,7 +294,7 @@ class ChatCompletionRequest(GenerationRequest):
         return self.thinking
 
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools of which the model may call."""
+        """The tools that the model may call."""
         names = allowed_names(self.tool_choice)
         if names is None:
             return self.tools
@@ -301,7 +304,7 @@ class ChatCompletionRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def field_names(self) -> dict[str, str]:
-        """How the client calls what the engine has under another name."""
+        """The client's names of the engine's fields."""
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         return (
             names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
@@ -330,7 +333,7 @@ class CompletionRequest(GenerationRequest):
         return self
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt by itself."""
+        """The prompts as a list."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]

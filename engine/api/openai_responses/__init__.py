@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: items in, items and events out, and what is kept between the turns."""
+"""OpenAI's Responses API: items in, items and events out, and stored responses between turns."""

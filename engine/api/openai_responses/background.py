@@ -1,6 +1,6 @@
-"""Responses that are made without anybody waiting: they outlive the request that asked for them.
+"""Background responses, which outlive the request that started them.
 
-Their number is bounded, and so is what is remembered of their events.
+Their number is bounded, and so is the memory of their events.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.api.openai_responses.turn import ResponseTurn
 from engine.errors import RequestError
 
 MAX_LOG_BYTES = 64 * 2**20
-"""Of events of runs that have ended, over all of them; those used last are kept."""
+"""The most bytes of events of ended runs, over all of them; the least recently used are dropped."""
 
 
 class EventLog:
-    """What has been told of a response, for readers that come late and for those who wait for more."""
+    """The events of a response, for readers that come late or wait for more."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
@@ -37,7 +37,7 @@ class EventLog:
         self._wake()
 
     def end(self) -> None:
-        """Nothing more will be told."""
+        """There are no more events."""
         self._has_ended = True
         self._wake()
 
@@ -46,7 +46,7 @@ class EventLog:
         self._changed = asyncio.Event()
 
     async def follow(self, first: int) -> AsyncGenerator[bytes, None]:
-        """The events from number ``first`` on, to the last."""
+        """Yields the events from number ``first`` to the last."""
         while True:
             changed = self._changed
             for event in self._events[first:]:
@@ -59,14 +59,14 @@ class EventLog:
 
 
 class _Run:
-    """One response as it is made."""
+    """A running response."""
 
     def __init__(self, turn: ResponseTurn, store: ResponseStore, log: EventLog | None) -> None:
         self._turn = turn
         self._store = store
         self.log = log
         self.stored = asyncio.Event()
-        """Set once the response can be asked for, or never will be."""
+        """Set once the response is stored, or never will be."""
         self.task = asyncio.create_task(self._make())
 
     async def _make(self) -> None:
@@ -97,11 +97,11 @@ class _Run:
 
 
 _RunKey = tuple[str | None, str]
-"""Owner and response id."""
+"""The owner and the response's id."""
 
 
 class BackgroundRuns:
-    """The runs of this process, as one owner sees them: those of others are not found."""
+    """The background runs of this process, as one owner sees them; other owners' are not found."""
 
     def __init__(self, store: ResponseStore, max_running: int) -> None:
         self._store = store
@@ -109,7 +109,7 @@ class BackgroundRuns:
         self._max_running = max_running
         self._running: dict[_RunKey, _Run] = {}
         self._logs: OrderedDict[_RunKey, EventLog] = OrderedDict()
-        """Of runs that have ended, oldest first."""
+        """Events of ended runs, oldest first."""
 
     def of(self, owner: str | None) -> BackgroundRuns:
         view = copy(self)
@@ -117,7 +117,8 @@ class BackgroundRuns:
         return view
 
     def _may_start(self) -> bool:
-        """Where there are as many as may be, only who has less than an equal part of them may add one."""
+        """Whether the owner may start one more run. At the limit only an owner with less than an
+        equal share may."""
         owners = [owner for owner, _ in self._running]
         if len(owners) < self._max_running:
             return True
@@ -125,8 +126,7 @@ class BackgroundRuns:
         return (owners.count(self._owner) + 1) * num_owners <= self._max_running
 
     async def start(self, turn: ResponseTurn, *, logs_events: bool) -> None:
-        """Begin to make a response, and wait until it is stored; OverloadedError if there are too many
-        already."""
+        """Starts a response and waits until it is stored; OverloadedError at the limit."""
         if not self._may_start():
             raise OverloadedError(
                 f"This server makes {self._max_running} background responses already; it takes no more."
@@ -138,7 +138,8 @@ class BackgroundRuns:
         await run.stored.wait()
 
     def follow(self, response_id: str, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """Encoded events from number ``first`` on; RequestError if they are not remembered here."""
+        """Yields encoded events from number ``first``; RequestError if this process does not have
+        them."""
         key = (self._owner, response_id)
         run = self._running.get(key)
         log = self._logs.get(key) if run is None else run.log
@@ -151,7 +152,8 @@ class BackgroundRuns:
         return log.follow(first)
 
     async def cancel(self, response_id: str) -> None:
-        """End a run of this process now; others are asked through the store, and end within seconds."""
+        """Ends a run of this process at once. Runs of other processes are asked through the store,
+        and end within seconds."""
         run = self._running.get((self._owner, response_id))
         if run is None:
             await self._store.cancel(response_id)

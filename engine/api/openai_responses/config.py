@@ -1,4 +1,4 @@
-"""How much the Responses API may keep and do on its own."""
+"""Limits of the Responses API's storage and background work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesConfig:
-    """Bounds of what is kept between turns and made in the background."""
+    """Limits on stored and on background responses."""
 
     max_stored_responses: int = 10_000
-    """That have ended, over all front-end processes; the least recently used are forgotten first."""
+    """The most stored responses that have ended, over all API server processes; the least recently
+    used are dropped."""
     max_stored_response_bytes: int = 256 * 2**20
     max_background_responses: int = 64
-    """Being made at once by one front-end process; beyond: 503."""
+    """The most background responses that run in one API server process; more are answered with
+    503."""
 
     def __post_init__(self) -> None:
         for name in ("max_stored_responses", "max_stored_response_bytes", "max_background_responses"):

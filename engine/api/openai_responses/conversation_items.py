@@ -1,7 +1,7 @@
-"""/v1/conversations/{id}/items: what a conversation holds, read, added to and taken out item by item.
+"""/v1/conversations/{id}/items: lists, adds and deletes the items of a conversation.
 
-A conversation is a chain of stored responses. Items that a client adds are a link of their own, a response
-with nothing said; an item is taken out of the link that holds it.
+A conversation is a chain of stored responses. Items that a client adds are a link of their own, a
+response without output; an item is deleted from the link that holds it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.api.openai_responses.store import PastTurn, StoredResponse
 router = APIRouter()
 
 MAX_ADDED_ITEMS = 1000
-"""At once; OpenAI takes 20."""
+"""The most items added at once; OpenAI's limit is 20."""
 
 
 class ItemsRequest(BaseModel):
@@ -40,14 +40,14 @@ class ItemsRequest(BaseModel):
 
 @endpoint(router, "GET", "/v1/conversations/{conversation_id}/items")
 async def list_conversation_items(request: Request) -> HttpResponse:
-    """What was said in a conversation; newest first by default."""
+    """Lists the items of a conversation, by default newest first."""
     chain = await chain_of(keeper_of(request), request.path_params["conversation_id"])
     return json_response(page_of(request, [_shown(item) for item in _items(chain)]))
 
 
 @endpoint(router, "POST", "/v1/conversations/{conversation_id}/items", body=ItemsRequest)
 async def create_conversation_items(request: Request) -> HttpResponse:
-    """Items at the end of a conversation."""
+    """Appends items to a conversation."""
     body = await read_body(request, ItemsRequest)
     keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
     added_by = new_response_id()
@@ -75,7 +75,7 @@ async def retrieve_conversation_item(request: Request) -> HttpResponse:
 
 @endpoint(router, "DELETE", "/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_conversation_item(request: Request) -> HttpResponse:
-    """A conversation without one of its items."""
+    """Deletes one item of a conversation."""
     keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
     item_id = request.path_params["item_id"]
     async with held(keeper, conversation_id, new_response_id()):
@@ -87,12 +87,12 @@ async def delete_conversation_item(request: Request) -> HttpResponse:
 
 
 def _items(chain: list[PastTurn]) -> list[Item]:
-    """Oldest first."""
+    """The items, oldest first."""
     return [item for link in chain for item in (*link.input, *output_items(link))]
 
 
 def _find(chain: list[PastTurn], item_id: str) -> tuple[PastTurn, Item]:
-    """The item and the link that holds it; of several of one id the newest."""
+    """The item and the link that holds it; the newest, if several have the id."""
     for link in reversed(chain):
         for item in (*reversed(output_items(link)), *reversed(link.input)):
             if item.get("id") == item_id:

@@ -1,6 +1,7 @@
-"""One turn of a conversation at a time: two at once would build on the same one, and one would be lost.
+"""Allows one turn of a conversation at a time: two at once would build on the same one, and one
+would be lost.
 
-The lock lies in the store, where the other front ends see it too.
+The lock is in the store, where other API server processes see it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from engine.api.errors import ConversationLockedError
 from engine.api.openai_responses.store import ResponseStore
 
 RENEW_S = 1.0
-"""How often a turn says that it is still being made. It learns then that another process was asked to cancel
-it."""
+"""How often a running turn renews its lock. It then also learns whether another process was asked
+to cancel it."""
 
 
 class ConversationLock:
-    """A turn's hold on its conversation. One that is dropped without a word ends by itself after a while."""
+    """A turn's lock on its conversation. One that is not renewed expires."""
 
     def __init__(self, store: ResponseStore, response_id: str) -> None:
         self._store = store
@@ -26,14 +27,14 @@ class ConversationLock:
 
     @classmethod
     async def take(cls, store: ResponseStore, conversation_id: str, response_id: str) -> ConversationLock:
-        """ConversationLockedError if another turn of the conversation is being made."""
+        """Raises ConversationLockedError if another turn of the conversation is running."""
         if not await store.lock(conversation_id, response_id):
             raise ConversationLockedError
         return cls(store, response_id)
 
     @asynccontextmanager
     async def renewed(self) -> AsyncGenerator[None, None]:
-        """Hold it for as long as this lasts, then release it."""
+        """Holds the lock within the block, then releases it."""
         renewing = asyncio.create_task(self._renew())
         try:
             yield
@@ -42,7 +43,7 @@ class ConversationLock:
             await self.release()
 
     async def release(self) -> None:
-        """Let the next turn begin; done also if the caller is cancelled meanwhile, and twice if need be."""
+        """Releases the lock, even if the caller is cancelled. Repeatable."""
         await asyncio.shield(asyncio.create_task(self._store.unlock(self._response_id)))
 
     async def _renew(self) -> None:

@@ -1,4 +1,4 @@
-"""/v1/conversations: a name for a job whose newest response the server remembers for the client."""
+"""/v1/conversations: names a job whose newest response the server remembers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 @endpoint(router, "POST", "/v1/conversations", body=ConversationRequest)
 async def create_conversation(request: Request) -> HttpResponse:
-    """A conversation that responses can be asked for in. It begins as a response to nothing."""
+    """Creates a conversation, which starts as an empty response."""
     raw = await request.body()
     body = parse_body(ConversationRequest, raw) if raw else ConversationRequest()
     items = body.items or []
@@ -66,7 +66,7 @@ async def create_conversation(request: Request) -> HttpResponse:
 
 @endpoint(router, "GET", "/v1/conversations/{conversation_id}")
 async def retrieve_conversation(request: Request) -> HttpResponse:
-    """When a conversation was begun, and what its client noted about it."""
+    """The conversation's start and metadata."""
     keeper = keeper_of(request)
     chain = await chain_of(keeper, request.path_params["conversation_id"])
     return json_response(described(chain[0].response))
@@ -74,7 +74,7 @@ async def retrieve_conversation(request: Request) -> HttpResponse:
 
 @endpoint(router, "POST", "/v1/conversations/{conversation_id}", body=MetadataRequest)
 async def update_conversation(request: Request) -> HttpResponse:
-    """Another note about a conversation in place of the one there was."""
+    """Replaces the metadata of a conversation."""
     body = await read_body(request, MetadataRequest)
     keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
     async with held(keeper, conversation_id, new_response_id()):
@@ -87,7 +87,7 @@ async def update_conversation(request: Request) -> HttpResponse:
 
 @endpoint(router, "DELETE", "/v1/conversations/{conversation_id}")
 async def delete_conversation(request: Request) -> HttpResponse:
-    """Forget a conversation and all its responses."""
+    """Deletes a conversation and all of its responses."""
     keeper = keeper_of(request)
     chain = await chain_of(keeper, request.path_params["conversation_id"])
     for stored in chain:
@@ -119,7 +119,7 @@ def described(beginning: Response | PastResponse) -> Conversation:
 def empty_link(
     response_id: str, conversation_id: str, model: str, metadata: dict[str, Any] | None = None
 ) -> Response:
-    """A response of a conversation in which the model says nothing."""
+    """A response without output, as a link of a conversation."""
     return Response(
         id=response_id,
         created_at=int(time()),
@@ -135,7 +135,7 @@ def empty_link(
 
 @asynccontextmanager
 async def held(keeper: ResponseKeeper, conversation_id: str, by: str) -> AsyncGenerator[None, None]:
-    """No turn of the conversation is made meanwhile."""
+    """Locks the conversation against turns within the block."""
     await _newest(keeper, conversation_id)
     lock = await ConversationLock.take(keeper.store, conversation_id, by)
     try:
@@ -145,7 +145,7 @@ async def held(keeper: ResponseKeeper, conversation_id: str, by: str) -> AsyncGe
 
 
 async def change_link(keeper: ResponseKeeper, chain: list[PastTurn], changed: StoredResponse) -> None:
-    """Another state of a link of a conversation that is held."""
+    """Replaces a link of a locked conversation."""
     await keeper.store.update(changed)
     newest = chain[-1].response.id
     if changed.response.id != newest:  # an update makes its response the newest

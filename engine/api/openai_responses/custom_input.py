@@ -1,7 +1,7 @@
-"""The free text of a custom tool, out of the JSON arguments in which the model writes it.
+"""Reads the free text of a custom tool out of the JSON arguments that the model writes.
 
-A model is shown a custom tool as a function with the one string parameter ``input``. Its arguments come in
-pieces cut anywhere; the text is given out as far as it is certain.
+The model is shown a custom tool as a function with one string parameter ``input``. Its arguments
+come in arbitrary pieces; text is returned as soon as it is certain.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _UNREADABLE = "\ufffd"
 
 
 def as_arguments(text: str) -> str:
-    """The JSON arguments of a call with this input: what the model wrote, or would have written."""
+    """The JSON arguments of a call with this input."""
     return json.dumps({PARAMETER: text}, ensure_ascii=False)
 
 
 class CustomInputReader:
-    """Reads the arguments of one call. What it gives in sum does not depend on how they were cut."""
+    """Reads the arguments of one call. The result does not depend on how they were split."""
 
     def __init__(self) -> None:
         self._text = ""
-        """What has been read and not yet given out."""
+        """Text that has been read and not yet returned."""
         self._step: Callable[[list[str]], bool] = self._read_head
         self._high_surrogate: int | None = None
 
     def feed(self, arguments: str) -> str:
-        """Take the next piece; give the text that has become certain."""
+        """Takes the next piece; returns the text that has become certain."""
         self._text += arguments
         pieces: list[str] = []
         while self._step(pieces):
@@ -45,7 +45,7 @@ class CustomInputReader:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """The arguments have ended: give what was held back."""
+        """The arguments have ended: returns the text held back."""
         if self._step == self._read_head:
             return _text_of(self._text)
         return _UNREADABLE if self._step == self._read_string and self._high_surrogate is not None else ""
@@ -59,7 +59,7 @@ class CustomInputReader:
         return True
 
     def _read_string(self, pieces: list[str]) -> bool:
-        """One run of plain characters, one escape, or the end of the string."""
+        """Reads a run of plain characters, one escape, or the end of the string."""
         if not self._text:
             return False
         if plain := _PLAIN.match(self._text):
@@ -93,14 +93,14 @@ class CustomInputReader:
         return True
 
     def _give(self, pieces: list[str], text: str) -> None:
-        """Text behind a lone half of a surrogate pair: the half stands for nothing."""
+        """Returns text after a lone surrogate, which is dropped."""
         if self._high_surrogate is not None:
             pieces.append(_UNREADABLE)
             self._high_surrogate = None
         pieces.append(text)
 
     def _give_unit(self, pieces: list[str], unit: int) -> None:
-        """One UTF-16 unit of an escape."""
+        """Adds one UTF-16 unit of an escape."""
         high = self._high_surrogate
         if 0xDC00 <= unit < 0xE000:
             self._high_surrogate = None
@@ -112,7 +112,7 @@ class CustomInputReader:
             self._give(pieces, chr(unit))
 
     def _ignore(self, pieces: list[str]) -> bool:
-        """Behind the text there is nothing to read."""
+        """Skips what follows the text."""
         self._text = ""
         return False
 
@@ -123,7 +123,7 @@ def _joined(high: int, low: int) -> str:
 
 
 def _text_of(arguments: str) -> str:
-    """Arguments in another shape than asked for: the input in them if there is one, else all of them."""
+    """The text of arguments in another format: their ``input`` if there is one, else all of them."""
     try:
         value = json.loads(arguments, strict=False)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's dialect of jobs whose turns the server remembers."""
+"""/v1/responses: OpenAI's API for jobs whose turns the server stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body, whole_number
-from engine.api.errors import Dialect, NotFoundError, OverloadedError
+from engine.api.errors import ApiFormat, NotFoundError, OverloadedError
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.openai_responses.conversation_lock import RENEW_S
@@ -32,11 +32,11 @@ from engine.errors import RequestError
 router = APIRouter()
 
 CANCEL_TIMEOUT_S = 10 * RENEW_S
-"""How long the answer to a cancellation waits for the process that runs the response."""
+"""How long a cancellation waits for the process that runs the response."""
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):
-    """A response that was forgotten."""
+    """A deleted response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -44,7 +44,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct, kw_only=True):
-    """How long a prompt would be."""
+    """The token count of a prompt."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
@@ -81,7 +81,7 @@ async def _in_background(keeper: ResponseKeeper, turn: ResponseTurn, *, streams:
 
 
 def _event_stream(events: AsyncGenerator[bytes, None]) -> EventStream:
-    return EventStream(events, Dialect.RESPONSES)
+    return EventStream(events, ApiFormat.RESPONSES)
 
 
 async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
@@ -92,7 +92,7 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes,
 
 @endpoint(router, "POST", "/v1/responses/input_tokens", body=ResponsesRequest)
 async def count_input_tokens(request: Request) -> HttpResponse:
-    """How many tokens a request's prompt would have; nothing is generated."""
+    """Counts the tokens of a request's prompt without generating."""
     body = await read_body(request, ResponsesRequest)
     model = model_of(request, body.model)
     turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers)
@@ -105,7 +105,7 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 
 @endpoint(router, "POST", "/v1/responses/compact")
 async def compact(request: Request) -> HttpResponse:
-    """Not here: a conversation is made shorter by ``truncation: auto``, or by its client."""
+    """Unsupported: conversations are shortened by ``truncation: auto``, or by the client."""
     raise NotFoundError(
         "This server compacts no conversations: send a shorter one, or truncation: 'auto', which leaves out "
         "the oldest."
@@ -114,7 +114,7 @@ async def compact(request: Request) -> HttpResponse:
 
 @endpoint(router, "GET", "/v1/responses/{response_id}")
 async def retrieve_response(request: Request) -> HttpResponse:
-    """A response as it stands, or its events from ``starting_after`` on."""
+    """Returns the state of a response, or its events from ``starting_after`` on."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     stored = await keeper.find(response_id)
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
@@ -125,7 +125,7 @@ async def retrieve_response(request: Request) -> HttpResponse:
 
 @endpoint(router, "POST", "/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request) -> HttpResponse:
-    """End a background response; one that has ended stays as it is."""
+    """Cancels a background response; one that has ended stays unchanged."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     stored = await keeper.find(response_id)
     if not stored.response.background:
@@ -137,7 +137,8 @@ async def cancel_response(request: Request) -> HttpResponse:
 
 
 async def _ended(keeper: ResponseKeeper, response_id: str) -> StoredResponse:
-    """The response when it has ended, wherever it ran; as it stands if that takes long."""
+    """Waits for the end of a response, in whichever process it runs; returns its state if that
+    takes long."""
     deadline = monotonic() + CANCEL_TIMEOUT_S
     while True:
         stored = await keeper.find(response_id)
@@ -148,7 +149,7 @@ async def _ended(keeper: ResponseKeeper, response_id: str) -> StoredResponse:
 
 @endpoint(router, "DELETE", "/v1/responses/{response_id}")
 async def delete_response(request: Request) -> HttpResponse:
-    """Forget a response. One that is being made in the background ends."""
+    """Deletes a response. A running background response is ended."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     await keeper.find(response_id)
     await keeper.store.delete(response_id)
@@ -157,7 +158,8 @@ async def delete_response(request: Request) -> HttpResponse:
 
 @endpoint(router, "GET", "/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request) -> HttpResponse:
-    """The items that a response answers, those of the turns before included; newest first by default."""
+    """Lists the input items of a response, those of earlier turns included; by default newest
+    first."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     items = stored_items(await keeper.store.chain(response_id, "response_id"))
     return json_response(page_of(request, items))

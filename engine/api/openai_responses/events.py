@@ -1,4 +1,4 @@
-"""The events of a streamed response, as they stand on the wire. When each one comes is not decided here."""
+"""The events of a streamed response, in their format on the wire. Their order is not decided here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from engine.api.openai_responses.items import OutputItem, OutputText, ReasoningT
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="type"):
-    """What all events have; the number is given when the event is sent."""
+    """Common fields of events; the sequence number is set when the event is sent."""
 
     sequence_number: int = 0
 
     def encode(self) -> bytes:
-        """The event on the wire, under the name that is also its type."""
+        """The encoded event, named by its type."""
         return sse.event(self, str(self.__struct_config__.tag))
 
 
@@ -28,7 +28,7 @@ class ResponseCreated(_OfResponse, kw_only=True, tag="response.created"):
 
 
 class ResponseQueued(_OfResponse, kw_only=True, tag="response.queued"):
-    """A background response waits for its turn."""
+    """A background response has been queued."""
 
 
 class ResponseInProgress(_OfResponse, kw_only=True, tag="response.in_progress"):
@@ -36,7 +36,7 @@ class ResponseInProgress(_OfResponse, kw_only=True, tag="response.in_progress"):
 
 
 class ResponseCompleted(_OfResponse, kw_only=True, tag="response.completed"):
-    """The last event of a response that ended by itself."""
+    """The last event of a response that completed."""
 
 
 class ResponseIncomplete(_OfResponse, kw_only=True, tag="response.incomplete"):
@@ -49,7 +49,7 @@ class ResponseFailed(_OfResponse, kw_only=True, tag="response.failed"):
 
 
 class ErrorEvent(Event, kw_only=True, tag="error"):
-    """What went wrong; ``response.failed`` follows."""
+    """An error; ``response.failed`` follows."""
 
     code: str
     message: str
@@ -64,7 +64,7 @@ class OutputItemAdded(Event, kw_only=True, tag="response.output_item.added"):
 
 
 class OutputItemDone(Event, kw_only=True, tag="response.output_item.done"):
-    """The whole item, exactly as it stands in the response's output."""
+    """The complete item, as in the response's output."""
 
     output_index: int
     item: OutputItem
@@ -86,7 +86,7 @@ class ContentPartAdded(_OfPart, kw_only=True, tag="response.content_part.added")
 
 
 class ContentPartDone(_OfPart, kw_only=True, tag="response.content_part.done"):
-    """The whole part."""
+    """The complete part."""
 
     part: OutputText | ReasoningText
 
@@ -106,13 +106,13 @@ class OutputTextDone(_OfPart, kw_only=True, tag="response.output_text.done"):
 
 
 class ReasoningTextDelta(_OfPart, kw_only=True, tag="response.reasoning_text.delta"):
-    """More of what the model thinks."""
+    """More reasoning text."""
 
     delta: str
 
 
 class ReasoningTextDone(_OfPart, kw_only=True, tag="response.reasoning_text.done"):
-    """All that it thought."""
+    """All reasoning text."""
 
     text: str
 

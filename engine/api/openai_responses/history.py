@@ -1,4 +1,4 @@
-"""What a request builds on: the responses before it, the items it refers to, and its own items."""
+"""What a request builds on: earlier responses, referenced items, and its own items."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from engine.api.openai_responses.store import PastTurn, ResponseNotStoredError, 
 from engine.errors import RequestError
 
 MAX_ITEMS = 20_000
-"""Of one request; a job of a thousand turns has a fifth of them."""
+"""The most items of one request; a job of a thousand turns has a fifth of that."""
 
 _OWN_ITEMS = 0x8000
-"""Numbers of a request's own items begin here, those of the model's reply at 0."""
+"""A request's own items are numbered from here, those of the model's reply from 0."""
 _ID_KINDS = {
     "message": "msg",
     "reasoning": "rs",
@@ -31,7 +31,7 @@ _ID_KINDS = {
 
 @dataclass(slots=True)
 class History:
-    """The turns before a request, oldest first, and the request's own items."""
+    """Earlier turns, oldest first, and the request's own items."""
 
     before: list[PastTurn] = field(default_factory=list)
     own: list[Item] = field(default_factory=list)
@@ -41,7 +41,7 @@ class History:
         return self.before[-1] if self.before else None
 
     def messages(self, instructions: str | None, left_out: LeftOut) -> MessageList:
-        """The chat that the model is shown. Instructions of earlier turns are not carried over."""
+        """The chat for the model. Instructions of earlier turns are not carried over."""
         messages = MessageList(instructions, left_out)
         for stored in self.before:
             messages.extend(stored.input, f"{stored.response.id}.input")
@@ -57,7 +57,7 @@ def output_items(stored: StoredResponse | PastTurn) -> list[Item]:
 
 
 def stored_items(chain: list[PastTurn]) -> list[Item]:
-    """Everything that the last response of a chain answers, oldest first."""
+    """All items that the last response of a chain answers, oldest first."""
     items: list[Item] = []
     for stored in chain:
         items += stored.input
@@ -66,7 +66,7 @@ def stored_items(chain: list[PastTurn]) -> list[Item]:
 
 
 async def load_history(store: ResponseStore, body: ResponsesRequest, response_id: str) -> History:
-    """RequestError if what the body builds on is not stored, or an item is not one."""
+    """Loads the history; RequestError if a response is not stored, or an item is invalid."""
     items = easy_items(body.input) if body.input else []
     if len(items) > MAX_ITEMS:
         raise RequestError(f"input has {len(items)} items; at most {MAX_ITEMS} are taken.", "input")
@@ -107,7 +107,7 @@ async def _resolved(store: ResponseStore, item: Item, where: str) -> Item:
 
 
 def with_ids(items: Iterable[Item], response_id: str) -> Iterable[Item]:
-    """The items with an id each: the client's, or one of ours."""
+    """The items, each with the client's id or a new one."""
     for index, item in enumerate(items):
         kind = kind_of(item)
         prefix = _ID_KINDS.get(kind, "item") if isinstance(kind, str) else "item"

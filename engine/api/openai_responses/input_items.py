@@ -1,7 +1,7 @@
-"""The items of a request, the client's and earlier responses' alike, made into the messages of a chat.
+"""Converts the items of a request, the client's and earlier responses', to chat messages.
 
-One reply of the model becomes one message again, as the model wrote it: only then does the next prompt begin
-with the tokens of this one.
+One reply of the model becomes one message, as the model wrote it: only then does the next prompt
+begin with the tokens of this one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.api.openai_responses.tools import Tool, ToolName
 from engine.errors import RequestError
 
 Item = dict[str, Any]
-"""An item stays the open record of the client's JSON: it is kept and given back as it came."""
+"""An item keeps all fields of the client's JSON: it is stored and returned unchanged."""
 
 _SEALED = "ctm1:"
-"""Begins the ``encrypted_content`` of our own reasoning items."""
+"""Prefix of ``encrypted_content`` in this server's reasoning items."""
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -44,29 +44,29 @@ LEFT_OUT = frozenset(
         "configuration_update",
     )
 )
-"""Records of what another server did by itself: the model here took no part in it, and what came of it stands
-in the messages that follow."""
+"""Records of what other servers ran: this model took no part in it, and the messages that follow
+hold the results."""
 
 
 _OF_A_CALL = re.compile(r"\w+_(call|call_output)")
-"""Items that newer servers make: calls of their own tools, and what came of them."""
+"""Items of newer servers: calls of their own tools, and the results."""
 
 
 def seal_reasoning(text: str) -> str:
-    """The opaque form in which a client that keeps no reasoning carries it to the next turn. It hides nothing
-    from a client, which is shown the text as well."""
+    """The opaque form in which a client without stored reasoning carries it to the next turn. It
+    is not secret: the client gets the text as well."""
     return _SEALED + b64encode(text.encode()).decode()
 
 
 def easy_items(given: str | list[Item]) -> list[Item]:
-    """A request's ``input`` as items: text is the user's."""
+    """The request's ``input`` as items; a string is a user message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     return given
 
 
 def kind_of(item: Mapping[str, Any]) -> object:
-    """The type of an item; messages and references are known without."""
+    """The type of an item; messages and references may omit it."""
     kind = item.get("type")
     if kind is not None:
         return kind
@@ -76,20 +76,21 @@ def kind_of(item: Mapping[str, Any]) -> object:
 
 
 class MessageList:
-    """Messages as they grow item by item. ``where`` names the item in errors."""
+    """Messages, built item by item. ``where`` names the item in errors."""
 
     def __init__(self, instructions: str | None, left_out: LeftOut | None = None) -> None:
-        """``left_out``: where is noted what the model is not shown of the items."""
+        """``left_out`` collects notes of what the model is not shown."""
         self._left_out = LeftOut() if left_out is None else left_out
         self._messages: list[Message] = []
         self._reply: Message | None = None
-        """The model's reply that items are still added to; anything said to the model ends it."""
+        """The reply that items are still added to; any input ends it."""
         self._said_before = False
-        """The last item of the reply was a message: the next message is another reply."""
+        """Whether the last item of the reply was a message: the next message then starts another
+        reply."""
         self._call_ids: set[str] = set()
-        """Of the calls so far; an output is of one of them."""
+        """Ids of the calls so far, which outputs refer to."""
         self.tools: list[tuple[list[Tool], str]] = []
-        """Tools that items bring along, and where."""
+        """Tools that items hold, and where."""
         if instructions is not None:
             self._tell("system", instructions)
 
@@ -98,10 +99,11 @@ class MessageList:
         return self._messages
 
     def extend(self, items: Sequence[Mapping[str, Any]], where: str, *, ends_with_new: bool = False) -> None:
-        """Items of one request, or of one reply; those of another one never join a reply of these.
+        """Adds the items of one request or one reply, which are never merged with those of
+        another.
 
-        ``ends_with_new``: what the user says with the last of them is new: parts of it that are no text are
-        refused, unless it follows what tools have returned. In all others a line of text stands for them.
+        ``ends_with_new``: the user's last message is new, so content other than text is refused in
+        it, unless it follows tool results. Elsewhere a line of text stands for such content.
         """
         self._end_reply()
         last = len(items) - 1 if ends_with_new else None
@@ -111,7 +113,7 @@ class MessageList:
         self._end_reply()
 
     def add(self, item: Mapping[str, Any], where: str, *, is_new: bool = False) -> None:
-        """One item; RequestError if it is malformed, or cannot be shown to the model."""
+        """Adds one item; RequestError if it is malformed, or cannot be shown to the model."""
         kind = kind_of(item)
         match kind:
             case "message":
@@ -164,7 +166,7 @@ class MessageList:
         self._said_before = True
 
     def _tell(self, role: str, text: str) -> None:
-        """Something said to the model. Templates want one system message, at the beginning."""
+        """Adds input for the model. Templates want one system message, at the front."""
         self._end_reply()
         role = "system" if role == "developer" else role
         if role == "system" and self._messages and all(m["role"] == "system" for m in self._messages):
@@ -194,7 +196,7 @@ class MessageList:
 
     def _add_output(self, item: Mapping[str, Any], text: str, where: str) -> None:
         self._end_reply()
-        # OpenAI's own shell has no field for it: there the item's id is the call's.
+        # OpenAI's shell tool has no call id: the item's id stands for it.
         is_shells = item.get("type") == "local_shell_call_output" and item.get("call_id") is None
         named = "id" if is_shells else "call_id"
         call_id = _string(item, named, where)
@@ -216,7 +218,7 @@ class MessageList:
         if isinstance(kind, str) and (kind in LEFT_OUT or _OF_A_CALL.fullmatch(kind)):
             self._left_out.add(where, kind)
             return
-        if kind in ("compaction", "compaction_summary"):  # only who made it can read it
+        if kind in ("compaction", "compaction_summary"):  # only its maker can read it
             self._tell("user", self._left_out.part(item, where))
             return
         if kind in ("compaction_trigger", "context_compaction"):
@@ -236,7 +238,7 @@ class MessageList:
 
 
 def _called(item: Mapping[str, Any], where: str) -> str:
-    """The name under which the model called the tool."""
+    """The name by which the model called the tool."""
     namespace = item.get("namespace")
     if namespace is not None and not isinstance(namespace, str):
         raise RequestError(f"{where}.namespace must be a string.", f"{where}.namespace")
@@ -244,7 +246,8 @@ def _called(item: Mapping[str, Any], where: str) -> str:
 
 
 def _reasoning_of(item: Mapping[str, Any], where: str) -> str:
-    """What the model thought, from the text or else from our sealed form. Nobody else's can be read."""
+    """The model's reasoning, from its text or from this server's sealed form; other servers' is
+    unreadable."""
     content = item.get("content")
     if content:
         if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -289,7 +292,7 @@ _CALLS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "computer_call": lambda item, where: ("computer", _json_of(item, "action", dict, where)),
     "apply_patch_call": lambda item, where: ("apply_patch", _json_of(item, "operation", dict, where)),
 }
-"""Name and arguments of what the model called."""
+"""Readers of a call's name and arguments, by item type."""
 
 _OUTPUTS: dict[str, Callable[[Mapping[str, Any], str, Callable[[object, str], str]], str]] = {
     "function_call_output": lambda item, where, text: text(item.get("output") or "", f"{where}.output"),
@@ -301,4 +304,4 @@ _OUTPUTS: dict[str, Callable[[Mapping[str, Any], str, Callable[[object, str], st
     ),
     "computer_call_output": lambda item, where, text: text([item.get("output")], f"{where}.output"),
 }
-"""What the model is told of the outcome."""
+"""Readers of a call's output, by item type."""

@@ -1,6 +1,6 @@
-"""What a response is made of on the wire: its output items, its counts and the response itself.
+"""The parts of a response on the wire: output items, token counts and the response itself.
 
-Items are never changed: a stream shows each one empty when it begins and whole when it is done.
+Items are never mutated: a stream sends each one empty when it begins and complete when it is done.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 ENDED: frozenset[str] = frozenset(("completed", "incomplete", "failed", "cancelled"))
-"""States that a response does not leave."""
+"""Final states of a response."""
 
 
 class OutputText(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="output_text"):
-    """Text of a message. This server annotates nothing: the list is there because clients read it."""
+    """Text of a message. There are no annotations; the list exists because clients read it."""
 
     text: str = ""
     annotations: list[str] = []
@@ -29,13 +29,13 @@ class OutputText(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", ta
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought, as it thought it."""
+    """Reasoning text."""
 
     text: str = ""
 
 
 class MessageItem(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="message"):
-    """What the model says to its reader."""
+    """A message of the model."""
 
     id: str
     status: ItemStatus = "in_progress"
@@ -44,7 +44,7 @@ class MessageItem(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", t
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="reasoning"):
-    """What the model thinks before it speaks or acts. Nothing is summed up: ``summary`` stays empty."""
+    """The model's reasoning. There is no summary, so ``summary`` is empty."""
 
     id: str
     status: ItemStatus = "in_progress"
@@ -88,7 +88,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """Counts of tokens, and what was done about the KV of the turn's job."""
+    """Token counts, and the receipt of the turn."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -119,21 +119,21 @@ class ConversationId(msgspec.Struct, frozen=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """How hard the model was asked to think."""
+    """The requested reasoning effort."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class TextConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """What form the text was asked to have, as the client wrote it."""
+    """The requested text format, as the client sent it."""
 
     format: dict[str, Any]
     verbosity: str | None = None
 
 
 class Response(msgspec.Struct, kw_only=True, frozen=True):
-    """A response: what was asked of the model, what came of it so far and in the end."""
+    """A response: its request, its output so far, and its end."""
 
     id: str
     object: Literal["response"] = "response"
@@ -167,23 +167,21 @@ class Response(msgspec.Struct, kw_only=True, frozen=True):
     user: str | None = None
     metadata: dict[str, Any] = {}
     warnings: list[str] | UnsetType = UNSET
-    """What of the request has no effect here, in sentences; not OpenAI's."""
+    """Notes on parts of the request that have no effect; not a field of OpenAI's."""
 
 
 def new_response_id() -> str:
-    """Not to be guessed: who knows the id may read the response."""
+    """A random id: knowing it allows reading the response."""
     return f"resp_{uuid4().hex}"
 
 
 def item_id(kind: str, response_id: str, number: int) -> str:
-    """Id of item ``number`` of a response. It holds the response's, so that a reference to the item finds it.
-
-    ``kind`` is the prefix that OpenAI gives to items of that sort.
-    """
+    """The id of item ``number``. It holds the response's id, so that references to the item can be
+    resolved. ``kind`` is OpenAI's prefix of that item type."""
     return f"{kind}_{response_id.removeprefix('resp_')}{number:04x}"
 
 
 def response_of_item(referenced: str) -> str | None:
-    """The response that made the item with this id; None if this server gives no such ids."""
+    """The response of the item; None if the id is not from this server."""
     _, _, rest = referenced.rpartition("_")
     return f"resp_{rest[:32]}" if len(rest) >= 36 else None

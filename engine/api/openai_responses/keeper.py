@@ -1,4 +1,4 @@
-"""What the Responses API has between requests: the store, and what runs in the background."""
+"""State of the Responses API between requests: the store and the background runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from engine.api.processes.siblings import Siblings
 
 
 class ResponseKeeper:
-    """One process's part in it, as one owner sees it. Several processes share a file in their folder; one
-    alone needs none."""
+    """One process's state, as one owner sees it. Several processes share a file in their folder; a
+    single one needs none."""
 
     def __init__(self, store: ResponseStore, runs: BackgroundRuns, owner: str | None = None) -> None:
         self.store = store.of(owner)
@@ -29,7 +29,7 @@ class ResponseKeeper:
 
     @classmethod
     def create(cls, config: ResponsesConfig, siblings: Siblings) -> ResponseKeeper:
-        """Of whoever has no name; ``of`` gives the others theirs."""
+        """Creates the state for requests without an owner; ``of`` returns that of an owner."""
         limits = StoreLimits(config.max_stored_responses, config.max_stored_response_bytes)
         store: ResponseStore = (
             MemoryStore(limits) if siblings.folder is None else SqliteStore(siblings.folder, limits)
@@ -40,7 +40,7 @@ class ResponseKeeper:
         return self if owner is None else ResponseKeeper(self.store, self.runs, owner)
 
     async def find(self, response_id: str) -> StoredResponse:
-        """ResponseNotStoredError if it is not kept (any more)."""
+        """Finds a response; ResponseNotStoredError if it is not stored, or no longer."""
         check_id(response_id, "resp_", "response")
         stored = await self.store.get(response_id)
         if stored is None:
@@ -49,12 +49,12 @@ class ResponseKeeper:
 
 
 def keeper_of(request: Request) -> ResponseKeeper:
-    """What the owner of the request's key has: no id leads to what another owner has."""
+    """The state of the owner of the request's key. No id leads to data of other owners."""
     keeper: ResponseKeeper = request.app.state.response_keeper
     return keeper.of(owner_of(request.headers))
 
 
 def check_id(name: str, prefix: str, what: str) -> None:
-    """NotFoundError if this is no id of such a thing: a path below it that there is not, perhaps."""
+    """Raises NotFoundError for an id without its prefix, such as an unknown path below one."""
     if not name.startswith(prefix):
         raise NotFoundError(f"{name[:100]!r} is no {what}: the id of one begins with {prefix}.")

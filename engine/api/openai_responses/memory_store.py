@@ -40,17 +40,17 @@ class _Lock:
 
 
 class _Part:
-    """What one owner has."""
+    """The data of one owner."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
-        """Least recently used first."""
+        """Entries, the least recently used first."""
         self.in_progress: dict[str, _Entry] = {}
-        """Of these, those that have not ended."""
+        """Those entries whose responses have not ended."""
         self.newest: dict[str, str] = {}
         self.locks: dict[str, _Lock] = {}
-        """By the response whose turn it is."""
+        """Locks, by the response whose turn it is."""
 
     def add(self, response_id: str, entry: _Entry) -> None:
         self.entries[response_id] = entry
@@ -75,14 +75,14 @@ class _Part:
         return True
 
     def forget_least_recently_used(self, now: float) -> bool:
-        """Of those that have ended; False if there is none."""
+        """Drops the least recently used ended response; False if there is none."""
         ended = (name for name, entry in self.entries.items() if entry.alive_until < now)
         name = next(ended, None)
         return name is not None and self.forget(name)
 
 
 class MemoryStore:
-    """Keeps responses in this process, encoded: objects would take ten times the memory."""
+    """Stores encoded responses in this process; as objects they would take ten times the memory."""
 
     def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
@@ -96,12 +96,12 @@ class MemoryStore:
         return view
 
     def __len__(self) -> int:
-        """Of all owners."""
+        """The total over all owners."""
         return sum(len(part.entries) for part in self._parts.values())
 
     @property
     def num_bytes(self) -> int:
-        """Of all owners."""
+        """The total over all owners."""
         return sum(part.num_bytes for part in self._parts.values())
 
     async def put(self, stored: StoredResponse) -> None:
@@ -121,7 +121,7 @@ class MemoryStore:
         self._make_room()
 
     def _make_room(self) -> None:
-        """The owner with most gives first."""
+        """Evicts responses, those of the owner with most first."""
         now = self._clock()
         parts = list(self._parts.values())
         alive = [e for part in parts for e in part.in_progress.values() if e.alive_until >= now]

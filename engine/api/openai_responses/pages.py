@@ -1,4 +1,4 @@
-"""Lists of items as clients page through them."""
+"""Pagination of item lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 
 def page_of(request: Request, items: list[Item]) -> ItemList:
-    """The page of these items, oldest first, that a query asks for; newest first by default."""
+    """The page of these items, given oldest first, that a query asks for; by default newest first."""
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("order must be 'asc' or 'desc'.", "order")

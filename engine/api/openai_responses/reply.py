@@ -1,6 +1,7 @@
-"""A model's reply as it becomes output items: what the parsers read goes in, events and whole items come out.
+"""Converts a model's reply to output items: parsed deltas go in, events and complete items come
+out.
 
-It must not know the engine. What it gives in sum does not depend on how the reply was cut.
+It knows no engine. The result does not depend on how the reply was split.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCa
 
 
 class _OpenItem(Protocol):
-    """An item that still grows."""
+    """An item that is still growing."""
 
     def begin(self) -> list[Event]:
-        """The item is there, empty."""
+        """Events of the empty item."""
 
     def add(self, text: str, logprobs: list[ChatTokenLogprob]) -> list[Event]:
-        """It grows."""
+        """Events of a delta."""
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """It is whole, or was cut off; the last event carries it."""
+        """Events of the end; the last one holds the item, complete or cut off."""
 
 
 class Reply:
-    """One reply as it is read."""
+    """Reads one reply."""
 
     def __init__(self, response_id: str, tools: Tools, *, seals_reasoning: bool = False) -> None:
         self._response_id = response_id
@@ -69,13 +70,13 @@ class Reply:
         self._kind: object = None
         """What the open item takes: a type of delta, or the index of a call."""
         self._logprobs: list[ChatTokenLogprob] = []
-        """Of tokens whose text the parser holds back."""
+        """Logprobs of tokens whose text the parser still holds back."""
         self.items: list[OutputItem] = []
-        """Those that are done."""
+        """Completed items."""
 
     def add(self, deltas: Iterable[ReplyDelta], logprobs: list[ChatTokenLogprob]) -> list[Event]:
-        """What is new of the reply. ``logprobs`` of its tokens go to the text of messages, as far as it is
-        theirs: a parser does not tell which tokens it took for a call."""
+        """Adds deltas. Their ``logprobs`` go to message text as far as they belong to it: a parser
+        does not report which tokens it took for a call."""
         self._logprobs += logprobs
         events: list[Event] = []
         for delta in deltas:
@@ -83,7 +84,7 @@ class Reply:
         return events
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """The reply has ended. One without any item says so with an empty message."""
+        """Ends the reply. One without items gets an empty message."""
         events = [] if self.items or self._open else self._begin(ContentDelta, self._message())
         return events + self._close(status)
 
@@ -100,7 +101,7 @@ class Reply:
         return events
 
     def _switch(self, delta: ReplyDelta, kind: object) -> list[Event]:
-        """Another item begins, so the one before is whole."""
+        """Completes the open item and starts another."""
         events = self._close("completed")
         match delta:
             case ContentDelta():

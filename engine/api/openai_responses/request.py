@@ -1,4 +1,5 @@
-"""Body of POST /v1/responses: OpenAI's fields, and the sampling and job fields that all dialects share."""
+"""Body of POST /v1/responses: OpenAI's fields, and the sampling and job fields that all APIs
+share."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ Id = Annotated[str, Field(min_length=1, max_length=128)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
-"""What a client notes about a response or a conversation, in OpenAI's bounds: it is given back, not read."""
+"""A client's metadata of a response or conversation, within OpenAI's limits: it is stored and
+returned, not read."""
 
 REASONING_SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
 def _text_or_items(given: object) -> object:
-    """Checked by hand: an error of a union would tell of text alone."""
+    """Validated by hand: the errors of a union would mention text only."""
     if given is None or isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -42,14 +44,14 @@ def _text_or_items(given: object) -> object:
 
 
 class ReasoningParam(BaseModel):
-    """How hard to think. ``summary`` asks for what this server does not make: the thought itself is there."""
+    """Reasoning effort. There are no summaries, as the reasoning itself is returned."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class TextParam(BaseModel):
-    """What form the text shall have. ``verbosity`` is for models that were taught it."""
+    """The text's format. ``verbosity`` is for models that were trained for it."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -115,7 +117,7 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def keeps(self) -> bool:
-        """Whether the response can be read and continued afterwards."""
+        """Whether the response is stored, to be read and continued."""
         return self.store is not False
 
     @property
@@ -137,7 +139,8 @@ class ResponsesRequest(GenerationRequest):
         return params if wanted is None else msgspec.structs.replace(params, structured_outputs=wanted)
 
     def _structured_output(self) -> StructuredOutputsParams | None:
-        """What ``text.format`` asks for. A schema that is not strict is followed as far as it can be."""
+        """The output format of ``text.format``. A schema that is not strict is enforced as far as
+        possible."""
         form = (self.text or TextParam()).format or {}
         refuse_other_forms("text.format", str(form.get("type", "text")), form, taken=("schema",))
         match form.get("type", "text"):
@@ -157,7 +160,7 @@ class ResponsesRequest(GenerationRequest):
         return self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
 
     def identity_after(self, previous_job_id: str | None) -> ClientIdentity:
-        """What the body says of the job; it continues that of the response before."""
+        """The body's fields that identify the job, which continues that of the previous response."""
         named = self.conversation_name or self.conversation_id
         return replace(self.identity(), conversation=named, previous_job_id=previous_job_id)
 

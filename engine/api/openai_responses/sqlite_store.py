@@ -1,4 +1,4 @@
-"""Responses in a file, for the processes of one server."""
+"""Stores responses in a file, for several processes of one server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ SELECT depth, id, previous, data FROM chain JOIN bodies USING (id)
 
 
 def _begin_log(db: sqlite3.Connection) -> None:
-    """Of processes that begin at once all but one are refused: for this SQLite does not wait itself."""
+    """Turns on the write-ahead log. SQLite does not wait here: of concurrent processes all but one
+    are refused, so they retry."""
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -97,12 +98,13 @@ def _begin_log(db: sqlite3.Connection) -> None:
 
 
 class SqliteStore:
-    """Keeps responses in a file that several processes of this machine share. It need not survive a crash."""
+    """Stores responses in a file that processes of this machine share. It need not survive a
+    crash."""
 
     def __init__(
         self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``clock``: one that all processes of the machine read alike, and that nobody sets."""
+        """``clock``: a monotonic clock that all processes of the machine share."""
         self.limits = limits
         self._clock = clock
         self._owner: str | None = None
@@ -157,7 +159,7 @@ class SqliteStore:
         await self._in_transaction(lambda: self._unlock(response_id))
 
     async def _in_transaction(self, work: Callable[[], T]) -> T:
-        """On another thread: it may have to wait for another process."""
+        """Runs on another thread, since it may wait for another process."""
 
         def run() -> T:
             with self._lock, closing(self._db.cursor()) as cursor:
@@ -192,7 +194,7 @@ class SqliteStore:
         return True
 
     def _make_room(self) -> None:
-        """The owner with most gives first."""
+        """Evicts responses, those of the owner with most first."""
         now = self._clock()
         num_alive, size_alive = self._db.execute(_ALIVE, (now,)).fetchone()
         max_responses = self.limits.max_responses + num_alive
@@ -229,7 +231,7 @@ class SqliteStore:
         return [turn_decoder.decode(data) for *_, data in rows]
 
     def _use(self, keys: list[str]) -> None:
-        """They are the most recently used; the bodies, which are large, are not touched."""
+        """Marks them as used. The bodies, which are large, are not touched."""
         now = time.monotonic_ns()
         self._db.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, key) for key in keys])
 

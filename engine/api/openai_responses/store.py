@@ -1,7 +1,7 @@
-"""What is kept of responses between turns, within bounds: the least recently used make room for newer ones.
+"""Stores responses between turns, within limits: the least recently used are evicted.
 
-The bounds are those of responses that have ended. One that is still being made never makes room: it comes on
-top, and how many there are is bounded by ``max_background_responses`` of each process.
+The limits are for responses that have ended. A running one is never evicted; their number is
+bounded by ``max_background_responses`` of each process.
 
 ``MemoryStore`` is for a server of one process; ``SqliteStore`` is one file for several.
 """
@@ -26,24 +26,24 @@ from engine.api.openai_responses.items import (
 )
 
 RENEWED_FOR_S = 15.0
-"""A turn whose process has not told for so long that it still makes it is lost: its response has failed, and
-its conversation is free."""
+"""A running turn that has not been renewed for this long is lost: its response has failed, and its
+conversation is unlocked."""
 
 
 class StoredResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """A response with what it answered. The turns before are kept by themselves."""
+    """A response and its input. Earlier turns are stored separately."""
 
     response: Response
     input: list[Item]
-    """Of this turn alone, each with an id."""
+    """The input items of this turn only, each with an id."""
     previous_id: str | None = None
-    """The response before it, also where a conversation was named instead."""
+    """The previous response, also if a conversation was named instead."""
     job_id: str | None = None
-    """As the client said it, or as it was inferred: the next turn belongs to it too."""
+    """The job's id, given by the client or inferred: the next turn belongs to it too."""
 
 
 class PastResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """What later turns need of a response; a stored one is read so without its tools and instructions."""
+    """The fields of a response that later turns need; it is read without tools and instructions."""
 
     id: str
     status: ResponseStatus
@@ -54,7 +54,7 @@ class PastResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PastTurn(msgspec.Struct, kw_only=True, frozen=True):
-    """What later turns need of a stored response."""
+    """The fields of a stored response that later turns need."""
 
     response: PastResponse
     input: list[Item]
@@ -64,14 +64,14 @@ class PastTurn(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much is kept of responses that have ended, over all processes."""
+    """Limits of responses that have ended, over all processes."""
 
     max_responses: int = 10_000
     max_bytes: int = 256 * 2**20
 
 
 class ResponseNotStoredError(NotFoundError):
-    """A request names a response or a conversation that is not stored, or no longer."""
+    """The named response or conversation is not stored, or no longer."""
 
     def __init__(self, what: str, limits: StoreLimits, field: str | None = None) -> None:
         super().__init__(
@@ -82,48 +82,49 @@ class ResponseNotStoredError(NotFoundError):
 
 
 class ResponseStore(Protocol):
-    """Where responses are kept. Each use of a response makes it the most recently used.
+    """A store of responses. Each use of a response makes it the most recently used.
 
-    A store is one owner's view of what all of them have: every id is looked for, and every conversation
-    locked, among that owner's own.
+    A store is one owner's view: ids are looked up, and conversations locked, among that owner's
+    only.
     """
 
     limits: StoreLimits
 
     def of(self, owner: str | None) -> ResponseStore:
-        """The same store as another owner sees it."""
+        """The store as another owner sees it."""
 
     async def put(self, stored: StoredResponse) -> None:
-        """Keep it, in place of an earlier state of it; if it ended, it is its conversation's newest, and the
-        conversation is free for the next turn."""
+        """Stores the response, replacing an earlier state. One that has ended becomes its
+        conversation's newest, and the conversation is unlocked."""
 
     async def update(self, stored: StoredResponse) -> bool:
-        """Keep a later state of it; False, and nothing is kept, if it was deleted or has made room."""
+        """Stores a later state; False, without effect, if the response was deleted or evicted."""
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """None if it is not kept (any more)."""
+        """The response; None if it is not stored, or no longer."""
 
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
-        """It and all before it, oldest first; ResponseNotStoredError, blaming ``field``, if one is gone."""
+        """The response and all before it, oldest first; ResponseNotStoredError for ``field`` if
+        one is missing."""
 
     async def delete(self, response_id: str) -> bool:
-        """Forget it; False if there is nothing to forget."""
+        """Deletes the response; False if it is not stored."""
 
     async def newest(self, conversation_id: str) -> str | None:
-        """The response that a conversation goes on from; None if there is no such conversation."""
+        """The newest response of a conversation; None if there is no such conversation."""
 
     async def cancel(self, response_id: str) -> None:
-        """Ask the process that runs it to end it."""
+        """Asks the process that runs the response to end it."""
 
     async def renew(self, response_id: str) -> bool:
-        """The caller still makes it. False if it shall not, and of one that was never put."""
+        """Renews a running response. False if it was cancelled or was never stored."""
 
     async def lock(self, conversation_id: str, response_id: str) -> bool:
-        """Let no other turn work on this conversation until this response has ended, is unlocked, or was not
-        renewed for long; False if there is one already."""
+        """Locks the conversation until this response has ended, is unlocked, or is not renewed for
+        long; False if it is locked already."""
 
     async def unlock(self, response_id: str) -> None:
-        """Its conversation, if it still has it locked, is free."""
+        """Unlocks the conversation of the response, if it still has the lock."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -132,7 +133,7 @@ turn_decoder = msgspec.msgpack.Decoder(PastTurn)
 
 
 def encoded(stored: StoredResponse) -> bytes:
-    """A response as it is kept. Bounds in schemas may be integers of any size, which become floats."""
+    """The encoded response. Integers of any size in schemas become floats."""
     try:
         return _encoder.encode(stored)
     except OverflowError:
@@ -150,8 +151,8 @@ def _in_64_bits(value: object) -> object:
 
 
 def owned_key(owner: str | None, name: str) -> str:
-    """By which a response or a conversation is kept: no name leads to what another owner has, as the names of
-    owners hold no slash."""
+    """The key of a response or conversation. Owners' names hold no slash, so no name leads to
+    another owner's data."""
     return f"{owner or ''}/{name}"
 
 
@@ -161,7 +162,7 @@ def conversation_of(stored: StoredResponse) -> str | None:
 
 
 def alive_until_of(stored: StoredResponse, now: float) -> float:
-    """When a response is lost unless it is renewed; 0 of one that has ended."""
+    """When a response is lost unless renewed; 0 if it has ended."""
     return 0.0 if stored.response.status in ENDED else now + RENEWED_FOR_S
 
 
@@ -171,7 +172,7 @@ def goes_on_from(stored: StoredResponse) -> bool:
 
 
 def broken_chain(link: str, response_id: str, limits: StoreLimits, field: str) -> ResponseNotStoredError:
-    """The error of a chain that begins at ``response_id`` and breaks at ``link``."""
+    """The error for the chain of ``response_id``, in which ``link`` is missing."""
     what = f"Response {response_id[:100]!r}"
     if link != response_id:
         what = f"Response {link!r}, which {response_id!r} goes back to,"
@@ -179,7 +180,7 @@ def broken_chain(link: str, response_id: str, limits: StoreLimits, field: str) -
 
 
 def as_it_stands(stored: StoredResponse, alive_until: float, now: float) -> StoredResponse:
-    """The response; one whose maker is gone has failed: nobody else will say so."""
+    """The response, marked failed if the process that ran it is gone."""
     if stored.response.status in ENDED or alive_until >= now:
         return stored
     error = ResponseError(code="server_error", message="The server process that ran this response has ended.")

@@ -1,7 +1,7 @@
-"""The tools of a request: what the model is shown of them, and which item a call of one becomes.
+"""The tools of a request: what the model is shown of them, and which item a call becomes.
 
-The model knows functions only. A custom tool is shown as a function with one string, a tool in a namespace
-under a joint name.
+The model knows functions only. A custom tool is shown as a function with one string, a tool in a
+namespace under a joined name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from engine.api.openai_responses.custom_input import PARAMETER
 from engine.errors import RequestError
 
 Tool = dict[str, Any]
-"""A tool stays the open record of the client's JSON: it is echoed, and schemas are anything."""
+"""A tool keeps all fields of the client's JSON: it is echoed, and schemas may hold anything."""
 
 NAME_SEPARATOR = "__"
-"""Between a namespace and a name: safe in every format in which models write calls."""
+"""Joins a namespace and a name; valid in every format in which models write calls."""
 MAX_NAME_CHARS = 256
 
 NOT_RUN_HERE = frozenset(
@@ -41,13 +41,13 @@ NOT_RUN_HERE = frozenset(
         "apply_patch",
     )
 )
-"""Tools that OpenAI's servers run, or that its models alone know how to call. They are left out, and the
-response says so: clients send them along by default."""
+"""Tools that OpenAI's servers run, or that only its models can call. They are left out with a
+warning, since clients send them by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """How the client knows a tool."""
+    """The client's name of a tool."""
 
     name: str
     namespace: str | None = None
@@ -64,19 +64,19 @@ class Tools:
     """The tools of one request."""
 
     functions: list[Tool] = field(default_factory=list)
-    """What the model is shown, in the shape of chat."""
+    """The tools that the model is shown, in chat format."""
     names: dict[str, ToolName] = field(default_factory=dict)
-    """By the name that is shown."""
+    """The client's names, by the shown name."""
     warnings: list[str] = field(default_factory=list)
     _free_inputs: dict[str, FreeInput] = field(default_factory=dict)
-    """Of custom tools whose text follows a Lark grammar, by the name that is shown."""
+    """Custom tools whose text follows a Lark grammar, by the shown name."""
 
     def find(self, shown: str) -> ToolName:
-        """The tool that the model means; a name it made up is a function's."""
+        """The tool of a call; an unknown name is treated as a function's."""
         return self.names.get(shown) or ToolName(shown)
 
     def add(self, tools: list[Tool], where: str) -> None:
-        """Read tools; RequestError names the one at fault as ``where[i]``."""
+        """Adds tools; RequestError names the invalid one as ``where[i]``."""
         for index, tool in enumerate(tools):
             self._add_one(tool, f"{where}[{index}]")
 
@@ -106,7 +106,7 @@ class Tools:
             inside = f"{where}.tools[{index}]"
             if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
                 raise RequestError(f"{inside}.type must be 'function' or 'custom'.", f"{inside}.type")
-            # What the namespace is for is said once, with the first of its tools.
+            # The namespace's description is given once, with its first tool.
             self._add_function(inner, inside, namespace, about if index == 0 else "")
 
     def _add_function(self, tool: Tool, where: str, namespace: str | None, about: str) -> None:
@@ -129,7 +129,7 @@ class Tools:
         self.functions.append({"type": "function", "function": function})
 
     def _add_format(self, form: Any, where: str, function: Tool) -> None:
-        """How the text of a custom tool is kept to its form; it has been checked."""
+        """Adds the grammar of a custom tool's text, which has been validated."""
         if form is None or form["type"] == "text":
             return
         if form["syntax"] == "lark":
@@ -145,7 +145,7 @@ class Tools:
         return NamedTool(shown, self._free_inputs.get(shown))
 
     def _tell_of_formats(self, mode: ToolChoice) -> None:
-        """Grammars of custom tools that the mode leaves to the model."""
+        """Refuses Lark grammars, or warns of them, where this mode cannot enforce them."""
         shown = {tool["function"]["name"] for tool in self.functions}
         grammars = {name: free.asked_in for name, free in self._free_inputs.items() if name in shown}
         if mode == "required" and grammars:
@@ -162,7 +162,8 @@ class Tools:
             ]
 
     def choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:
-        """The ``tool_choice`` of a request; ``allowed_tools`` leaves the others out of ``functions``."""
+        """The ``tool_choice`` of the request; ``allowed_tools`` removes the others from
+        ``functions``."""
         chosen = self._choose(choice)
         self._tell_of_formats(chosen)
         return chosen
@@ -247,7 +248,7 @@ def _parameters_of(tool: Tool, where: str) -> Tool:
 
 
 def _format_note(form: object, where: str) -> str:
-    """What the model is told of the form that a custom tool's input must have."""
+    """The note for the model on the format of a custom tool's input."""
     if form is None:
         return ""
     kind = form.get("type") if isinstance(form, dict) else None

@@ -1,18 +1,17 @@
-"""``truncation: auto``: what is left out of a conversation that is too long for the model."""
+"""``truncation: auto``: which part of a too long conversation is left out."""
 
 from __future__ import annotations
 
 from engine.api.chat_messages import Message
 
 SHARE = 4
-"""Of the messages that may go, one in so many goes at a time: each try is a prompt to render."""
+"""Each attempt removes one in this many of the removable messages, since it renders a prompt."""
 
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:
-    """The conversation without its oldest part; None if nothing can be left out.
+    """The conversation without its oldest part; None if nothing can be removed.
 
-    What stands at the beginning as the system's stays, and so does the last message. No answer of a tool is
-    left without its call.
+    Leading system messages and the last message stay. No tool result is left without its call.
     """
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     enough = first + max(1, (len(messages) - first) // SHARE)

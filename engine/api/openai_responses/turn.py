@@ -1,5 +1,5 @@
-"""One request of the Responses API: from its body to the conversation that is generated, and from what the
-engine gives to events and to the response that is kept."""
+"""One request of the Responses API, from its body to a conversation, and from the engine's outputs
+to events and the stored response."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ from engine.messages import TurnReceipt
 from engine.sampling_params import RequestOutputKind
 
 _LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete}
-"""By status; all others end with ``response.failed``."""
+"""The last event by status; other responses end with ``response.failed``."""
 
 
 class ResponseTurn:
-    """A request on its way. Used once: by ``whole`` or by ``events``, or else given up."""
+    """Runs one request. An instance is used once: by ``whole``, by ``events``, or it is given up."""
 
     def __init__(
         self,
@@ -75,25 +75,25 @@ class ResponseTurn:
         self._body = body
         self._history = history
         self._lock = lock
-        """Of its conversation, if it was begun in one."""
+        """The lock of its conversation, if it belongs to one."""
         self._tools = Tools()
         self._conversation = self._read(headers, response_id)
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self.patience = model.patience()
-        """Of its answer, if that is a stream."""
+        """How long its stream waits for the first output."""
         self._number = 0
         self._is_kept = False
         self._has_told_its_end = False
         self.response = self._blank(response_id)
-        """As far as it is known; each state is another object."""
+        """The response so far; each state is a new object."""
 
     @classmethod
     async def begin(
         cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
     ) -> ResponseTurn:
-        """The next turn, which has its conversation to itself until it has ended or was given up.
+        """Starts the next turn, which locks its conversation until it ends or is given up.
 
-        RequestError if it cannot be made, as far as that is seen before the engine has it.
+        RequestError for errors that show before the engine has it.
         """
         named, response_id = body.conversation_name, new_response_id()
         lock = None if named is None else await ConversationLock.take(store, named, response_id)
@@ -109,20 +109,20 @@ class ResponseTurn:
     async def sketch(
         cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
     ) -> ResponseTurn:
-        """What the next turn would be: it may be counted, not made."""
+        """The next turn for counting only; it is not run."""
         response_id = new_response_id()
         history = await load_history(store, body, response_id)
         return cls(model, store, body, history, headers, response_id, lock=None)
 
     async def give_up(self) -> None:
-        """It will not be made."""
+        """Gives the turn up."""
         if self._lock is not None:
             await self._lock.release()
 
-    # ---- what is asked ----
+    # ---- the request ----
 
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
-        """The request in no dialect."""
+        """The request, independent of the API."""
         body, previous = self._body, self._history.previous
         left_out = LeftOut()
         messages = self._history.messages(body.instructions, left_out)
@@ -137,7 +137,7 @@ class ResponseTurn:
             self._tools.add(tools, where)
         choice = self._tools.choose(body.tool_choice)
         params = body.sampling_params(self._model.sampling_defaults(), body.num_logprobs())
-        self._model.check_params(params)  # also of one in the background, whose faults nobody is told later
+        self._model.check_params(params)  # a background response could not report the error later
         return Conversation(
             request_id=response_id,
             messages=messages.messages,
@@ -181,20 +181,20 @@ class ResponseTurn:
             warnings=self._tools.warnings or UNSET,
         )
 
-    # ---- what comes of it ----
+    # ---- the response ----
 
     async def count_input_tokens(self) -> int:
-        """Length of the prompt."""
+        """The number of tokens of the prompt."""
         return await ConversationTurn(self._model, self._conversation).count()
 
     async def whole(self) -> Response:
-        """The complete response. What goes wrong is raised."""
+        """The complete response. Errors are raised."""
         async for _ in self.events():
             pass
         return self.response
 
     async def to_the_end(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """The events; what goes wrong becomes the last ones."""
+        """Yields the events; an error becomes the last ones."""
         try:
             async with aclosing(events):
                 async for event in events:
@@ -204,8 +204,8 @@ class ResponseTurn:
                 yield event
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """The events up to the response's end; the first ones come with the engine's first output, unless it
-        runs in the background."""
+        """Yields the events up to the end. The first come with the engine's first output, unless
+        the response runs in the background."""
         held = nullcontext() if self._lock is None else self._lock.renewed()
         async with held, aclosing(self._made()) as made:
             async for event in made:
@@ -231,15 +231,16 @@ class ResponseTurn:
             yield event
 
     async def _outputs(self) -> AsyncGenerator[TurnOutput, None]:
-        """The engine's outputs; what does not fit is left out if the client agreed to that."""
-        # One that runs in the background tells when it begins to run, whoever listens.
+        """Yields the engine's outputs. A too long conversation is truncated if the client allows
+        it."""
+        # A background response reports when it starts to run.
         body = self._body
         by_step = body.stream or body.background or self._conversation.params.logprobs is not None
         kind = RequestOutputKind.DELTA if by_step else RequestOutputKind.FINAL_ONLY
         conversation = self._conversation
         while True:
             try:
-                turn = ConversationTurn(self._model, conversation, self.patience.taken)
+                turn = ConversationTurn(self._model, conversation, self.patience.accepted)
                 outputs = await begun(turn.stream(kind))
                 break
             except ContextLengthError as error:
@@ -264,7 +265,7 @@ class ResponseTurn:
         return [self._numbered(ResponseCreated(response=self.response)), self._numbered(in_progress)]
 
     async def _end(self, last: TurnOutput) -> AsyncGenerator[Event, None]:
-        """The last events. The response is kept before its client can ask for it."""
+        """Yields the last events. The response is stored before its client can request it."""
         cut_off = last.answers[0].finish_reason == "length"
         for event in self._reply.end("incomplete" if cut_off else "completed"):
             yield self._numbered(event)
@@ -283,7 +284,7 @@ class ResponseTurn:
     async def _fail(self, error: Exception) -> list[Event]:
         failure = explain(error)
         code = _error_code(error, failure.status)
-        # Clients want to be told of a response before they are told of its end.
+        # Clients expect a response's first event before its last.
         begun = [] if self._number else [self._numbered(ResponseCreated(response=self.response))]
         self.response = changed(
             self.response,
@@ -296,7 +297,7 @@ class ResponseTurn:
         return [*begun, self._numbered(told), *self._last_events()]
 
     def _last_events(self) -> list[Event]:
-        """The one that tells of the response's end, once."""
+        """Yields the event of the response's end, once."""
         if self._has_told_its_end:
             return []
         self._has_told_its_end = True
@@ -304,8 +305,8 @@ class ResponseTurn:
         return [self._numbered(kind(response=self.response))]
 
     async def cancelled(self) -> list[Event]:
-        """The last events of a run that was ended from outside. Its response is kept unless it was deleted;
-        it stays as it is if it had just ended by itself."""
+        """Yields the last events of a cancelled run. Its response is stored unless it was deleted;
+        one that had just completed stays completed."""
         if self.response.status not in ENDED:
             self.response = changed(self.response, status="cancelled", output=self._reply.items)
         await self._keep()
@@ -328,14 +329,14 @@ class ResponseTurn:
             job_id=receipt.job_id if receipt is not None else said,
         )
         if self._is_kept:
-            await self._store.update(stored)  # a response that was deleted meanwhile does not come back
+            await self._store.update(stored)  # a deleted response is not stored again
         else:
             self._is_kept = True
             await self._store.put(stored)
 
 
 def _named_as_asked(error: ContextLengthError, body: ResponsesRequest) -> ContextLengthError:
-    """The limit of the output under the name that the client gave it."""
+    """The output limit under the client's name for it."""
     if error.field == "max_tokens" and body.max_output_tokens is not None:
         return ContextLengthError(str(error), "max_output_tokens")
     return error
@@ -356,7 +357,7 @@ def _usage(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
 
 
 def _error_code(error: Exception, status: int) -> str:
-    """OpenAI's word for it, on which clients decide whether to try again."""
+    """OpenAI's error code, by which clients decide whether to retry."""
     if isinstance(error, ContextLengthError):
         return CONTEXT_LENGTH_EXCEEDED
     return "invalid_prompt" if status < 500 else "server_error"

@@ -1,7 +1,7 @@
-"""One of several front ends, as a process: HTTP, tokenizer and detokenizer before a core that others share.
+"""One of several API server processes: HTTP, tokenizer and detokenizer before a shared core.
 
-Started by ``engine.api.processes.front_ends``. The end of its standard input tells it that its parent or the
-core has.
+Started by ``engine.api.processes.front_ends``. It stops when its standard input is closed: its
+parent or the core has ended.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 PARENT_GOES_WITHIN_S = 2.0
 
 READY, FAILED = b"R", b"F"
-"""First byte of the report to the parent; after FAILED comes an EngineStartFailed."""
+"""First byte of the report to the parent; FAILED is followed by an EngineStartFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEndStart:
-    """All that a front end is told, once the core is ready."""
+    """What an API server process is given once the core is ready."""
 
     server: ServerConfig
     engine: EngineConfig
@@ -60,7 +60,7 @@ def main() -> None:
     load_tokenizers()
     try:
         start: FrontEndStart = pickle.load(sys.stdin.buffer)
-    except EOFError:  # the core could not start, or our parent has ended
+    except EOFError:  # the core could not start, or the parent has ended
         _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
         return
     begin_log(start.log_level, f"front end {os.getpid()}")
@@ -73,14 +73,14 @@ def main() -> None:
 
 
 def _clear_away(parent: int, folder: Path) -> None:
-    """The folder of all front ends, if their parent has gone and so cannot: it may still be about to go."""
+    """Removes the folder of all API server processes if their parent has died and cannot."""
     deadline = time.monotonic() + PARENT_GOES_WITHIN_S
     while not remove_if_left(folder) and os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _await_end(core: JoinedCore) -> None:
-    """The pipe ends when the core has died, or when our parent has, with which the core ends too."""
+    """Waits for the end of the pipe: the core has died, or the parent has, and the core with it."""
     while os.read(0, 1):
         pass
     core.stop()
@@ -97,7 +97,7 @@ def _serve(start: FrontEndStart, core: JoinedCore) -> int:
             failure = EngineStartFailed(
                 EngineDeadError.__name__, f"An API server process failed: {error!r}; see its log."
             )
-        with suppress(BrokenPipeError):  # our parent has gone, and with it the core that we were to join
+        with suppress(BrokenPipeError):  # the parent has died, and the core with it
             report.write(FAILED + msgspec.msgpack.encode(failure))
         return 1
 

@@ -1,6 +1,6 @@
-"""Several front-end processes before one engine core: starts them, watches them, replaces one that ends.
+"""Supervises several API server processes before one engine core, and restarts one that ends.
 
-They inherit one listening socket. This process holds the core, and takes no request itself.
+They inherit one listening socket. This process owns the core, and serves no requests itself.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from engine.private_folder import make_private_folder, remove_private_folder
 
 MAX_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
-"""More front ends than that ending in so short a time will not be mended by starting more."""
+"""More exits than this within the window end the server: restarts would not help."""
 STOP_MARGIN_S = 3.0
-"""A front end that takes so much longer to stop than it may is killed."""
+"""An API server process that takes this much longer to stop than allowed is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ _Event = _Ready | _Ended | _CoreDied | _AskedToStop
 
 
 class FrontEnds:
-    """One run of a server with several front ends. An event at a time, on the main thread."""
+    """One run of a server with several API server processes. Events are handled one at a time, on
+    the main thread."""
 
     def __init__(self, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
         self._config = config
@@ -78,7 +79,8 @@ class FrontEnds:
         self._ended_at: deque[float] = deque()
 
     def run(self) -> int:
-        """Serve until told to stop; the exit code is 1 if it was not told. Start-up errors are raised."""
+        """Serves until stopped; the exit code is 1 if it stopped on its own. Start-up errors are
+        raised."""
         previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
@@ -131,7 +133,7 @@ class FrontEnds:
             if isinstance(event, _Ready):
                 waiting.discard(event.process)
             elif isinstance(event, _Ended):
-                # Others may serve already, and what ended it need not end the next one.
+                # Others may already serve, and what ended this one need not end the next.
                 if event.process.failure is not None:
                     raise event.process.failure
                 waiting.discard(event.process)
@@ -165,7 +167,7 @@ class FrontEnds:
         return process
 
     def _let_go(self, process: _FrontEndProcess) -> None:
-        """What the process had in hand is nobody's now."""
+        """Releases what the process held."""
         self._running.remove(process)
         process.kill()  # it has ended; its pipe has not
         self._board.clear(process.siblings.index)
@@ -182,7 +184,7 @@ class FrontEnds:
     # ---- the end ----
 
     def _drain(self, exit_code: int) -> int:
-        """Take no more connections; each front end lets its requests end as if it were alone."""
+        """Accepts no more connections; each process drains its requests as if it were alone."""
         self._sock.close()
         if self._running:
             self._running[0].siblings.say_all_end()
@@ -191,7 +193,7 @@ class FrontEnds:
         return self._await_ends(self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S, exit_code)
 
     def _end_without_core(self) -> int:
-        """The front ends tell their clients, and stop by themselves."""
+        """The core has died: the processes report that to their clients and stop by themselves."""
         say_core_died()
         self._sock.close()
         for process in self._running:
@@ -216,14 +218,14 @@ class FrontEnds:
 
 
 class _FrontEndProcess:
-    """A front end as its parent sees it."""
+    """An API server process as its parent sees it."""
 
     def __init__(self, siblings: Siblings, sock: socket.socket, tell: Callable[[_Event], None]) -> None:
         assert siblings.folder is not None
         self.siblings = siblings
         self.core_seat: CoreSeat | None = None
         self.failure: EngineError | None = None
-        """Why it could not start, if it has said so."""
+        """Why it could not start, if it has reported that."""
         self._report, self._report_fileno = os.pipe()
         self._process = subprocess.Popen(
             new_interpreter("engine.api.processes.front_end"),
@@ -238,11 +240,11 @@ class _FrontEndProcess:
 
     @property
     def exit_code(self) -> int:
-        """Once it has ended; negative for the signal that ended it."""
+        """The exit code once it has ended; negative for a signal."""
         return self._process.wait()
 
     def seat(self, seat: CoreSeat, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
-        """The core is ready: begin."""
+        """The core is ready: start serving."""
         self.core_seat = seat
         self._send(
             FrontEndStart(
@@ -268,7 +270,7 @@ class _FrontEndProcess:
         self._close_pipe()
 
     def _send(self, message: object) -> None:
-        """A process that has died already is noticed by its end."""
+        """Sends; a process that has already died is noticed by its end."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(pickle.dumps(message))

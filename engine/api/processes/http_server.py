@@ -1,6 +1,6 @@
-"""HTTP in one process: from ready to stopped, with the signals and the death of the core in between.
+"""Runs HTTP in one process: start, signals, death of the core, shutdown.
 
-Everything about requests is the application's.
+The application handles the requests.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from engine.async_llm import AsyncLLM
 from engine.garbage import settle
 
 DEATH_LINGER_S = 2.0
-"""How long the server answers 503 after the core died, so that streams end and probes see it."""
+"""How long the server still answers 503 after the core died, so that streams end and probes see
+it."""
 FORCED_END_S = 2.0
-"""After the grace period, how long the errors may take to reach the clients."""
+"""How long errors may take to reach clients after the grace period."""
 ACCEPTED_S = 0.2
-"""How long a connection that was just taken may need until its request is there."""
+"""How long a newly accepted connection may take to send its request."""
 BACKLOG = 2048
-"""Connections that may wait until a process takes them."""
+"""Connections that may wait to be accepted."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn with our signals in place of its own, which would kill the process after a clean stop."""
+    """uvicorn with other signal handlers: its own would kill the process after a clean stop."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
         super().__init__(config)
@@ -49,7 +50,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, if it is there: it sends an answer in one piece, and does each turn in less time."""
+    """uvloop's, if installed: it sends a response in one write, and has less overhead per turn."""
     try:
         import uvloop
     except ImportError:
@@ -58,7 +59,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 class HttpServer:
-    """One run of a front end, from ready to stopped."""
+    """One run of an API server process."""
 
     def __init__(
         self,
@@ -70,14 +71,14 @@ class HttpServer:
         on_ready: Callable[[], object],
         on_death: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_ready``: connections are taken. ``on_death``: the core has died."""
+        """``on_ready``: connections are accepted. ``on_death``: the core has died."""
         self._config = config
         self._engine = engine
         self._sock = sock
         self._siblings = siblings
         self._on_ready = on_ready
         self._on_death = on_death
-        # Ctrl-C of a terminal reaches all: among siblings their parent decides what it means.
+        # Ctrl-C in a terminal reaches all processes: where there are several, their parent handles it.
         self._stop_signals = (signal.SIGINT, signal.SIGTERM) if siblings.count == 1 else (signal.SIGTERM,)
         self._model = ServedModel(engine, config, siblings)
         self._stop = asyncio.Event()
@@ -92,7 +93,7 @@ class HttpServer:
         )
 
     def run(self) -> int:
-        """Serve until told to stop; the exit code is 1 if the core died."""
+        """Serves until stopped; the exit code is 1 if the core died."""
         with asyncio.Runner(loop_factory=event_loop) as runner:
             return runner.run(self._run())
 
@@ -105,39 +106,41 @@ class HttpServer:
         serving = asyncio.create_task(self._http.serve([self._sock]))
         stop = asyncio.create_task(self._stop.wait())
         dead = asyncio.create_task(self._engine.dead.wait())
-        listening = asyncio.create_task(self._model.pulse.listen())
+        listening = asyncio.create_task(self._model.heartbeat.run())
         await asyncio.wait({serving, stop, dead}, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             self._on_death()
             await asyncio.wait({serving, stop}, timeout=DEATH_LINGER_S, return_when=asyncio.FIRST_COMPLETED)
-            self._http.force_exit = True  # nothing is left to wait for
+            self._http.force_exit = True  # there is nothing left to wait for
         await self._end(serving)
         for task in (stop, dead, listening):
             task.cancel()
         return 1 if self._engine.errored else 0
 
     def _listening(self) -> None:
-        # asyncio takes as many connections at a time as it lets wait. With siblings that is one, so that a
-        # process which is free comes before one which is busy taking; more may wait all the same.
+        # asyncio accepts as many connections at once as its backlog. With several processes that is one, so
+        # that an idle process accepts before a busy one; the kernel lets more wait all the same.
         self._sock.listen(BACKLOG)
         self._on_ready()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._http.force_exit = True  # asked twice: do not wait for anybody
+            self._http.force_exit = True  # asked twice: stop at once
         self._stop.set()
 
     async def _leave_to_others(self) -> None:
-        """Take no more connections: the siblings do. Those just taken still get their answer."""
+        """Accepts no more connections, as the other processes do. Those just accepted are still
+        served."""
         for server in self._http.servers:
             server.close()
         for connection in list(self._http.server_state.connections):
             if getattr(connection, "cycle", None) is not None:
-                connection.shutdown()  # at once, or after the answer that is under way
+                connection.shutdown()  # at once, or after the response in progress
         await asyncio.sleep(ACCEPTED_S)
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Answer 503 to all that is new, let running requests go on for the grace period, then end them."""
+        """Answers new requests with 503, lets running ones finish within the grace period, then
+        ends them."""
         if self._siblings.others_go_on:
             await self._leave_to_others()
         drained = asyncio.create_task(self._model.admission.drain())

@@ -1,4 +1,4 @@
-"""The socket that a server listens on, taken once and inherited by all of its front-end processes."""
+"""The listening socket, bound once and inherited by all API server processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.errors import EngineError
 
 
 def bound_socket(config: ServerConfig) -> socket.socket:
-    """Taken before the model is loaded, which may take minutes, so that a port in use is told at once.
-    It does not listen yet: probes are refused until the server can answer."""
+    """Binds the socket before the model is loaded, which may take minutes, so that a port in use
+    is reported at once. It does not listen yet: probes are refused until the server is ready."""
     # asyncio sends at once only on sockets that say they are TCP: else a first token waits 40 ms for the
     # acknowledgement of the headers.
     protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
@@ -31,13 +31,13 @@ def bound_socket(config: ServerConfig) -> socket.socket:
 
 
 def inherited_socket(config: ServerConfig, fileno: int) -> socket.socket:
-    """The same socket in a process that was given it."""
+    """The socket in a process that inherited it."""
     protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
     return socket.socket(_family(config), socket.SOCK_STREAM, protocol, fileno)
 
 
 def address_of(config: ServerConfig, sock: socket.socket) -> str:
-    """Where clients find it."""
+    """The server's address for clients."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host = config.host or "0.0.0.0"
@@ -58,6 +58,6 @@ def _family(config: ServerConfig) -> socket.AddressFamily:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """What a killed server left behind; anything but a socket is left alone, and then bind fails."""
+    """Removes the socket of a killed server; anything else is left alone, and bind fails."""
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         os.unlink(path)

@@ -1,6 +1,6 @@
-"""What each front-end process has in hand, for all of them to read: one row of numbers per process.
+"""The load of each API server process in shared memory: one row of counters per process.
 
-Each process writes its own row only, so there is nothing to lock; a sum may miss what changes meanwhile.
+Each process writes its own row only, so nothing is locked; a sum may miss concurrent changes.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from engine.api.processes.siblings import ALONE, Siblings
 
 
 class Tally(IntEnum):
-    """A column of the board."""
+    """A counter of the table."""
 
     LIVE = 0
-    """Requests being generated."""
+    """Running requests."""
     QUEUED_REQS = 1
     QUEUED_TOKENS = 2
     VIEWERS = 3
-    """Of the dashboard."""
+    """Viewers of the dashboard."""
 
 
 NAMED_SHARES, OTHER_SHARES = 256, 256
-"""Tenants that are told apart: those that keys name, then those by hash that are only said."""
+"""Number of shares: for owners of keys, and for other tenants by hash."""
 _SHARES = NAMED_SHARES + OTHER_SHARES
 _SHARED = (Tally.QUEUED_REQS, Tally.QUEUED_TOKENS)
-"""Columns of which it is also known who has how much, behind all the others."""
+"""Counters that are also kept per share, after all others."""
 _COLUMNS = len(Tally) + len(_SHARED) * _SHARES
 _WORD_BYTES = 8
 
 
 class LoadBoard:
-    """Rows of ``Tally``: in memory for a process alone, in a mapped file for several."""
+    """Rows of ``Tally``: in memory for a single process, in a mapped file for several."""
 
     def __init__(self, siblings: Siblings = ALONE) -> None:
         self._count = siblings.count
@@ -45,21 +45,22 @@ class LoadBoard:
             self._cells = memoryview(_mapped(siblings.folder / "load", size)).cast("q")
 
     def add(self, tally: Tally, number: int, share: int | None = None) -> None:
-        """To this process's own; a negative number takes away. ``share``: the tenant's, where that counts."""
+        """Adds to this process's counter; a negative number subtracts. ``share``: the tenant's,
+        where counted."""
         self._cells[self._own + tally] += number
         if share is not None:
             self._cells[self._own + _column(tally) + share] += number
 
     def total(self, tally: Tally) -> int:
-        """Over all processes."""
+        """The sum over all processes."""
         return sum(self._cells[tally::_COLUMNS])
 
     def held(self, tally: Tally, share: int) -> int:
-        """By one tenant, over all processes."""
+        """The sum of one share over all processes."""
         return sum(self._cells[_column(tally) + share :: _COLUMNS])
 
     def num_sharing(self, tally: Tally) -> int:
-        """Tenants that have any."""
+        """Number of shares above zero."""
         first = _column(tally)
         rows = [
             self._cells[row * _COLUMNS + first : row * _COLUMNS + first + _SHARES].tolist()
@@ -68,18 +69,18 @@ class LoadBoard:
         return sum(1 for held in zip(*rows, strict=True) if any(held))
 
     def clear(self, index: int) -> None:
-        """The process at this place has gone, and with it all that it had in hand."""
+        """Clears the row of a process that has ended."""
         for column in range(_COLUMNS):
             self._cells[index * _COLUMNS + column] = 0
 
 
 def _column(tally: Tally) -> int:
-    """Where the shares of it begin."""
+    """The first column of the counter's shares."""
     return len(Tally) + _SHARED.index(tally) * _SHARES
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Of this size, zeros if it is new. The mapping outlives the file's handle."""
+    """Maps a file of this size, zeros if new. The mapping outlives the file's handle."""
     with path.open("a+b") as file:
         file.truncate(size)
         return mmap.mmap(file.fileno(), size)

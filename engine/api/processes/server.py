@@ -1,4 +1,4 @@
-"""A server from its start to its end: one process, or several front ends before one core."""
+"""Runs a server: one process, or several API server processes before one core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from engine.process_log import plain_log
 
 
 def serve(config: ServerConfig, spec: CoreSpec) -> int:
-    """Serve until told to stop; the exit code is 1 if the engine core died. Start-up errors are raised."""
+    """Serves until stopped; the exit code is 1 if the engine core died. Start-up errors are
+    raised."""
     plain_log()
     with bound_socket(config) as sock:
         if config.api_server_count > 1:
@@ -26,11 +27,11 @@ def serve(config: ServerConfig, spec: CoreSpec) -> int:
 
 
 def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> int:
-    """Front end and parent of the core in one process."""
+    """Runs the API server and the supervisor of the core in one process."""
     core = CoreProcess(spec)
     core.launch()
 
-    from engine.api.processes.http_server import HttpServer  # takes seconds, in which the core gets on
+    from engine.api.processes.http_server import HttpServer  # takes seconds, during which the core continues
     from engine.async_llm import AsyncLLM
 
     load_tokenizers()

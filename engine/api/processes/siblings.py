@@ -1,6 +1,6 @@
-"""The front-end processes of one server: which of them this is, and where they keep what they share.
+"""The group of API server processes of one server: this one's index, and the folder they share.
 
-A server with one process has no folder: what it holds, it holds in memory.
+A server with one process has no folder: its state is in memory.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ _ALL_END = "all-end"
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """One process's place among ``count``; a process that is restarted keeps its place."""
+    """One process's index among ``count``; a restarted process keeps its index."""
 
     index: int = 0
     count: int = 1
     folder: Path | None = None
-    """Private to this server, shared by its front ends, gone with it; None where there is only one."""
+    """The folder that the processes share, private to this server and removed with it; None for
+    one process."""
 
     def say_all_end(self) -> None:
-        """The whole server is about to stop, not one process of it."""
+        """Reports that the whole server is stopping, not only this process."""
         if self.folder is not None:
             (self.folder / _ALL_END).touch()
 
     @property
     def others_go_on(self) -> bool:
-        """Whether there are others who take requests when this one stops."""
+        """Whether other processes accept requests when this one stops."""
         return self.folder is not None and self.count > 1 and not (self.folder / _ALL_END).exists()
 
 

@@ -1,4 +1,4 @@
-"""Keeps torch, which only the engine core computes with, out of a front end's process."""
+"""Keeps torch, which only the engine core needs, out of an API server process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 
 def load_tokenizers() -> None:
-    """Import transformers as if torch were not installed: its tokenizers do not need it.
-
-    A front end starts sooner so, and takes less memory. Code of others that imports torch itself, such as a
-    tokenizer's own, finds it afterwards.
-    """
+    """Imports transformers as if torch were not installed, since its tokenizers do not need it.
+    The process starts sooner and takes less memory. Other code that imports torch, such as a
+    custom tokenizer, finds it afterwards."""
     if "torch" in sys.modules or "transformers" in sys.modules:
         return
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise installing torch
     modules: dict[str, Any] = sys.modules
-    modules["torch"] = None  # how Python is told of a module that is not there; transformers asks but once
+    modules["torch"] = None  # marks a module as missing; transformers checks only once
     try:
         import_module("transformers").AutoTokenizer  # noqa: B018 - loaded when it is first asked for
     finally:
