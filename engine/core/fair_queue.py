@@ -117,6 +117,18 @@ class FairQueue:
         self._queues[request.tenant].remove(request)
         self._taken_from(request.tenant)
 
+    def take_seat(self, request: Request) -> None:
+        """Let a queued request have a seat in the batch."""
+        is_overdue = self._is_overdue(request)
+        self.remove(request)
+        self._seats.take(request, is_overdue=is_overdue)
+        self.touch(request.tenant)
+
+    def leave_seat(self, request: Request) -> None:
+        """Take the request's seat in the batch back, if it has one."""
+        if self._seats.give_back(request):
+            self.touch(request.tenant)
+
     def first(self, count: int) -> list[Request]:
         """About the first ``count`` requests of each of as many tenants, for a trace, cut to ``count``."""
         queues = islice(self._queues.values(), count)

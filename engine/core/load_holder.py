@@ -16,7 +16,7 @@ from engine.core.block_pool import KVCacheBlock
 from engine.core.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.kv_connector import KVConnector, KVConnectorStatistics
-from engine.outputs import SchedulerOutput
+from engine.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.request import Request, RequestStatus
 
 
@@ -105,8 +105,15 @@ class LoadHolder:
         self._in_flight[load_id] = _Load(request, num_tokens, num_disk_tokens)
         self._loading[request.request_id] = request
 
-    def end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
-        """The worker reported these loads. Who waited for one runs next, what failed to come uncomputed."""
+    def update_from_output(self, result: ModelRunnerOutput) -> None:
+        """Take in what the worker reports of loads and of writes to disk."""
+        if result.finished_disk_writes or result.failed_disk_writes:
+            self._connector.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
+        self._end(result.finished_loads, loaded=True)
+        self._end(result.failed_loads, loaded=False)
+
+    def _end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
+        """End loads: a request that waited for one runs next, and computes what could not be loaded."""
         for load_id in load_ids:
             load = self._in_flight.pop(load_id)
             if load.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -161,11 +168,6 @@ class LoadHolder:
             self._num_offered[request_id] = end
         meta = connector.build_connector_meta()
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
-
-    def end_disk_writes(self, finished: Sequence[int], failed: Sequence[int]) -> None:
-        """The worker reported the writes to these slots of the disk."""
-        if finished or failed:
-            self._connector.end_disk_writes(finished, failed)
 
     def release(self, request: Request) -> None:
         """The request lets go of its blocks: the copies of what it had computed were of use until now."""

@@ -68,10 +68,16 @@ class PinHolder:
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
     def make_room(
-        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, last_resort: bool
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, runs_alone: bool
     ) -> bool:
-        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be."""
-        if last_resort:
+        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be.
+
+        Any pin may be revoked if nothing else runs (``runs_alone``) and nothing is being loaded: what is
+        will run, or free its blocks, and is waited for first.
+        """
+        if not self._kv.num_pins:
+            return False
+        if runs_alone and not self._loads.num_requests and not self._loads.num_in_flight:
             return self._break_one_by_one(request, num_tokens, hit, now)
         return self._break_if_enough(request, num_tokens, hit, now)
 

@@ -1,7 +1,11 @@
-"""The V1 scheduler: every step hands one token budget to running requests first, then to waiting ones.
+"""The scheduler, as in vLLM V1: each step hands one token budget to running requests, then to waiting ones.
 
-It owns the mechanism (queues, blocks, budget) and asks a SchedulingPolicy for every
-choice. Pure: it is told the time and never looks at a clock, a socket or a tensor.
+A request's way is this file from top to bottom: it is added and waits, is admitted with what the prefix cache
+has of it, runs step by step, gets the tokens that were sampled, and ends. What V1 does not have: a policy is
+asked for every choice, the blocks of a turn that ended may be pinned for the next one, and what another tier
+holds is loaded before the request runs.
+
+Pure: it is told the time and never looks at a clock, a socket or a tensor.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from engine.config import SchedulerConfig
 from engine.core.append_tokens import append_tokens, fail_request
 from engine.core.block_hash import BlockHasher
 from engine.core.block_pool import KVCacheBlock
+from engine.core.core_outputs import describe_start, last_output
 from engine.core.fair_preemption import FairPreemption
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
@@ -38,12 +43,12 @@ from engine.policy import PinEnd, SchedulingPolicy
 from engine.request import Request, RequestStatus
 from engine.row_failures import NOT_NUMBERS
 
-MAX_SET_ASIDE = 16
-"""Once a request found no room, so many are looked at for one that may pass it."""
+MAX_SKIPPED = 16
+"""Waiting requests that are skipped in a step, once one has not fit, to find one that may pass it."""
 
 
 class Scheduler:
-    """Plans steps and applies their results. Not thread safe."""
+    """Plans steps and applies their results, one caller at a time."""
 
     def __init__(
         self,
@@ -57,8 +62,11 @@ class Scheduler:
         kv_connector: KVConnector | None = None,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
-        """``num_blocks`` counts the null block. ``kv_connector``: a second tier of KV; needs prefix
-        caching. ``on_request_ended``: is told of each request once, and when; it must not raise."""
+        """Make one over a pool of ``num_blocks`` blocks, the null block counted.
+
+        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``on_request_ended`` is called
+        once for each request, with the time, and must not raise.
+        """
         assert kv_connector is None or enable_prefix_caching, "copies are found by the hashes of blocks"
         self.config = config
         self.policy = policy
@@ -76,14 +84,16 @@ class Scheduler:
         self.shares = StepShares()
         self.waiting = FairQueue(self.seats, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
-        """Requests whose grammar is awaited; they stand in nobody's way."""
+        """Requests that wait for their grammar to be compiled, and hold up nobody."""
         self.running: list[Request] = []
         self.pause_state = PauseState.UNPAUSED
         self.made_room = False
-        """The last plan took blocks or a seat from somebody and may not have handed them on: another one,
-        made at once, may run more."""
+        """Whether the last plan took blocks or a seat away and may not have handed them on.
+
+        Another plan, made at once, may then schedule more.
+        """
         self.constrained: dict[str, Request] = {}
-        """Requests with a grammar."""
+        """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
         self._counts = StepCounts()
         self._on_request_ended = on_request_ended
@@ -91,8 +101,10 @@ class Scheduler:
     # ---- what comes in ----
 
     def add_request(self, request: Request, now: float) -> None:
-        """Queue a request. Its id must be new and its length within ``max_model_len``. One that follows a
-        grammar has arrived and keeps its place, but is not in the queue before ``grammar_compiled``."""
+        """Queue a request with a new id and a length within ``max_model_len``.
+
+        One that follows a grammar keeps its place, but is in the queue only from ``grammar_compiled`` on.
+        """
         assert request.request_id not in self.requests, "request ids are unique"
         self.policy.on_arrival(request, now)
         self.requests[request.request_id] = request
@@ -104,7 +116,7 @@ class Scheduler:
             self.waiting.keep_place(request)
 
     def grammar_compiled(self, request: Request, grammar: TokenGrammar, now: float) -> None:
-        """A request that awaited its grammar may run, unless it has ended meanwhile."""
+        """Queue a request that waited for its grammar, unless it has ended meanwhile."""
         if self.compiling.get(request.request_id) is not request:
             return
         del self.compiling[request.request_id]
@@ -116,12 +128,11 @@ class Scheduler:
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, now: float
     ) -> list[EngineCoreOutput]:
-        """End requests from outside, at any moment, also while a planned step runs: its blocks are not handed
-        on before the next ``schedule``, nor while a step that uses them is under way. Unknown ids are those
-        that ended already.
+        """End requests from outside, at any moment; ids that are unknown have ended already.
 
-        FINISHED_STOPPED (the front end saw a stop string) ends a turn like EOS does; other states give up
-        what the request held.
+        A step that computes them may be under way: their blocks are not handed on before it is back.
+        FINISHED_STOPPED, where the API server process saw a stop string, ends a turn as EOS does, and its
+        blocks may be pinned; every other status frees them.
         """
         assert status.finished
         outputs = []
@@ -140,7 +151,7 @@ class Scheduler:
         return outputs
 
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
-        """A tool call or a job changed state; the receipt is the policy's new decision about the turn."""
+        """Tell the policy that a tool call or a job changed state; returns its new decision on the turn."""
         receipt = self.policy.on_signal(signal, now)
         self.pins.expire(now)
         return receipt
@@ -152,24 +163,21 @@ class Scheduler:
     # ---- one step ----
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """Decide what runs next. Every scheduled token counts as computed from here on.
+        """Plan the next step, whose tokens count as computed from here on.
 
-        With ``async_scheduling`` one earlier plan may still be under way: the tokens it samples are planned
-        for without being known.
+        With ``async_scheduling`` the step before may still be under way. Tokens that it will sample are
+        scheduled before they are known.
         """
         return self.plan(self.begin_step(now))
 
     def begin_step(self, now: float) -> Step:
         """The first half of ``schedule``: end the pins that are due and bring the queue up to date."""
         self.pins.expire(now)
-        self._requeue_changed(now)
-        paused_all = self.pause_state is PauseState.PAUSED_ALL
-        return Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
-
-    def _requeue_changed(self, now: float) -> None:
         for request in self.policy.changed_keys(now):
             if request in self.waiting:
                 self.waiting.rekey(request, self.policy.waiting_key(request, now))
+        paused_all = self.pause_state is PauseState.PAUSED_ALL
+        return Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
 
     def plan(self, step: Step) -> SchedulerOutput:
         """The second half of ``schedule``: hand out the step's budget, to running requests first."""
@@ -186,7 +194,7 @@ class Scheduler:
         return self._make_plan(step)
 
     def _schedule_running(self, step: Step) -> None:
-        """Let running requests catch up, oldest admission first; preempt where blocks run out."""
+        """Let running requests catch up, in the order of their admission; preempt where blocks run out."""
         index = 0
         running = self.running
         most_tokens = self._prefill_limit(self.max_model_len)
@@ -208,11 +216,12 @@ class Scheduler:
                 if self._soon_has_room(request, num_needed, NO_BLOCKS):
                     step.awaits_blocks = True
                     break
-                if not self._break_pins_for(request, num_needed, NO_BLOCKS, step.now):
+                runs_alone = self._runs_alone(request)
+                if not self.pins.make_room(request, num_needed, NO_BLOCKS, step.now, runs_alone=runs_alone):
                     victim = self.policy.victim(self._fairness.candidates(running), request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
-                        index -= 1  # those behind it have moved up, and may have room now
+                        index -= 1  # those behind it have moved up, and may fit now
                         break
                 blocks = self.kv.allocate_slots(request, num_new)
             else:
@@ -221,14 +230,16 @@ class Scheduler:
             index += 1
 
     def _may_admit(self, step: Step) -> bool:
-        """Whether requests may join the batch: not while those in it are short of blocks."""
+        """Whether requests may join the batch, which none does while those in it are short of blocks."""
         if step.preempted or step.awaits_blocks:
             return False
         return self.pause_state is PauseState.UNPAUSED
 
     def _schedule_loaded(self, step: Step) -> bool:
-        """Let requests run whose load has ended: they have all their blocks. False if one needs more budget
-        than is left, which must not go to others then."""
+        """Start requests whose load has ended and which have all their blocks.
+
+        False if one needs more budget than is left, which must then not go to others.
+        """
         for request in self.loads.ready:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
@@ -237,14 +248,14 @@ class Scheduler:
             if not num_new:
                 continue
             blocks = self.kv.allocate_slots(request, num_new)
-            assert blocks == [], "a load comes with room for all tokens"
+            assert blocks == [], "a load comes with blocks for all tokens"
             self.loads.remove(request)
             self._start(request, num_new, blocks, step)
         return True
 
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
-        set_aside: list[QueueEntry] = []
+        skipped: list[QueueEntry] = []
         behind_unfit = False
         while step.budget > 0 and self._has_seat(step):
             request = self.waiting.peek()
@@ -258,28 +269,30 @@ class Scheduler:
             if may_pass and self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
                 if self._admit(request, step):
                     continue
-                if step.preempted:  # for it, and blocks that they have are still in use
+                if step.preempted:  # for this one, which still waits for the blocks that they use
                     break
                 behind_unfit = True
             elif may_pass and self.policy.lets_pass:
                 behind_unfit = True
-            if behind_unfit and not self._look_further(request, may_pass, len(set_aside)):
+            if behind_unfit and not self._may_skip(request, may_pass, len(skipped)):
                 break
-            set_aside.append(self.waiting.set_aside())
-        for entry in set_aside:
+            skipped.append(self.waiting.set_aside())
+        for entry in skipped:
             self.waiting.put_back(entry)
         if step.limit is not None:
             self.waiting.resume()
 
-    def _look_further(self, request: Request, may_pass: bool, num_set_aside: int) -> bool:
-        """Whether somebody behind this one may pass those without room: in the queue's order those that may
-        come first, but for preempted ones."""
-        if not self.policy.lets_pass or num_set_aside >= MAX_SET_ASIDE:
+    def _may_skip(self, request: Request, may_pass: bool, num_skipped: int) -> bool:
+        """Whether to try those behind this one, after one has not fit.
+
+        The first that may not pass ends the search, unless it was preempted.
+        """
+        if not self.policy.lets_pass or num_skipped >= MAX_SKIPPED:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
 
     def _make_plan(self, step: Step) -> SchedulerOutput:
-        """The step is decided: its tokens count as computed from here on."""
+        """Make the plan of a step that is decided, and count its tokens as computed."""
         plan = step.to_output(self.kv, self._finished_req_ids)
         self._finished_req_ids = set()
         if self.shares.is_shared:
@@ -294,8 +307,7 @@ class Scheduler:
     # ---- admission ----
 
     def _admit(self, request: Request, step: Step) -> bool:
-        """Move the head of the queue, which this is, to running if its blocks can be had; to the loading ones
-        if another tier has more of its prefix."""
+        """Start the head of the queue if it fits, or load it first if another tier has more of its prefix."""
         if self._surely_short(request, step.now):
             return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
@@ -314,15 +326,18 @@ class Scheduler:
         if not self._find_room(request, num_reserved, hit, step):
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
-        assert blocks is not None, "room was checked"
-        self._seat(request)
+        assert blocks is not None, "it was found to fit"
+        self.waiting.take_seat(request)
         request.num_computed_tokens = num_hit_tokens
         self._start(request, num_new, blocks, step)
         self._note_admission(request, num_hit_tokens, step.now)
         return True
 
     def _surely_short(self, request: Request, now: float) -> bool:
-        """Whether looking for room again is in vain: a long prompt's look-up costs as much as a step."""
+        """Whether it is known, without a look-up, that the request still does not fit.
+
+        The look-up of a long prompt costs as much as a step.
+        """
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
         if self.seats.owes(request.tenant) is not None:
@@ -336,23 +351,28 @@ class Scheduler:
         return missing > 0
 
     def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, step: Step) -> bool:
-        """Admit the head of the queue to be loaded first, if there is room for all its tokens: so that
-        nothing it waits for later can be held by another one that waits."""
+        """Admit the head of the queue and load it first, if there are blocks for all its tokens.
+
+        So it never waits for blocks that another loading request holds.
+        """
         if not self._find_room(request, request.num_tokens, hit, step):
             return False
-        self._seat(request)
+        self.waiting.take_seat(request)
         self.loads.start(request, hit, num_tokens)
         self._note_admission(request, request.num_computed_tokens + num_tokens, step.now)
         return True
 
     def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
-        """The request has got its blocks; ``num_cached_tokens`` need not be computed, or soon will not."""
+        """Record that the request has its blocks, and hand the pins of its prefix over to it.
+
+        ``num_cached_tokens`` are in the pool, or are being loaded.
+        """
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
 
     def _start(self, request: Request, num_new: int, blocks: list[KVCacheBlock], step: Step) -> None:
-        """An admitted request joins the batch."""
+        """Let an admitted request join the batch."""
         if step.on_prefix_cache_hit is not None:
             step.on_prefix_cache_hit(request)
         if request.first_scheduled_time is None:
@@ -369,19 +389,22 @@ class Scheduler:
         step.commit(request, num_new, blocks)
 
     def _prefill_limit(self, num_tokens: int) -> int:
+        """Cut a long prefill to what one step may have of it."""
         threshold = self.config.long_prefill_token_threshold
         return min(num_tokens, threshold) if threshold else num_tokens
 
     # ---- blocks for a request ----
 
     def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
-        """Whether a waiting request has room for ``num_tokens``, if need be after pins were broken, or
-        requests of a tenant with more places preempted."""
+        """Whether a waiting request fits, if need be after pins were revoked or requests preempted.
+
+        Preempted are only requests of a tenant that has more seats.
+        """
         if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
             return True
         if self._soon_has_room(request, num_tokens, hit):
             return False
-        if self._break_pins_for(request, num_tokens, hit, step.now):
+        if self.pins.make_room(request, num_tokens, hit, step.now, runs_alone=self._runs_alone(request)):
             return True
         if self._preempt_for(request, num_tokens, hit, step):
             return True
@@ -389,42 +412,36 @@ class Scheduler:
         return False
 
     def _soon_has_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
-        """Whether blocks that steps under way still use make up for those that are short: then nobody is to
-        lose any. Who runs alone waits for them in any case."""
+        """Whether the request fits once the steps under way are back: then nobody else is to lose blocks.
+
+        A request that runs alone waits for them in any case.
+        """
         if not self.kv.has_fences:
             return False
         num_short = self.kv.num_blocks_short(request, num_tokens, hit)
         return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
 
-    def _break_pins_for(
-        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
-    ) -> bool:
-        """Break pins until the request has room for ``num_tokens``; all may go if nothing else runs."""
-        if not self.kv.num_pins:
-            return False
-        # What is being loaded will run, or leave its blocks: wait for it first.
-        is_loading = self.loads.num_requests or self.loads.num_in_flight
-        last_resort = self._runs_alone(request) and not is_loading
-        return self.pins.make_room(request, num_tokens, hit, now, last_resort=last_resort)
-
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
     ) -> bool:
-        """Preempt requests of the tenant with most places until this one fits. False if that is not enough,
-        or if their blocks are still in use: then it fits in a moment."""
+        """Preempt requests of the tenant with most seats until this one fits.
+
+        False if that is not enough, or if it will fit when the steps that use their blocks are back.
+        """
         victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
         for victim in victims:
             self._preempt(victim, step, 0)
         return bool(victims) and self.kv.num_blocks_short(request, num_tokens, hit) <= 0
 
     def _runs_alone(self, request: Request) -> bool:
-        """Nothing runs but perhaps this one."""
+        """Whether nothing runs, or only this request."""
         return not self.running or (len(self.running) == 1 and self.running[0] is request)
 
     def _preempt(self, victim: Request, step: Step, index: int) -> int:
-        """Give up a running request's blocks; it starts over from the head of the queue.
+        """Free a running request's blocks and queue it again; it is recomputed.
 
-        Returns 1 if the victim stood before ``index`` in the running list, so that the index moves with it.
+        Returns 1 if the victim was before ``index`` in the list of running requests, so that the caller's
+        index can follow, and else 0.
         """
         position = self.running.index(victim)
         del self.running[position]
@@ -436,21 +453,20 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
-        self._leave_seat(victim)
+        self.waiting.leave_seat(victim)
         self._counts.num_preemptions += 1
         self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
         return int(position < index)
 
-    # ---- places in the batch ----
+    # ---- seats in the batch ----
 
     @property
     def _num_seats(self) -> int:
-        """Places in the batch that are taken, those kept for requests that are being loaded included."""
+        """Seats in the batch that are taken, those of requests that are being loaded included."""
         return len(self.running) + self.loads.num_requests
 
     def _has_seat(self, step: Step) -> bool:
-        """Whether a place in the batch is free, if need be one that the tenant with most gives up to who is
-        next."""
+        """Whether a seat is free, if need be after the tenant with most has lost one to the next request."""
         if self._num_seats < self.config.max_num_seqs:
             return True
         request = self.waiting.peek() if self.waiting.is_contended else None
@@ -461,30 +477,19 @@ class Scheduler:
             self._preempt(self.policy.victim(owed, request, step.now), step, 0)
         return bool(owed)
 
-    def _seat(self, request: Request) -> None:
-        """A waiting request has a place in the batch."""
-        is_overdue = self.policy.is_overdue(request)
-        self.waiting.remove(request)
-        self.seats.take(request, is_overdue=is_overdue)
-        self.waiting.touch(request.tenant)
-
-    def _leave_seat(self, request: Request) -> None:
-        if self.seats.give_back(request):
-            self.waiting.touch(request.tenant)
-
     # ---- what comes back ----
 
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Append what was sampled, end what is done; the outputs are for the front end. What was sampled of
-        a request that has ended meanwhile is dropped."""
+        """Append what a step sampled and end the requests that are done; returns what clients are told.
+
+        A token of a request that has ended meanwhile is dropped.
+        """
         requests = self.steps.end(plan, now)
         if self.shares.is_shared:
             self.shares.ended(plan, now)
-        self.loads.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
-        self.loads.end(result.finished_loads, loaded=True)
-        self.loads.end(result.failed_loads, loaded=False)
+        self.loads.update_from_output(result)
         outputs: list[EngineCoreOutput] = []
         any_finished = False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
@@ -509,7 +514,7 @@ class Scheduler:
                 output = self._finish(request, token_ids[:num_taken], now)
             output.new_logprobs = logprobs[:num_taken] if logprobs else None
             if is_first:
-                self._describe_start(request, output)
+                describe_start(request, output)
             outputs.append(output)
         if any_finished:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
@@ -524,9 +529,9 @@ class Scheduler:
         }
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
-        """The request has left its queue and its status says how it ended: settle its blocks."""
+        """End a request that has left its queue and whose status says how: pin its blocks or free them."""
         request_id = request.request_id
-        self._leave_seat(request)
+        self.waiting.leave_seat(request)
         self.shares.gone(request)
         self.steps.leave(request)
         pin = None
@@ -535,7 +540,7 @@ class Scheduler:
         else:
             self.policy.on_request_gone(request, now)
         self.loads.release(request)
-        if request.stop_reason == NOT_NUMBERS:  # from a token on, or from whoever computed its prefix
+        if request.stop_reason == NOT_NUMBERS:  # its KV may be wrong, also what others computed
             self.kv.forget(request)
             self.loads.forget(request)
         if pin is not None:
@@ -546,29 +551,16 @@ class Scheduler:
         if request.grammar is not None:
             del self.constrained[request_id]
         self._finished_req_ids.add(request_id)
-        output = EngineCoreOutput(
-            request_id,
-            token_ids,
-            finish_reason=request.status.finish_reason,
-            stop_reason=request.stop_reason,
-            receipt=self.policy.take_receipt(request),
-        )
+        output = last_output(request, token_ids, self.policy.take_receipt(request))
         if self._on_request_ended is not None:
             self._on_request_ended(request, now)
-        self._describe_start(request, output)
         self.pins.expire(now)
         return output
-
-    def _describe_start(self, request: Request, output: EngineCoreOutput) -> None:
-        output.num_cached_tokens = request.num_cached_tokens or 0
-        output.num_preemptions = request.num_preemptions
-        if request.first_scheduled_time is not None:
-            output.queued_s = request.first_scheduled_time - request.arrival_time
 
     # ---- between steps ----
 
     def expire(self, now: float) -> None:
-        """End the pins whose deadline has passed or that the policy let go."""
+        """End the pins that are past their deadline or that the policy has released."""
         self.pins.expire(now)
 
     def next_due_s(self) -> float | None:
@@ -576,8 +568,10 @@ class Scheduler:
         return self.policy.next_due_s()
 
     def reset_prefix_cache(self, now: float) -> bool:
-        """End all pins, then forget all cached prefixes, on every tier; False, and no change, while requests
-        or loads hold blocks."""
+        """End all pins and evict all cached blocks, on every tier.
+
+        False, and nothing is changed, while requests or loads hold blocks.
+        """
         done = self.kv.only_pins_hold and not self.loads.num_in_flight
         if done:
             self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
@@ -586,26 +580,28 @@ class Scheduler:
         return done
 
     def close(self, now: float) -> None:
-        """The engine stops: every pin has its end, and the policy saves what must survive."""
+        """End every pin and let the policy save what must survive: the engine stops."""
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
         self.policy.close()
 
     # ---- what it tells ----
 
     def has_unfinished_requests(self) -> bool:
+        """Whether any request has not ended, waiting or running."""
         return bool(self.requests)
 
     @property
     def num_pending_loads(self) -> int:
-        """Loads that the worker has yet to report: it must be asked, with a plan of no tokens if need be."""
+        """Loads that the worker has yet to report, and must be asked for, if need be by an empty plan."""
         return self.loads.num_in_flight
 
     def make_stats(self) -> SchedulerStats:
-        """Gauges now and counts since the last call."""
+        """Gauges as they are now, and counts since the last call."""
         counts, self._counts = self._counts, StepCounts()
         return stats_of(self, counts)
 
     def statistics(self) -> SchedulerStatistics:
+        """How many requests, blocks and pins there are now."""
         return statistics_of(self)
 
     def check_invariants(self) -> None:

@@ -1,0 +1,27 @@
+"""What a client is told of a request: with its first token, and at its end."""
+
+from __future__ import annotations
+
+from engine.messages import EngineCoreOutput, TurnReceipt
+from engine.request import Request
+
+
+def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | None) -> EngineCoreOutput:
+    """The output of a request that has ended, as its status says."""
+    output = EngineCoreOutput(
+        request.request_id,
+        token_ids,
+        finish_reason=request.status.finish_reason,
+        stop_reason=request.stop_reason,
+        receipt=receipt,
+    )
+    describe_start(request, output)
+    return output
+
+
+def describe_start(request: Request, output: EngineCoreOutput) -> None:
+    """Add how the request came to its first token."""
+    output.num_cached_tokens = request.num_cached_tokens or 0
+    output.num_preemptions = request.num_preemptions
+    if request.first_scheduled_time is not None:
+        output.queued_s = request.first_scheduled_time - request.arrival_time
