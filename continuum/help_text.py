@@ -118,5 +118,9 @@ def shown_default(action: argparse.Action) -> str | None:
             return in_units(size)
         case list() | tuple() as words:
             return " ".join(map(str, words)) or None
+        case float() as value:
+            return f"{value:g}"
+        case dict():
+            return None
         case default:
             return str(default).replace("%", "%%")

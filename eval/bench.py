@@ -37,6 +37,7 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum bench``."""
+    parser.usage = "continuum bench --workload FILE [--flag VALUE ...]"
     _add_what(parser.add_argument_group("workload"))
     _add_when(parser.add_argument_group("arrivals"))
     _add_how(parser.add_argument_group("requests"))

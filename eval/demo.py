@@ -26,6 +26,7 @@ _REPLAY_FLAGS = ("jobs", "max_turns", "max_context_tokens", "hidden_size", "laye
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum demo``."""
+    parser.usage = "continuum demo [--flag VALUE ...]"
     live, replay = LiveDemo(), ReplayDemo()
     add = parser.add_argument
     add(

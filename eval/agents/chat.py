@@ -240,7 +240,7 @@ def _server(arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
     screen.note(f"Starting a server for {model or 'the bundled demo model'} ...")
     started = time.monotonic()
     with served(model or str(model_in_the_box()), SERVER_FLAGS) as base_url:
-        screen.note(f"Server ready after {time.monotonic() - started:.1f} s at {base_url}.")
+        screen.note(f"Server ready after {time.monotonic() - started:.1f} s, at {base_url}.")
         yield base_url
 
 

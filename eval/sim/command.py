@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from engine.config import SchedulerConfig
 from eval.arguments import add_processes, amount, count, given_flags, numbers, positive, share, whole
@@ -24,6 +25,7 @@ from eval.workloads.catalog import files_of, short_name
 from eval.workloads.flags import add_arrivals, add_jobs
 from eval.workloads.sampling import JobLimits
 
+HELP_WIDTH = 98
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
 """Flags that say nothing where a measured profile does."""
@@ -31,6 +33,7 @@ _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum simulate``."""
+    parser.usage = "continuum simulate --workload FILE [--flag VALUE ...]"
     parser.epilog = _policies()
     _add_workload_flags(parser.add_argument_group("workload"))
     _add_hardware_flags(parser.add_argument_group("hardware"))
@@ -41,8 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _policies() -> str:
     ablations = ablation_names()
     whole = [(syntax, told) for syntax, told in policy_names() if syntax not in ablations]
-    lines = [f"  {syntax:32} {told}" for syntax, told in whole]
-    return "\n".join(["policies:", *lines, "  ablations of continuum:", f"    {', '.join(ablations)}"])
+    rows = [*whole, ("ablations of continuum", ", ".join(ablations))]
+    return "\n".join(["policies:", *(_row(syntax, told) for syntax, told in rows)])
+
+
+def _row(syntax: str, told: str) -> str:
+    """Two columns, of which the second is wrapped."""
+    return fill(f"  {syntax:31} {told}", HELP_WIDTH, subsequent_indent=" " * 34, break_on_hyphens=False)
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:

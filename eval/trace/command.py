@@ -28,15 +28,15 @@ SUB_COMMANDS: tuple[SubCommand, ...] = (
     SubCommand(
         "summary", "summarize the trace: completeness, throughput, jobs", "tracing.analysis.commands.summary"
     ),
-    SubCommand("jobs", "list the jobs with a breakdown of their time", "tracing.analysis.commands.jobs"),
-    SubCommand("explain", "explain one job: where each second went", "tracing.analysis.commands.explain"),
-    SubCommand("pins", "evaluate the pins: KV retained and tokens saved", "tracing.analysis.commands.pins"),
-    SubCommand("diff", "compare two traces of the same jobs", "tracing.analysis.commands.diff"),
-    SubCommand("export", "export to the formats of other tools", "tracing.analysis.commands.export"),
-    SubCommand("report", "write an HTML report", "tracing.report.command"),
-    SubCommand("validate", "check the trace against the rules of docs/trace.md", "tracing.validate"),
-    SubCommand("schema", "print the JSON Schema of the trace's lines", "tracing.schema"),
-    SubCommand("replay", "replay all decisions, or simulate another policy", "eval.trace.replay.command"),
+    SubCommand("jobs", "List the jobs with a breakdown of their time", "tracing.analysis.commands.jobs"),
+    SubCommand("explain", "Explain one job: where each second went", "tracing.analysis.commands.explain"),
+    SubCommand("pins", "Evaluate the pins: KV retained and tokens saved", "tracing.analysis.commands.pins"),
+    SubCommand("diff", "Compare two traces of the same jobs", "tracing.analysis.commands.diff"),
+    SubCommand("export", "Export to the formats of other tools", "tracing.analysis.commands.export"),
+    SubCommand("report", "Write an HTML report", "tracing.report.command"),
+    SubCommand("validate", "Check the trace against the rules of docs/trace.md", "tracing.validate"),
+    SubCommand("schema", "Print the JSON Schema of the trace's lines", "tracing.schema"),
+    SubCommand("replay", "Replay all decisions, or simulate another policy", "eval.trace.replay.command"),
 )
 
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             command.name,
             module=command.module,
             help=command.told,
-            description=command.told[0].upper() + command.told[1:] + ".",
+            description=f"{command.told}.",
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )

@@ -161,7 +161,7 @@ def test_an_empty_question_is_an_error(agent_server: str) -> None:
     done = piped(" \n", "--base-url", agent_server)
     assert (done.returncode, done.stderr.strip()) == (
         1,
-        "continuum: There is no question: standard input is empty.",
+        "continuum: No question: standard input is empty.",
     )
 
 
