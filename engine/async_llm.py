@@ -265,7 +265,7 @@ class AsyncLLM:
         if isinstance(state, str):
             raise RequestError(state, "name")
         if enabled and state.state == "off":
-            raise RequestError(f"The trace could not begin: {state.error}.", "name")
+            raise RequestError(f"The trace could not be started: {state.error}.", "name")
         return state
 
     async def pause(self, *, running_too: bool = False) -> None:

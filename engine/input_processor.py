@@ -172,8 +172,8 @@ class InputProcessor:
         self._check_prompt(prompt_token_ids)
         params.verify()
         if fits_context and params.max_tokens is not None:
-            room = self._max_model_len - len(prompt_token_ids)
-            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+            remaining = self._max_model_len - len(prompt_token_ids)
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         completed = self._complete(params, len(prompt_token_ids))
         completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:
@@ -201,7 +201,7 @@ class InputProcessor:
         try:
             check_vocabulary("The prompt", extreme_tokens(token_ids), self._vocab_size, "prompt")
         except TypeError as error:
-            raise RequestError(f"The prompt must hold numbers of tokens: {error}.", "prompt") from error
+            raise RequestError(f"The prompt must hold token ids: {error}.", "prompt") from error
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         stop_token_ids = params.stop_token_ids
@@ -224,11 +224,11 @@ class InputProcessor:
         return [sequence for sequence in sequences if max(sequence) < self._vocab_size]
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
-        room = self._max_model_len - num_prompt_tokens
+        remaining = self._max_model_len - num_prompt_tokens
         if params.max_tokens is None:
-            wanted = len(params.replay_token_ids) if params.replay_token_ids else room
-            return min(wanted, room)
-        if params.max_tokens > room:
+            wanted = len(params.replay_token_ids) if params.replay_token_ids else remaining
+            return min(wanted, remaining)
+        if params.max_tokens > remaining:
             raise ContextLengthError(
                 f"This model's maximum context length is {self._max_model_len} tokens, but "
                 f"{num_prompt_tokens + params.max_tokens} were requested ({num_prompt_tokens} in the prompt "

@@ -156,7 +156,7 @@ class Metrics:
         """Records the size of the KV pool in V1's form: numbers in labels."""
         info = Gauge(
             "vllm:cache_config_info",
-            "The KV pool: tokens per block, and blocks.",
+            "KV pool: tokens per block, and number of blocks.",
             ("engine", "block_size", "num_gpu_blocks"),
             registry=self.registry,
             multiprocess_mode="mostrecent",
@@ -240,10 +240,10 @@ class Metrics:
         self._running = self._gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
         self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
-        self._pins = self._gauge("continuum:pins", "Frontiers held across a tool call.")
-        self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks held by pins.")
-        self._jobs = self._gauge("continuum:jobs", "Jobs that are known: neither finished nor forgotten.")
-        self._viewers = self._gauge("continuum:dashboard_viewers", "Pages that look on by /dashboard.")
+        self._pins = self._gauge("continuum:pins", "Pins: branch tips retained across a tool call.")
+        self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks retained by pins.")
+        self._jobs = self._gauge("continuum:jobs", "Known jobs: neither finished nor forgotten.")
+        self._viewers = self._gauge("continuum:dashboard_viewers", "Viewers of /dashboard.")
         self._host_usage = self._gauge(
             "continuum:host_kv_usage_perc", "Slots of the host tier in use; 1 is all of them."
         )
@@ -256,17 +256,18 @@ class Metrics:
             "continuum:disk_kv_loaded_tokens", "Tokens whose KV came back from the disk tier."
         )
         self._disk_failed_loads = self._counter(
-            "continuum:disk_kv_failed_loads", "Loads that read from the disk tier and came to nothing."
+            "continuum:disk_kv_failed_loads", "Loads from the disk tier that failed."
         )
         self._disk_written_blocks = self._counter(
-            "continuum:disk_kv_written_blocks", "KV blocks that the host tier dropped and the disk keeps."
+            "continuum:disk_kv_written_blocks",
+            "KV blocks evicted from the host tier and written to the disk tier.",
         )
         self._disk_failed_writes = self._counter(
             "continuum:disk_kv_failed_writes", "KV blocks that could not be written to the disk tier."
         )
         self._disk_dropped_writes = self._counter(
             "continuum:disk_kv_dropped_writes",
-            "KV blocks not written: too many were on their way to the disk.",
+            "KV blocks not written to the disk tier: too many writes were in flight.",
         )
 
     def _make_token_counters(self) -> None:
@@ -278,13 +279,15 @@ class Metrics:
         self._cached_prompt_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found cached.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._recomputed_tokens = self._counter(
-            "continuum:recomputed_tokens", "Tokens computed again though an earlier turn of the job had them."
+            "continuum:recomputed_tokens",
+            "Tokens recomputed although an earlier turn of the job had computed them.",
         )
         self._divergences = self._counter(
-            "continuum:prompt_divergences", "Turns whose prompt parts from what their job had computed."
+            "continuum:prompt_divergences", "Turns whose prompt diverges from what their job had computed."
         )
         self._diverged_tokens = self._counter(
-            "continuum:prompt_diverged_tokens", "Tokens of a job beyond where its next prompt parted from it."
+            "continuum:prompt_diverged_tokens",
+            "Tokens of a job after the point where its next prompt diverged.",
         )
 
     def _make_request_counters(self) -> None:
@@ -302,7 +305,7 @@ class Metrics:
         )
         self._prefix_killers_removed = self._counters(
             "continuum:prefix_killers_removed",
-            "Texts taken out of prompts because they change with every request, by kind.",
+            "Volatile texts removed from prompts since they change with every request, by kind.",
             "kind",
         )
 
@@ -315,14 +318,16 @@ class Metrics:
         self._pins_ended = self._counters("continuum:pins_ended", "Pins that ended, by cause.", "cause")
         self._pin_block_s = self._counters(
             "continuum:pin_block_seconds",
-            "KV blocks times seconds that pins held, by how the holding ended.",
+            "KV block-seconds retained by pins, by how the pin ended.",
             "cause",
         )
         self._superseded_tokens = self._counter(
-            "continuum:superseded_tokens", "Tokens let go since their job's next prompt goes on without them."
+            "continuum:superseded_tokens",
+            "Tokens released since their job's next prompt continues without them.",
         )
         self._superseded_blocks = self._counter(
-            "continuum:superseded_blocks", "Of these, KV blocks of the device that nobody held: reused first."
+            "continuum:superseded_blocks",
+            "Released KV blocks of the device without another holder: evicted first.",
         )
 
     def _make_host_counters(self) -> None:
@@ -330,16 +335,16 @@ class Metrics:
             "continuum:host_kv_loaded_tokens", "Tokens whose KV came back from the host tier."
         )
         self._failed_loads = self._counter(
-            "continuum:host_kv_failed_loads", "Loads from the host tier that came to nothing."
+            "continuum:host_kv_failed_loads", "Loads from the host tier that failed."
         )
 
     def _make_loss_counters(self) -> None:
         self._trace_dropped = self._counter(
             "continuum:trace_events_dropped",
-            "Events of the trace that were lost: they came faster than they could be written.",
+            "Trace events lost since they came faster than they could be written.",
         )
         self._telemetry_dropped = self._counter(
-            "continuum:telemetry_dropped", "Spans that the OpenTelemetry collector did not get."
+            "continuum:telemetry_dropped", "Spans that did not reach the OpenTelemetry collector."
         )
 
     def _make_latencies(self) -> None:
@@ -363,12 +368,12 @@ class Metrics:
         )
         self._gap_error = self._histogram(
             "continuum:gap_prediction_error_seconds",
-            "How far the median that was expected of a gap was from what it took.",
+            "Absolute error of the predicted median of a tool gap.",
             GAP_BUCKETS_S,
         )
         self._pin_held = Histogram(
             "continuum:pin_held_seconds",
-            "How long a pin was held, by how it ended.",
+            "Lifetime of a pin, by how it ended.",
             (*_LABELS, "cause"),
             buckets=GAP_BUCKETS_S,
             registry=self.registry,
@@ -382,7 +387,7 @@ class Metrics:
             JOB_BUCKETS_S,
         )
         self._job_queue = self._histogram(
-            "continuum:job_queue_seconds", "What the turns of a job waited, together.", LATENCY_BUCKETS_S
+            "continuum:job_queue_seconds", "Total queue time of a job's turns.", LATENCY_BUCKETS_S
         )
 
     def _make_sizes(self, token_buckets: tuple[float, ...]) -> None:

@@ -173,9 +173,9 @@ class ConversationTurn:
             params.bad_words = [*params.bad_words, *self._model.reply_format.signs_of_calls]
         if params.max_tokens is None and params.replay_token_ids is None:
             params.max_tokens = self._model.default_max_tokens(num_prompt_tokens)
-        room = self._model.max_model_len - num_prompt_tokens
-        if self._conversation.fits_context and params.max_tokens is not None and room > 0:
-            params.max_tokens = min(params.max_tokens, room)
+        remaining = self._model.max_model_len - num_prompt_tokens
+        if self._conversation.fits_context and params.max_tokens is not None and remaining > 0:
+            params.max_tokens = min(params.max_tokens, remaining)
         return params
 
     def _make_readers(self, prompt_tail: str, grammar: ReplyGrammar | None) -> list[AnswerReader]:

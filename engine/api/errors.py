@@ -171,18 +171,18 @@ class Failure:
 
 
 def describe(
-    error: Exception, dialect: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
+    error: Exception, api_format: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> ErrorResponse | AnthropicErrorResponse:
     """The error in the format of this API."""
-    return _rendered(explain(error), dialect, request_id)
+    return _rendered(explain(error), api_format, request_id)
 
 
 def error_response(
-    error: Exception, dialect: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
+    error: Exception, api_format: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> Response:
     """The complete error response."""
     failure = explain(error)
-    body = msgspec.json.encode(_rendered(failure, dialect, request_id))
+    body = msgspec.json.encode(_rendered(failure, api_format, request_id))
     return Response(body, failure.status, _headers(error), "application/json")
 
 
@@ -217,9 +217,9 @@ def explain(error: Exception) -> Failure:
 
 
 def _rendered(
-    failure: Failure, dialect: ApiFormat, request_id: str | None
+    failure: Failure, api_format: ApiFormat, request_id: str | None
 ) -> ErrorResponse | AnthropicErrorResponse:
-    if dialect is ApiFormat.ANTHROPIC:
+    if api_format is ApiFormat.ANTHROPIC:
         kind = _type_of(failure.status, _ANTHROPIC_TYPES, "invalid_request_error", "api_error")
         error = AnthropicErrorInfo(kind, _naming_the_field(failure), failure.details or UNSET)
         return AnthropicErrorResponse(error=error, request_id=request_id)

@@ -164,7 +164,7 @@ def _text(value: object, field: str, max_chars: int = MAX_ID_CHARS) -> str | Non
     if not isinstance(value, str) or len(value) > max_chars:
         raise _fault(field, f"must be a string of at most {max_chars} characters")
     if not is_unicode(value):
-        raise _fault(field, "holds half of a surrogate pair, which is no character")
+        raise _fault(field, "holds a lone surrogate, which is not a character")
     return value
 
 

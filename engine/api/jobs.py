@@ -119,7 +119,7 @@ def _engine_with_jobs(request: Request) -> AsyncLLM:
     if not engine.knows_jobs:
         raise HTTPException(
             501,
-            "This server's scheduling policy knows no jobs; start it with --scheduling-policy continuum.",
+            "The scheduling policy does not track jobs; start the server with --scheduling-policy continuum.",
         )
     return engine
 

@@ -92,7 +92,7 @@ class Prompts:
         messages."""
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
-                "chat_template is taken from requests only by a server with --trust-request-chat-template.",
+                "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
         normal = with_one_system(self._without_prefix_killers(normalise(chat.messages)))
@@ -139,7 +139,7 @@ class Prompts:
             listed += tokens
             if len(listed) > MAX_LISTED_TOKENS:
                 raise RequestError(
-                    f"The text has more than {MAX_LISTED_TOKENS} tokens, the most that are listed; the "
+                    f"The text has more than {MAX_LISTED_TOKENS} tokens, the limit; the "
                     "endpoints that count tokens take more.",
                     "prompt",
                 )

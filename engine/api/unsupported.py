@@ -55,10 +55,10 @@ def refuse_unsupported(fields: Mapping[str, object]) -> None:
         if name in _ALWAYS:
             raise RequestError(f"{name} is not supported: this server reads and writes text only.", name)
         if name == "modalities" and value != ["text"] and value not in _NOTHING:
-            raise RequestError("modalities must be ['text']: this server writes nothing else.", name)
+            raise RequestError("modalities must be ['text']: this server generates text only.", name)
         if value in _NOTHING:
             continue
         if name in _OTHER_NAMES and not (name == "function_call" and value in ("none", "auto")):
-            raise RequestError(f"{name} is no field of this server; use {_OTHER_NAMES[name]}.", name)
+            raise RequestError(f"{name} is not a field of this server; use {_OTHER_NAMES[name]}.", name)
         if name in _UNKNOWN and value not in _UNKNOWN[name]:
             raise RequestError(f"{name} is not supported.", name)

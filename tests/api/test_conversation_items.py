@@ -88,7 +88,7 @@ def test_what_is_noted_of_a_conversation_can_be_changed(client: openai.OpenAI) -
 @pytest.mark.parametrize(
     ("method", "path", "said_of_it"),
     [
-        ("POST", "/v1/responses/compact", "compacts no conversations"),
+        ("POST", "/v1/responses/compact", "does not compact conversations"),
         ("GET", "/v1/responses/compact", "no response"),
         ("GET", "/v1/responses/resp_1", "not stored"),
         ("GET", "/v1/conversations/resp_1", "no conversation"),

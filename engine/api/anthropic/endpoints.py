@@ -80,7 +80,7 @@ def _conversation(
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)
     if body.mcp_servers:
-        left_out.add("mcp_servers", "tools of MCP servers are not run by this server")
+        left_out.add("mcp_servers", "this server does not run tools of MCP servers")
     return Conversation(
         request_id=request_id,
         messages=history.messages,

@@ -113,7 +113,7 @@ class PromptRequest(BaseModel):
         extra = self.model_extra or {}
         for name, value in extra.items():
             if name in _OTHER_DIALECTS and value and value != 1:
-                raise RequestError(f"{name} is no field of Messages{_OTHER_DIALECTS[name]}.", name)
+                raise RequestError(f"{name} is not a field of Messages{_OTHER_DIALECTS[name]}.", name)
         refuse_unsupported(extra)
         return self
 

@@ -295,8 +295,8 @@ class MessageAnswer:
 
     def _limit(self, usage: TurnUsage) -> str:
         """The limit that was reached: the client's, or the model's context."""
-        room = self._terms.max_model_len - usage.prompt_tokens
-        is_full = usage.completion_tokens >= room and self._terms.max_tokens > room
+        remaining = self._terms.max_model_len - usage.prompt_tokens
+        is_full = usage.completion_tokens >= remaining and self._terms.max_tokens > remaining
         return "model_context_window_exceeded" if is_full else "max_tokens"
 
     def _usage(self, turn: TurnOutput) -> Usage:

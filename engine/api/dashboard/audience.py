@@ -70,7 +70,7 @@ class Audience:
         """Yields the core's views as long as they are read. OverloadedError beyond the most
         viewers, ServerClosingError on shutdown, EngineDeadError if the core died."""
         if len(self._viewers) >= MAX_VIEWERS:
-            raise OverloadedError(f"{MAX_VIEWERS} viewers look on already; try again later.")
+            raise OverloadedError(f"{MAX_VIEWERS} viewers are connected already; try again later.")
         viewer = _Viewer()
         self._viewers.add(viewer)
         self._model.count_viewers(1)

@@ -76,12 +76,12 @@ def fault_of_keys(keys: Sequence[str]) -> str | None:
         if name is None and ":" in key:
             before = ascii(key.partition(":")[0][:MAX_SHOWN_NAME_CHARS])
             return (
-                f"api_key: what stands before the colon, {before}, is no name; a name has up to 64 letters, "
+                f"api_key: the part before the colon, {before}, is no name; a name has up to 64 letters, "
                 "digits, dots, dashes and underscores, and a key without one has no colon."
             )
         if secret in owners:
             whose = [each or "a key without a name" for each in (owners[secret], name)]
-            return f"api_key: {whose[0]} and {whose[1]} have the same secret; whose request would it be?"
+            return f"api_key: {whose[0]} and {whose[1]} have the same secret; each needs its own."
         owners[secret] = name
     return None
 

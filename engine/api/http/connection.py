@@ -54,13 +54,13 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        dialect: ApiFormat = ApiFormat.OPENAI,
+        api_format: ApiFormat = ApiFormat.OPENAI,
         request_id: str | None = None,
     ) -> None:
         self._events = events
-        self._keep_alive = sse.PING if dialect is ApiFormat.ANTHROPIC else sse.KEEP_ALIVE
+        self._keep_alive = sse.PING if api_format is ApiFormat.ANTHROPIC else sse.KEEP_ALIVE
         super().__init__(
-            _guarded(events, dialect, request_id),
+            _guarded(events, api_format, request_id),
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
@@ -115,13 +115,13 @@ class _Wire:
 
 
 async def _guarded(
-    events: AsyncGenerator[bytes, None], dialect: ApiFormat, request_id: str | None
+    events: AsyncGenerator[bytes, None], api_format: ApiFormat, request_id: str | None
 ) -> AsyncGenerator[bytes, None]:
     try:
         async for event in events:
             yield event
     except Exception as error:  # the status was sent long ago: the stream itself must report it
-        described = describe(error, dialect, request_id)
-        yield sse.event(described, "error" if dialect is ApiFormat.ANTHROPIC else None)
-    if dialect is ApiFormat.OPENAI:
+        described = describe(error, api_format, request_id)
+        yield sse.event(described, "error" if api_format is ApiFormat.ANTHROPIC else None)
+    if api_format is ApiFormat.OPENAI:
         yield sse.DONE

@@ -26,7 +26,7 @@ MAX_HEADERS = 256
 LINGER_S = 5.0
 """How long the rest of a refused upload is read and discarded: a client that is cut off while it
 sends may never read the error."""
-NO_ROOM = "The server has as many connections as it may, and all are at work."
+NO_ROOM = "The server has its maximum number of connections, and none is idle."
 WRITE_STALL_S = 300.0
 """A client that reads nothing of its response for this long is disconnected."""
 _FRAMING = (b"content-length", b"transfer-encoding")

@@ -159,7 +159,7 @@ class ContentEncodingMiddleware:
                     num_bytes += len(piece)
                     if num_bytes > self._max_bytes:
                         raise HTTPException(
-                            413, f"The request's unpacked body exceeds {self._max_bytes} bytes."
+                            413, f"The request's decompressed body exceeds {self._max_bytes} bytes."
                         )
                     pieces.append(piece)
                     await asyncio.sleep(0)

@@ -49,7 +49,7 @@ class HostMiddleware:
             await self._app(scope, receive, send)
             return
         error = HTTPException(
-            403, "This server does not answer to the name in Host; --allowed-hosts names those it has."
+            403, "This server does not accept this Host; --allowed-hosts lists those it does."
         )
         await refusal(error, scope)(scope, receive, send)
 

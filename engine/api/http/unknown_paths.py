@@ -13,10 +13,10 @@ from engine.api.http.head import IS_HEAD
 
 MAX_SHOWN_CHARS = 200
 _NOT_HERE = {
-    "/embeddings": "This server makes no embeddings: its model generates text.",
-    "/rerank": "This server ranks nothing: its model generates text.",
-    "/audio": "This server neither hears nor speaks: its model generates text.",
-    "/images": "This server draws nothing: its model generates text.",
+    "/embeddings": "This server has no embeddings: its model generates text.",
+    "/rerank": "This server has no reranking: its model generates text.",
+    "/audio": "This server has no audio: its model generates text.",
+    "/images": "This server has no image generation: its model generates text.",
 }
 
 

@@ -100,7 +100,7 @@ def wanted_output(
         return by_format
     if by_format is not None:
         raise RequestError(
-            "response_format and structured_outputs both say what the output must look like; send one.",
+            "response_format and structured_outputs both set the output format; send one.",
             "structured_outputs",
         )
     return structured_outputs.params()

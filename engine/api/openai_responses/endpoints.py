@@ -107,8 +107,8 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 async def compact(request: Request) -> HttpResponse:
     """Unsupported: conversations are shortened by ``truncation: auto``, or by the client."""
     raise NotFoundError(
-        "This server compacts no conversations: send a shorter one, or truncation: 'auto', which leaves out "
-        "the oldest."
+        "This server does not compact conversations: send a shorter one, or truncation: 'auto', which "
+        "leaves out the oldest."
     )
 
 

@@ -222,7 +222,9 @@ class MessageList:
             self._tell("user", self._left_out.part(item, where))
             return
         if kind in ("compaction_trigger", "context_compaction"):
-            raise RequestError(f"{where} is a {kind} item: this server compacts nothing.", f"{where}.type")
+            raise RequestError(
+                f"{where} is a {kind} item: this server does not compact conversations.", f"{where}.type"
+            )
         said = repr(kind[:50]) if isinstance(kind, str) else "missing"
         raise RequestError(f"{where}.type is {said}, which this server does not know.", f"{where}.type")
 
@@ -260,7 +262,7 @@ def _reasoning_of(item: Mapping[str, Any], where: str) -> str:
         return b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
     except ValueError:
         raise RequestError(
-            f"{where}.encrypted_content was changed since this server gave it out.",
+            f"{where}.encrypted_content was changed after this server created it.",
             f"{where}.encrypted_content",
         ) from None
 

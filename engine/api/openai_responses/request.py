@@ -96,10 +96,10 @@ class ResponsesRequest(GenerationRequest):
         if self.n not in (None, 1):
             raise RequestError("n must be 1: a response is one reply.", "n")
         if self.prompt is not None:
-            raise RequestError("prompt is not supported: this server keeps no prompt templates.", "prompt")
+            raise RequestError("prompt is not supported: this server has no prompt templates.", "prompt")
         if self.previous_response_id is not None and self.conversation is not None:
             raise RequestError(
-                "previous_response_id and conversation both say what came before: give one of them.",
+                "previous_response_id and conversation both name the history: send one.",
                 "previous_response_id",
             )
         if not self.input and self.previous_response_id is None and self.conversation is None:

@@ -128,7 +128,7 @@ class ResponseTurn:
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
             raise RequestError(
-                "input has nothing that the model can be shown: thoughts without text and records of what "
+                "input has nothing that the model can be shown: reasoning without text and records of what "
                 "other servers did are left out.",
                 "input",
             )

@@ -139,10 +139,10 @@ class FrontEnds:
                 waiting.discard(event.process)
                 self._let_go(event.process)
                 if self._restarts_in_vain():
-                    raise EngineDeadError("Front-end processes die while they start.")
+                    raise EngineDeadError("API server processes die while starting.")
                 waiting.add(self._replace(event.process))
             else:
-                raise EngineDeadError("The engine core died while the front ends started.")
+                raise EngineDeadError("The engine core died while the API servers started.")
 
     # ---- running ----
 
