@@ -15,9 +15,12 @@ from collections import Counter
 from itertools import count
 from typing import NamedTuple
 
+from continuum.branches import BranchEnd, BranchListener
 from continuum.jobs import Frontier, Job, Turn
 from continuum.tool_memory import ToolMemory
 from continuum.tuning import Tuning
+from engine.core.block_hash import BlockHash
+from engine.messages import ToolSignal
 from engine.request import Request, RequestStatus
 
 FIRST_LOOK_S = 1.0
@@ -33,7 +36,7 @@ class Need(NamedTuple):
     tenant: str
 
 
-class WorkingSet:
+class WorkingSet(BranchListener):
     """Blocks that the begun jobs are expected to need, and the new jobs that wait for room beside them."""
 
     def __init__(
@@ -127,19 +130,39 @@ class WorkingSet:
         self._unpark(request.request_id)
         self._take(self._here, request.request_id)
 
-    def continued(self, frontier: Frontier, request: Request) -> None:
-        """Its next turn is back, and waits."""
-        self.forget(frontier)
-        self.came(request, frontier.job)
+    # ---- who is expected back ----
 
-    def awaits(self, frontier: Frontier, now: float) -> None:
+    def on_opened(self, frontier: Frontier, block_hashes: list[BlockHash], now: float) -> None:
+        self._await(frontier, now)
+
+    def on_restored(self, frontier: Frontier, now: float) -> None:
+        self._await(frontier, now)
+
+    def on_tools_known(self, frontier: Frontier, now: float) -> None:
+        self._await(frontier, now)
+
+    def on_hint(self, frontier: Frontier, signal: ToolSignal, now: float) -> None:
+        self._await(frontier, now)
+
+    def on_continued(self, frontier: Frontier, turn: Turn, now: float) -> None:
+        """The turn is here from now on: it waits."""
+        self._forget(frontier)
+        self.came(turn.request, frontier.job)
+
+    def on_superseded(self, frontier: Frontier, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        self._forget(frontier)
+
+    def on_dropped(self, frontier: Frontier, end: BranchEnd, now: float) -> None:
+        self._forget(frontier)
+
+    def _await(self, frontier: Frontier, now: float) -> None:
         """A turn has ended there, or more is known of what it called."""
         self._look_again(now)
         if frontier.request_id not in self._awaited:
             heapq.heappush(self._looks, (now + FIRST_LOOK_S, next(self._numbers), frontier))
         self._weigh(frontier, now)
 
-    def forget(self, frontier: Frontier) -> None:
+    def _forget(self, frontier: Frontier) -> None:
         """Nobody is expected back there any more."""
         self._take(self._awaited, frontier.request_id)
 

@@ -77,7 +77,7 @@ class BreakRule:
     def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
         """Unclaimed ones first, youngest job's first, but those of other tenants within their part after the
         rest; the requester's own, whose blocks it will read, last."""
-        own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
+        own = turn.pin if turn is not None else None
         tenant = _tenant_of(requester, turn)
         safe, claimed = [], []
         for pin in self._pins.youngest_first():

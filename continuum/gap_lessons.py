@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from continuum.branches import BranchEnd, BranchListener
 from continuum.jobs import Frontier, Turn
 from continuum.told_memory import ToldMemory
 from continuum.tool_gaps import PublishedGaps
 from continuum.tool_memory import ToolMemory
+from engine.messages import ToolSignal, ToolState
 from estimator.survival import SurvivalCurve
 
 
-class GapLessons:
+class GapLessons(BranchListener):
     """Learns from each gap once, however it ends, and tells what is left of one."""
 
     def __init__(self, tools: ToolMemory, published: PublishedGaps | None, block_size: int) -> None:
@@ -24,9 +26,9 @@ class GapLessons:
         known = self._tools.curve(frontier.tools, frontier.job.job_id, frontier.job.tenant)
         return self._told.remaining(frontier, known, now)
 
-    def returned(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        """The job went on from here, after so long."""
-        if frontier.tools is None or frontier.learned:
+    def on_continued(self, frontier: Frontier, turn: Turn, now: float) -> None:
+        gap_s = turn.gap_s
+        if gap_s is None or frontier.tools is None or frontier.learned:
             return
         frontier.learned = True
         job_id, tenant = frontier.job.job_id, frontier.job.tenant
@@ -41,7 +43,19 @@ class GapLessons:
         growth_tokens = turn.request.num_prompt_tokens - len(frontier.chain) * self._block_size
         self._tools.observe_next_turn(frontier.tools, growth_tokens, tenant)
 
-    def cut_off(self, frontier: Frontier, now: float) -> None:
+    def on_hint(self, frontier: Frontier, signal: ToolSignal, now: float) -> None:
+        if frontier.told is not None and frontier.told.state is ToolState.CANCELLED:
+            self._cut_off(frontier, now)
+
+    def on_dropped(self, frontier: Frontier, end: BranchEnd, now: float) -> None:
+        """Of a job that is forgotten while its tools run it is known that they took at least so long. If
+        nothing ran, it was done."""
+        if end is BranchEnd.JOB_FORGOTTEN and frontier.tools:
+            self._cut_off(frontier, now)
+        elif end is not BranchEnd.CROWDED_OUT:
+            self._was_last(frontier)
+
+    def _cut_off(self, frontier: Frontier, now: float) -> None:
         """Its tools ran for so long and then were heard of no more."""
         if frontier.tools and not frontier.learned:
             frontier.learned = True
@@ -50,7 +64,7 @@ class GapLessons:
                 frontier.tools, waited_s, now, censored=True, job_id=job.job_id, tenant=job.tenant
             )
 
-    def was_last(self, frontier: Frontier) -> None:
+    def _was_last(self, frontier: Frontier) -> None:
         """No turn came after it, or will. A question that was only asked once tells nothing of jobs."""
         if frontier.tools is not None and frontier.job.is_established:
             self._tools.observe_last_turn(frontier.tools, frontier.job.tenant)

@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
+from continuum.branches import BranchEnd, BranchListener
 from continuum.config import ContinuumConfig
 from continuum.forecast import WorkForecast
-from continuum.jobs import Frontier
+from continuum.jobs import Frontier, Turn
 from continuum.kv_cost import KvCost
 from continuum.pins import PinTable
 from continuum.policy_trace import PolicyTrace
@@ -17,17 +20,17 @@ from continuum.tool_gaps import PublishedGaps
 from continuum.tool_memory import ToolMemory
 from continuum.ttl import TtlDecision, TtlInputs
 from engine.core.block_hash import BlockHash
-from engine.messages import TurnReceipt
 from engine.policy import Pin, PolicyContext
 from estimator.survival import SurvivalCurve
 
 UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 NO_ROOM = TtlDecision(0.0, "pin budget is used up")
+LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
 
 ChooseTtl = Callable[[Frontier, TtlInputs], TtlDecision]
 
 
-class Holding:
+class Holding(BranchListener):
     """Decides when a turn ends, and anew when more is known of what it waits for."""
 
     def __init__(
@@ -86,9 +89,7 @@ class Holding:
         self._trace.created(pin, frontier, now)
         return pin
 
-    def decide_anew(
-        self, frontier: Frontier, now: float, remaining: SurvivalCurve | None = None
-    ) -> TurnReceipt | None:
+    def decide_anew(self, frontier: Frontier, now: float, remaining: SurvivalCurve | None = None) -> None:
         """More is known of what it waits for. ``remaining``: time until the return as it looks now, which
         then is where the rule counts from; None: as it looked when the turn ended."""
         if self._published is not None:
@@ -96,14 +97,30 @@ class Holding:
         decision = self._decide(frontier, now, remaining)
         if frontier.pin is not None:
             self._pins.set_deadline(frontier.pin, frontier.ended_s + decision.ttl_s)
-        return frontier.receipt
 
-    def let_go(self, frontier: Frontier, why: TtlDecision) -> TurnReceipt | None:
+    def let_go(self, frontier: Frontier, why: TtlDecision) -> None:
         """Nobody will come back to it, or not soon enough."""
+        self._unpin(frontier)
+        self.tell(frontier, why)
+
+    def give_back(self, turn: Turn) -> None:
+        """The turn has ended: a pin that it had come back to and never took over goes."""
+        if turn.frontier is not None:
+            self._unpin(turn.frontier)
+
+    def on_continued(self, frontier: Frontier, turn: Turn, now: float) -> None:
+        if frontier.pin is not None:
+            self._pins.claim(frontier.pin)
+
+    def on_superseded(self, frontier: Frontier, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        self.tell(frontier, LEFT_BEHIND)
+
+    def on_dropped(self, frontier: Frontier, end: BranchEnd, now: float) -> None:
+        self._unpin(frontier)
+
+    def _unpin(self, frontier: Frontier) -> None:
         if frontier.pin is not None:
             self._pins.let_go(frontier.pin)
-        self.tell(frontier, why)
-        return frontier.receipt
 
     def tell(self, frontier: Frontier, decision: TtlDecision) -> None:
         """Put the decision into the receipt, as far as it came true."""
@@ -111,9 +128,12 @@ class Holding:
         if receipt is None or (pin is None and receipt.reason == NO_ROOM.reason):
             return  # whatever is decided now, it was let go at the turn's end
         held = pin is not None and decision.ttl_s > 0
-        receipt.pinned_tokens = pin.num_blocks * self._block_size if held and pin is not None else 0
-        receipt.ttl_s = decision.ttl_s if held else 0.0
-        receipt.reason = decision.reason
+        frontier.receipt = structs.replace(
+            receipt,
+            pinned_tokens=pin.num_blocks * self._block_size if held and pin is not None else 0,
+            ttl_s=decision.ttl_s if held else 0.0,
+            reason=decision.reason,
+        )
 
     def _decide(self, frontier: Frontier, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
         """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
@@ -127,7 +147,8 @@ class Holding:
         decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
         self._trace.decided(frontier, inputs, decision, self._config.ttl_rule, now)
         if frontier.receipt is not None and curve.known_median_s is not None:
-            frontier.receipt.expected_tool_s = elapsed_s + curve.known_median_s
+            expected_s = elapsed_s + curve.known_median_s
+            frontier.receipt = structs.replace(frontier.receipt, expected_tool_s=expected_s)
         self.tell(frontier, decision)
         return decision
 

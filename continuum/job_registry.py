@@ -13,6 +13,7 @@ from hashlib import sha256
 from heapq import nlargest
 from itertools import islice
 
+from continuum.branches import BranchEnd, BranchListener
 from continuum.frontier_index import FrontierIndex
 from continuum.jobs import Frontier, Job, JobTable, Turn
 from continuum.kept_prefixes import KeptPrefixes, landmarks_of
@@ -24,7 +25,7 @@ MAX_QUESTIONS = 1024
 """Inferred jobs of one turn, without a tool call, that are remembered to recognise a second turn."""
 
 
-class JobRegistry:
+class JobRegistry(BranchListener):
     """Opens, finds and forgets jobs; knows their frontiers as far as jobs can be recognised by them."""
 
     def __init__(self, max_jobs: int, idle_s: float, block_size: int) -> None:
@@ -123,31 +124,42 @@ class JobRegistry:
 
     # ---- frontiers ----
 
-    def add_frontier(self, frontier: Frontier, block_hashes: list[BlockHash]) -> None:
-        """A turn of its job ended with these blocks. Only inferred jobs are recognised by theirs: whoever
-        names a job names all its turns."""
+    def on_opened(self, frontier: Frontier, block_hashes: list[BlockHash], now: float) -> None:
         frontier.beginning = self._index.beginning_of(frontier, block_hashes)
         frontier.landmarks = landmarks_of(block_hashes, len(block_hashes))
-        self.restore_frontier(frontier)
+        self.on_restored(frontier, now)
 
-    def restore_frontier(self, frontier: Frontier) -> None:
-        """The turn that had continued it came to nothing."""
+    def on_restored(self, frontier: Frontier, now: float) -> None:
+        """Only inferred jobs are recognised by their branches: whoever names a job names all its turns."""
         frontier.job.frontiers.append(frontier)
         if not frontier.is_superseded:
             self._prefixes.add(frontier.landmarks)
         if frontier.job.is_inferred:
             self._index.add(frontier)
 
-    def remove_frontier(self, frontier: Frontier) -> None:
+    def on_tools_known(self, frontier: Frontier, now: float) -> None:
+        if frontier.tools:
+            self.establish(frontier.job)  # whoever calls a tool has a job
+
+    def on_continued(self, frontier: Frontier, turn: Turn, now: float) -> None:
+        self._remove(frontier)
+
+    def on_dropped(self, frontier: Frontier, end: BranchEnd, now: float) -> None:
+        self._remove(frontier)
+
+    def _remove(self, frontier: Frontier) -> None:
         frontier.job.frontiers.remove(frontier)
         if not frontier.is_superseded:
             self._prefixes.remove(frontier.landmarks)
         self._index.remove(frontier)
 
-    def supersede(self, frontier: Frontier) -> None:
-        """Its job went on without it: it may still be come back to, and keeps no blocks till then."""
+    def on_superseded(self, frontier: Frontier, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        """It may still be come back to, and keeps no blocks till then."""
         frontier.is_superseded = True
         self._prefixes.remove(frontier.landmarks)
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        self.remove(job)
 
     # ---- prefixes that are kept ----
 

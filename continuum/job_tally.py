@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from continuum.jobs import Frontier, Job
+from continuum.branches import BranchListener
+from continuum.jobs import Frontier, Job, Turn
 from engine.messages import JobEnd, JobStats
 
 MAX_KEPT = 4096
@@ -15,23 +16,26 @@ FORGOTTEN = "forgotten"
 """It was idle for too long, or one of too many."""
 
 
-class JobTally:
+class JobTally(BranchListener):
     """A job is counted once, when it is no longer known; single questions that nobody named are no jobs."""
 
     def __init__(self) -> None:
         self._ended: deque[JobEnd] = deque(maxlen=MAX_KEPT)
         self._gap_errors_s: deque[float] = deque(maxlen=MAX_KEPT)
 
-    def job_ended(self, job: Job, outcome: str) -> None:
+    def on_job_gone(self, job: Job, now: float) -> None:
         if job.is_established:
+            outcome = FINISHED if job.is_finished else FORGOTTEN
             duration_s = max(0.0, job.last_active_s - job.first_arrival_s)
             self._ended.append(JobEnd(outcome, duration_s, job.queued_s, job.num_turns))
 
-    def gap_closed(self, frontier: Frontier, gap_s: float) -> None:
-        """The turn came back: what had last been told of when it would?"""
+    def on_continued(self, frontier: Frontier, turn: Turn, now: float) -> None:
+        """The turn came back: what had last been told of when it would? Who repeats a turn closes no gap."""
         receipt = frontier.receipt
+        if turn.repeats is not None or turn.gap_s is None:
+            return
         if receipt is not None and receipt.expected_tool_s is not None:
-            self._gap_errors_s.append(abs(gap_s - receipt.expected_tool_s))
+            self._gap_errors_s.append(abs(turn.gap_s - receipt.expected_tool_s))
 
     def take(self, num_jobs: int) -> JobStats:
         """All since the last call; ``num_jobs`` are known now."""

@@ -144,9 +144,20 @@ class Turn:
     keeps_warm: bool = False
     """Its KV was held for that one."""
 
+    def admitted(self, now: float) -> None:
+        """Its request has its blocks, for the first time."""
+        self.num_cached_tokens = self.request.num_cached_tokens
+        self.admitted_s = now
+        self.job.queued_s += now - self.request.arrival_time
+
     @property
     def external_id(self) -> str:
         return self.request.external_id
+
+    @property
+    def pin(self) -> Pin | None:
+        """Of what it continues."""
+        return self.frontier.pin if self.frontier is not None else None
 
     @property
     def warm(self) -> bool:

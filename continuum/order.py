@@ -13,11 +13,12 @@ as they come. And it counts where even host memory loses what the jobs begun nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from continuum.forecast import WorkForecast
 from continuum.jobs import Turn
-from continuum.program_stats import Memoryfulness
+from continuum.program_stats import Memoryfulness, RecomputedShare
 from continuum.tuning import Tuning
 from engine.policy import WaitingKey
 from engine.request import Request, RequestStatus
@@ -60,6 +61,46 @@ def waiting_key(
     return (IN_TIME, request.priority, standing, rank)
 
 
+class JobRanks:
+    """Ranks the jobs of turns: when they arrive, and again when more is known of what jobs are like."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        forecast: WorkForecast,
+        recomputed: RecomputedShare,
+        work_s: Callable[[Turn], float],
+        *,
+        work_weight: float,
+        has_host_tier: bool,
+    ) -> None:
+        """``work_s``: seconds of service that a turn's job is predicted to need beyond what jobs usually
+        do."""
+        self._tuning = tuning
+        self._forecast = forecast
+        self._recomputed = recomputed
+        self._work_s = work_s
+        self._work_weight = work_weight
+        self._has_host_tier = has_host_tier
+        self._again = RankingAnew()
+
+    def rank(self, turn: Turn) -> None:
+        turn.job.rank = job_rank(turn, self._age_weight(), self._work_weight * self._work_s(turn))
+
+    def rank_again(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+        """Those of the open turns that are due, ranked."""
+        for turn in self._again.take(self._forecast.num_lessons, turns):
+            self.rank(turn)
+            yield turn
+
+    def _age_weight(self) -> float:
+        """How much of a job's age counts beside a turn's own arrival; all of it where lost KV is
+        recomputed."""
+        if not self._has_host_tier:
+            return 1.0
+        return age_weight(self._forecast.lengths, self._recomputed.value, self._tuning)
+
+
 class RankingAnew:
     """Goes through the turns that wait whenever the forecast has learned, some in each step."""
 
@@ -67,9 +108,9 @@ class RankingAnew:
         self._num_lessons = 0
         self._turns: Iterator[Turn] = iter(())
 
-    def take(self, num_lessons: int, turns: Mapping[str, Turn]) -> Iterator[Turn]:
+    def take(self, num_lessons: int, turns: Iterable[Turn]) -> Iterator[Turn]:
         """Those that are due. ``turns``: all that are open, in order of arrival."""
         if num_lessons != self._num_lessons:
             self._num_lessons = num_lessons
-            self._turns = iter(list(turns.values()))
+            self._turns = iter(list(turns))
         return (turn for turn in islice(self._turns, RANKED_PER_STEP) if turn.num_cached_tokens is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from continuum.admission import WorkingSet
+from continuum.branches import BranchListener
 from continuum.jobs import Frontier, Job, Turn
 from continuum.told import remaining_of
 from continuum.ttl import TtlDecision, TtlInputs
@@ -12,7 +13,7 @@ from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
 
 
-class PolicyTrace:
+class PolicyTrace(BranchListener):
     """One method per thing that can happen to a job or a pin."""
 
     def __init__(self, tracer: Tracer | None) -> None:
@@ -48,7 +49,7 @@ class PolicyTrace:
         if self._tracer.on:
             self._turn("turn_aborted", turn, now)
 
-    def tools_started(self, frontier: Frontier, now: float) -> None:
+    def on_tools_known(self, frontier: Frontier, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(
                 JobEvent(
@@ -61,7 +62,7 @@ class PolicyTrace:
                 )
             )
 
-    def client_told(self, frontier: Frontier, signal: ToolSignal, now: float) -> None:
+    def on_hint(self, frontier: Frontier, signal: ToolSignal, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(
                 JobEvent(
@@ -75,12 +76,12 @@ class PolicyTrace:
                 )
             )
 
-    def job_finished(self, job: Job, now: float) -> None:
+    def on_job_done(self, job: Job, now: float) -> None:
         if self._tracer.on:
             self._tracer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
 
-    def job_forgotten(self, job: Job, now: float) -> None:
-        if self._tracer.on:
+    def on_job_gone(self, job: Job, now: float) -> None:
+        if self._tracer.on and not job.is_finished:
             self._tracer.emit(JobEvent(now=now, kind="forgotten", job_id=job.job_id, turn=job.num_turns))
 
     def _turn(self, kind: str, turn: Turn, now: float) -> None:

@@ -14,7 +14,7 @@ MAX_TURNS = 4096
 
 @dataclass(slots=True, eq=False)
 class _EndedTurn:
-    """Its receipt may still change: it is read when somebody asks."""
+    """With the receipt that its client was given last."""
 
     job: Job
     request_id: str
@@ -34,7 +34,6 @@ class TurnLog:
         self._turns: OrderedDict[str, _EndedTurn] = OrderedDict()
 
     def ended(self, turn: Turn, receipt: TurnReceipt, now: float) -> None:
-        """What is changed in the receipt is changed here too."""
         request = turn.request
         started_s = now if request.first_scheduled_time is None else request.first_scheduled_time
         first_token_s = now if request.first_token_time is None else request.first_token_time
@@ -51,7 +50,7 @@ class TurnLog:
         if len(self._turns) > MAX_TURNS:
             self._turns.popitem(last=False)
 
-    def decided_anew(self, frontier: Frontier) -> None:
+    def told(self, frontier: Frontier) -> None:
         """It is known what runs, or its client spoke of it: the turn has another receipt."""
         turn = self._turns.get(frontier.request_id)
         if turn is not None and frontier.receipt is not None:

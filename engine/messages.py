@@ -204,7 +204,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     """Rank of the chosen token among all, 1 = most probable."""
 
 
-class TurnReceipt(BaseReceipt, omit_defaults=True):
+class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     """What the engine did about a job's KV in this turn, for the client. Token counts are of the prompt."""
 
     request_id: str

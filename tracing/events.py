@@ -80,7 +80,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Events in the parts before this one; repeated headers are not counted."""
 
 
-class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True):
+class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """What the client of a turn was told about its job's KV, but for the id that names the turn."""
 
     job_id: str
@@ -105,7 +105,7 @@ class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Since the job's previous turn ended."""
 
 
-class Receipt(BaseReceipt, omit_defaults=True):
+class Receipt(BaseReceipt, omit_defaults=True, frozen=True):
     """What the client of a turn was told about its job's KV; a part of other records."""
 
     req_id: str

@@ -53,7 +53,7 @@ class HoldingPolicy(ProgramPolicy):
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         super().on_admitted(request, now)
         turn = self._turns.get(request.request_id)
-        return (turn.frontier.pin,) if turn is not None and turn.frontier and turn.frontier.pin else ()
+        return (turn.pin,) if turn is not None and turn.pin is not None else ()
 
     def _close(self, request: Request, now: float) -> Turn | None:
         turn = super()._close(request, now)
@@ -76,7 +76,7 @@ class HoldingPolicy(ProgramPolicy):
     def pins_to_break(self, requester: Request) -> Iterator[Pin]:
         """All pins, the youngest program's first; the requester's own, whose blocks it will read, last."""
         turn = self._turns.get(requester.request_id)
-        own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
+        own = turn.pin if turn is not None else None
         yield from (pin for pin in self._pins.youngest_first() if pin is not own)
         if own is not None:
             yield own

@@ -53,8 +53,8 @@ class OraclePolicy(ContinuumPolicy):
 
     def _let_go_for(self, request: Request, num_free_blocks: int, now: float) -> None:
         """It fits in the next step if what is worth its memory does not stand in the way."""
-        turn = self._turns.get(request.request_id)
-        own = turn.frontier.pin if turn is not None and turn.frontier is not None else None
+        turn = self._turns.get(request)
+        own = turn.pin if turn is not None else None
         missing = -(-request.num_tokens // self._block_size) - num_free_blocks
         missing -= own.num_blocks if own is not None else 0
         if missing <= 0:

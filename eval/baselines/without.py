@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from continuum.config import ContinuumConfig
-from continuum.order import COLD, WARM
+from continuum.order import COLD, WARM, JobRanks
 from continuum.policy import ContinuumPolicy
 from continuum.tool_memory import ToolMemory
 from engine.messages import ToolCall
@@ -67,13 +67,16 @@ class WithoutAdmission(ContinuumPolicy):
         return True
 
 
+class _ByAge(JobRanks):
+    def _age_weight(self) -> float:
+        return 1.0
+
+
 class WithoutFadingAge(ContinuumPolicy):
     """A job's age counts in full, with a host tier as without."""
 
     name = "without-fading-age"
-
-    def _age_weight(self) -> float:
-        return 1.0
+    ranks = _ByAge
 
 
 class _OneKind(ToolMemory):

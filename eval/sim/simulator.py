@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
@@ -212,7 +211,7 @@ class Simulator:
             assert output.finish_reason is FinishReason.LENGTH
             answered = self._open.pop(output.request_id)
             self._note_engine_times(answered)
-            answered.record.receipt = copy(output.receipt)  # the policy goes on with its own
+            answered.record.receipt = output.receipt
             self._events.at(
                 self._events.now + self._config.cost.reply_overhead_s,
                 lambda answered=answered: self._on_reply(answered),  # type: ignore[misc]
@@ -259,7 +258,7 @@ class Simulator:
         if not calls and turn.gap_kind is GapKind.TOOL:
             calls = [ToolCall("unnamed")]
         receipt = replica.signal(ToolGapStarted(answered.request.request_id, calls))
-        answered.record.receipt = copy(receipt) or answered.record.receipt
+        answered.record.receipt = receipt or answered.record.receipt
 
     def _tell_finished(self, job: Job, number: int) -> None:
         replica = self._replicas[number]

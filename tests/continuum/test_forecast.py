@@ -221,13 +221,13 @@ def test_a_step_ranks_a_few_anew_and_all_have_their_turn(num_turns: int, admitte
     """After a lesson each turn that waits is taken once, in order; no step looks at more than its share."""
     turns = {str(number): _waiting_turn(number in admitted) for number in range(num_turns)}
     ranking, taken = RankingAnew(), []
-    assert not list(ranking.take(0, turns)), "nothing was learned"
+    assert not list(ranking.take(0, turns.values())), "nothing was learned"
     for _ in range(num_turns // RANKED_PER_STEP + 1):
-        some = list(ranking.take(1, turns))
+        some = list(ranking.take(1, turns.values()))
         assert len(some) <= RANKED_PER_STEP
         taken += some
     assert taken == [turn for turn in turns.values() if turn.num_cached_tokens is None]
-    assert not list(ranking.take(1, turns)), "nothing more was learned"
+    assert not list(ranking.take(1, turns.values())), "nothing more was learned"
 
 
 def _waiting_turn(is_admitted: bool) -> Turn:

@@ -1,0 +1,162 @@
+"""The life of a branch of a job's conversation, from the end of one turn to the next turn or to its own end.
+
+A branch is opened, continued, restored, superseded or dropped here and nowhere else. Each of these is told
+to all who keep something of branches, in the order in which they are given: the registry first, which others
+ask about the branches of a job; the trace last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from continuum.continuation import left_behind_by, prompt_tail
+from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, Turn
+from engine.core.block_hash import BlockHash
+from engine.messages import ToolSignal, TurnReceipt
+
+
+class BranchEnd(Enum):
+    """Why a branch was dropped."""
+
+    JOB_DONE = auto()
+    """No turn follows: its job has ended."""
+    JOB_FORGOTTEN = auto()
+    """Its job was idle for too long, or one of too many."""
+    CROWDED_OUT = auto()
+    """Its job has more branches than are remembered."""
+
+
+class BranchListener:
+    """Is told what happens to branches and their jobs; does nothing about it, unless a subclass does."""
+
+    def on_opened(self, tip: Frontier, block_hashes: list[BlockHash], now: float) -> None:
+        """A turn ended, and the conversation may go on from here. ``block_hashes``: of its full blocks."""
+
+    def on_tools_known(self, tip: Frontier, now: float) -> None:
+        """It is known which tools run, or that none does: ``tip.tools``."""
+
+    def on_hint(self, tip: Frontier, signal: ToolSignal, now: float) -> None:
+        """The client said something of its tools."""
+
+    def on_continued(self, tip: Frontier, turn: Turn, now: float) -> None:
+        """``turn`` has arrived and takes the place of the tip."""
+
+    def on_restored(self, tip: Frontier, now: float) -> None:
+        """The turn that had continued it was given up: it may be continued by another one."""
+
+    def on_superseded(self, tip: Frontier, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        """The job went on without it, as the prompt of ``turn`` shows, which shares so many blocks with it.
+        It may still be continued, but is not expected to be."""
+
+    def on_dropped(self, tip: Frontier, end: BranchEnd, now: float) -> None:
+        """Nothing will continue it."""
+
+    def on_job_done(self, job: Job, now: float) -> None:
+        """No turn of the job will come any more. Those that run may still end."""
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        """The job is remembered no longer: it was done (``job.is_finished``) or is forgotten."""
+
+
+class Branches:
+    """Opens, continues, restores, supersedes and drops branches, and ends their jobs."""
+
+    def __init__(self, block_size: int, listeners: Sequence[BranchListener]) -> None:
+        self._block_size = block_size
+        self._listeners = tuple(listeners)
+        self._ended: dict[str, Frontier] = {}
+        """Tips of turns that ended and may still get a signal, by request id."""
+
+    def ended_at(self, request_id: str) -> Frontier | None:
+        """The tip of a turn that ended; None if it was continued, dropped, or is not known."""
+        return self._ended.get(request_id)
+
+    def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> Frontier:
+        """A turn has ended: its tip."""
+        request, job = turn.request, turn.job
+        block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        tip = Frontier(
+            job,
+            request.request_id,
+            turn.number,
+            BlockChain(block_hashes),
+            request.num_prompt_tokens,
+            ended_s=now,
+            place=job.place,
+            receipt=receipt,
+            external_id=request.external_id,
+            prompt_tail=prompt_tail(request, self._block_size),
+            num_replies=request.job.num_replies if request.job is not None else None,
+            num_results=request.job.num_results if request.job is not None else None,
+            num_task_tokens=turn.num_task_tokens,
+        )
+        self._ended[request.request_id] = tip
+        for listener in self._listeners:
+            listener.on_opened(tip, block_hashes, now)
+        if len(job.frontiers) > MAX_FRONTIERS:
+            oldest = next((each for each in job.frontiers if each.pin is None), job.frontiers[0])
+            self._drop(oldest, BranchEnd.CROWDED_OUT, now)
+        return tip
+
+    def tools_known(self, tip: Frontier, now: float) -> None:
+        for listener in self._listeners:
+            listener.on_tools_known(tip, now)
+
+    def hinted(self, tip: Frontier, signal: ToolSignal, now: float) -> None:
+        for listener in self._listeners:
+            listener.on_hint(tip, signal, now)
+
+    def continue_(self, tip: Frontier, turn: Turn, now: float) -> None:
+        """The turn takes the place of this tip and, when it is admitted, of its pin."""
+        turn.gap_s = max(0.0, turn.request.arrival_time - tip.ended_s)
+        self._ended.pop(tip.request_id, None)
+        for listener in self._listeners:
+            listener.on_continued(tip, turn, now)
+        if tip.is_superseded:
+            tip.is_superseded, turn.job.has_come_back = False, True
+
+    def restore(self, tip: Frontier, now: float) -> None:
+        """The turn that had continued it came to nothing."""
+        for listener in self._listeners:
+            listener.on_restored(tip, now)
+
+    def supersede_by(self, turn: Turn, now: float) -> None:
+        """The turn begins a branch: there may be one that nobody will continue now. A job that did come back
+        to such a one keeps several conversations, and is believed about none again."""
+        job = turn.job
+        left = None if job.has_come_back else left_behind_by(job.frontiers, turn.request, self._block_size)
+        if left is None:
+            return
+        if left.same_task:
+            turn.num_task_tokens = left.frontier.num_task_tokens
+        for listener in self._listeners:
+            listener.on_superseded(left.frontier, turn, left.num_shared_blocks, now)
+
+    def _drop(self, tip: Frontier, end: BranchEnd, now: float) -> None:
+        self._ended.pop(tip.request_id, None)
+        for listener in self._listeners:
+            listener.on_dropped(tip, end, now)
+
+    # ---- jobs end ----
+
+    def finish_job(self, job: Job, now: float) -> None:
+        """No turn will come any more: nothing of it is worth keeping, nor of the turns that run, when they
+        end."""
+        is_news, job.is_finished = not job.is_finished, True
+        for tip in list(job.frontiers):
+            self._drop(tip, BranchEnd.JOB_DONE, now)
+        if not job.turns:
+            self._job_gone(job, now)
+        if is_news:
+            for listener in self._listeners:
+                listener.on_job_done(job, now)
+
+    def forget_job(self, job: Job, now: float) -> None:
+        for tip in list(job.frontiers):
+            self._drop(tip, BranchEnd.JOB_FORGOTTEN, now)
+        self._job_gone(job, now)
+
+    def _job_gone(self, job: Job, now: float) -> None:
+        for listener in self._listeners:
+            listener.on_job_gone(job, now)

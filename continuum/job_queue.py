@@ -1,0 +1,114 @@
+"""Who is next: keeps aging, admission and ranks in step with the requests that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from continuum.admission import WorkingSet
+from continuum.config import ContinuumConfig
+from continuum.jobs import Turn
+from continuum.order import JobRanks, waiting_key
+from continuum.policy_trace import PolicyTrace
+from continuum.turns import Turns
+from continuum.wait_bound import WaitBound
+from engine.policy import WaitingKey
+from engine.request import Request
+
+
+class JobQueue:
+    """Answers what a scheduler asks of the order of requests (``engine.policy.QueuePolicy``)."""
+
+    def __init__(
+        self,
+        config: ContinuumConfig,
+        turns: Turns,
+        ranks: JobRanks,
+        working_set: WorkingSet,
+        wait_bound: WaitBound,
+        trace: PolicyTrace,
+    ) -> None:
+        self._config = config
+        self._turns = turns
+        self._ranks = ranks
+        self._working_set = working_set
+        self._wait_bound = wait_bound
+        self._trace = trace
+        self._changed: list[Request] = []
+
+    # ---- a request comes and goes ----
+
+    def arrived(self, request: Request, turn: Turn | None) -> None:
+        """It waits from now on; one that repeats another, since that one did."""
+        if turn is None:
+            self._wait_bound.arrived(request, self._config.max_wait_s)
+            return
+        self._wait_bound.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
+        self._ranks.rank(turn)
+
+    def _max_wait_s(self, turn: Turn) -> float:
+        config = self._config
+        return min(config.max_wait_s, config.max_return_wait_s) if turn.number > 1 else config.max_wait_s
+
+    def moved_up(self, turn: Turn) -> None:
+        """It has taken the place of the turn that it repeats."""
+        self.arrived(turn.request, turn)
+        self._changed.append(turn.request)
+
+    def lost_pin(self, turns: Iterable[Turn]) -> None:
+        """What was kept for these turns went to others: those of them that wait do so as any other."""
+        self._changed.extend(turn.request for turn in turns if turn.num_cached_tokens is None)
+
+    def admitted(self, request: Request, turn: Turn | None) -> None:
+        self._wait_bound.admitted(request)
+        self._working_set.came(request, None if turn is None else turn.job)
+
+    def gone(self, request: Request) -> None:
+        self._wait_bound.gone(request)
+        self._working_set.went(request)
+
+    # ---- the scheduler asks ----
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        turn = self._turns.get(request)
+        is_overdue = self._wait_bound.queued(request, now)
+        is_parked = not is_overdue and turn is not None and self._working_set.parks(turn)
+        return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
+
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        self._changed.extend(self._wait_bound.newly_overdue(now))
+        if self._config.work_weight:
+            self._changed.extend(turn.request for turn in self._ranks.rank_again(self._turns))
+        if not self._changed:
+            return ()
+        changed, self._changed = self._changed, []
+        return changed
+
+    def may_admit(self, request: Request, now: float) -> bool:
+        turn = self._turns.get(request)
+        if turn is None or self._wait_bound.is_overdue(request) or self._working_set.admits(turn, now):
+            return True
+        if self._working_set.park(turn):
+            self._changed.append(request)
+            self._trace.turn_parked(turn, self._working_set, now)
+        return False
+
+    def is_overdue(self, request: Request) -> bool:
+        return self._wait_bound.is_overdue(request)
+
+    def may_pass(self, request: Request) -> bool:
+        """A warm turn holds memory that only running it can free: it must not wait behind one that has none,
+        unless that has waited for too long, and may take what the warm one holds."""
+        turn = self._turns.get(request)
+        return turn is not None and turn.warm and not self._wait_bound.is_exceeded
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Of those of the worst priority the youngest job's turn, those of jobs with no pin first; least
+        computed on a tie."""
+
+        def worth(request: Request) -> tuple[int, bool, float, int]:
+            turn, num_computed = self._turns.get(request), request.num_computed_tokens
+            if turn is None:
+                return (-request.priority, False, -request.arrival_time, num_computed)
+            return (-request.priority, turn.job.num_pins > 0, -turn.job.rank, num_computed)
+
+        return min(reversed(running), key=worth)

@@ -1,0 +1,46 @@
+"""What is known of jobs, for those who ask: metrics, the trace, and those who list jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from continuum.gap_lessons import GapLessons
+from continuum.job_registry import JobRegistry
+from continuum.job_status import frontier_status, job_status
+from continuum.job_tally import JobTally
+from continuum.jobs import Job
+from continuum.turn_log import TurnLog
+from engine.messages import JobStats, JobStatus, PastTurn
+
+
+class JobReports:
+    """Answers what ``engine.policy.JobDirectory`` asks."""
+
+    def __init__(
+        self, jobs: JobRegistry, gaps: GapLessons, tally: JobTally, log: TurnLog, block_size: int
+    ) -> None:
+        self._jobs = jobs
+        self._gaps = gaps
+        self._tally = tally
+        self._log = log
+        self._block_size = block_size
+
+    def take_job_stats(self) -> JobStats:
+        return self._tally.take(self._jobs.num_established)
+
+    def jobs(self, limit: int, now: float, owner: str | None) -> Sequence[JobStatus]:
+        return [self._status(job, now) for job in self._jobs.newest(limit, owner)]
+
+    def job(self, job_id: str, now: float) -> JobStatus | None:
+        job = self._jobs.get(job_id)
+        return None if job is None else self._status(job, now)
+
+    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
+        return self._log.of_job(job_id, now)
+
+    def _status(self, job: Job, now: float) -> JobStatus:
+        tips = [
+            frontier_status(tip, self._gaps.remaining(tip, now), self._block_size, now)
+            for tip in job.frontiers
+        ]
+        return job_status(job, tips, job.kind, now)

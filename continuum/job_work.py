@@ -1,0 +1,61 @@
+"""How much work a job is, as its kind has shown: what its turns teach, and what they let one predict."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from continuum.branches import BranchListener
+from continuum.forecast import WorkForecast
+from continuum.jobs import Frontier, Job, Turn
+from engine.core.block_hash import BlockHash
+from engine.request import Request
+
+
+class JobWork(BranchListener):
+    """Counts a job's turns and their service for the forecast of its kind."""
+
+    def __init__(self, forecast: WorkForecast, num_kind_blocks: int) -> None:
+        """``num_kind_blocks``: jobs whose prompts begin with the same so many blocks are of one kind."""
+        self.forecast = forecast
+        self._num_kind_blocks = num_kind_blocks
+
+    def turn_began(self, job: Job, request: Request) -> None:
+        """A question that is only asked once tells nothing of jobs: it counts when a second turn comes."""
+        if job.kind is None:
+            job.kind = kind_of(request, self._num_kind_blocks)
+        if not job.is_established:
+            return
+        num_turns = 1
+        if job.course is None:
+            job.course = self.forecast.course(_kind_name(job), request.num_prompt_tokens)
+            num_turns = job.num_turns
+        for _ in range(num_turns):
+            job.course.begin_turn()
+
+    def turn_ended(self, turn: Turn, now: float) -> None:
+        if turn.request.first_scheduled_time is not None and turn.job.course is not None:
+            turn.job.course.end_turn(now - turn.request.first_scheduled_time)
+
+    def on_tools_known(self, tip: Frontier, now: float) -> None:
+        if not tip.tools:
+            self.on_job_done(tip.job, now)  # whoever answers may have done it
+
+    def on_job_done(self, job: Job, now: float) -> None:
+        if job.course is not None:
+            job.course.looks_finished()
+
+    def excess_s(self, turn: Turn) -> float:
+        """Seconds of service that the job is predicted to need beyond what jobs usually do; 0 if nothing is
+        known."""
+        course = turn.job.course
+        return course.excess_s if course is not None else self.forecast.excess_s(_kind_name(turn.job))
+
+
+def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
+    """What names the agent: the hash of its prompt's first so many blocks; None if it is shorter."""
+    return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
+
+
+def _kind_name(job: Job) -> Hashable | None:
+    """As its tenant's jobs are told apart: equal prompts of two tenants are two kinds."""
+    return None if job.kind is None else (job.tenant, job.kind)

@@ -1,0 +1,81 @@
+"""What the signals about a turn's tools change: the branch learns of it, and its KV is decided on again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from continuum.branches import Branches
+from continuum.gap_lessons import GapLessons
+from continuum.holding import Holding
+from continuum.job_registry import JobRegistry
+from continuum.jobs import Frontier
+from continuum.told import Told
+from continuum.tool_gaps import tool_name
+from continuum.tool_memory import ToolMemory
+from continuum.ttl import TtlDecision
+from continuum.turn_log import TurnLog
+from engine.messages import ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
+
+ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
+CANCELLED = TtlDecision(0.0, "the client cancelled the call")
+
+
+class ToolSignals:
+    """Each answer is the turn's receipt with the new decision; None if the turn is not known, or over."""
+
+    def __init__(
+        self,
+        jobs: JobRegistry,
+        branches: Branches,
+        tools: ToolMemory,
+        gaps: GapLessons,
+        holding: Holding,
+        log: TurnLog,
+    ) -> None:
+        self._jobs = jobs
+        self._branches = branches
+        self._tools = tools
+        self._gaps = gaps
+        self._holding = holding
+        self._log = log
+
+    def tools_started(self, signal: ToolGapStarted, now: float) -> TurnReceipt | None:
+        """The API server has read the turn: it is known which tools run."""
+        tip = self._branches.ended_at(signal.request_id)
+        if tip is None:
+            return None
+        self._learn_tools(tip, signal.calls, now)
+        if tip.job.is_established:
+            self._holding.decide_anew(tip, now)
+        else:
+            self._holding.let_go(tip, ONE_QUESTION)
+        self._log.told(tip)
+        return tip.receipt
+
+    def client_told(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
+        """The client itself says something of its calls."""
+        tip = self._meant_by(signal)
+        if tip is None:
+            return None
+        if not tip.tools and signal.tool is not None:
+            self._learn_tools(tip, [ToolCall(signal.tool)], now)
+        tip.told = tip.told or Told()
+        tip.told.take(signal, now - tip.ended_s, len(tip.tools or ()))
+        self._branches.hinted(tip, signal, now)
+        if tip.told.state is ToolState.CANCELLED:
+            self._holding.let_go(tip, CANCELLED)
+        else:
+            self._holding.decide_anew(tip, now, self._gaps.remaining(tip, now))
+        self._log.told(tip)
+        return tip.receipt
+
+    def _learn_tools(self, tip: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+        tip.tools, tip.plain_tool = self._tools.keys(calls), tool_name(calls)
+        self._branches.tools_known(tip, now)
+
+    def _meant_by(self, signal: ToolSignal) -> Frontier | None:
+        """The turn that is named, else the job's latest of which no result has come yet."""
+        job = self._jobs.get(signal.job_id)
+        latest_first = reversed(job.frontiers) if job is not None else iter(())
+        named = signal.request_id
+        return next((each for each in latest_first if named in (None, each.external_id)), None)

@@ -1,0 +1,113 @@
+"""Open turns: whose each is, what it continues, and whether it repeats one that its client gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from continuum.continuation import Continuation, continuation_of, continuation_of_one
+from continuum.cut_turns import CutTurn, CutTurns
+from continuum.job_registry import JobRegistry
+from continuum.jobs import Job, Turn
+from engine.request import Request
+
+
+class Turns:
+    """Turns from their arrival to their end, in order of arrival."""
+
+    def __init__(
+        self,
+        jobs: JobRegistry,
+        block_size: int,
+        *,
+        infer_jobs: bool,
+        on_new_turn: Callable[[Job, Request], None],
+    ) -> None:
+        """``infer_jobs``: requests that name no job are turns, too. ``on_new_turn`` is told of each turn that
+        repeats none of its job."""
+        self._jobs = jobs
+        self._block_size = block_size
+        self._infer_jobs = infer_jobs
+        self._on_new_turn = on_new_turn
+        self._cut = CutTurns(block_size)
+        self._open: dict[str, Turn] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._open.values())
+
+    def get(self, request: Request) -> Turn | None:
+        """None: the request is of no job."""
+        return self._open.get(request.request_id)
+
+    def open(self, request: Request, now: float) -> Turn | None:
+        """The turn of a request that arrived; None if it is of no job."""
+        if request.job is None or (request.job.job_id is None and not self._infer_jobs):
+            return None
+        job, recognised = self._jobs.open(request)
+        if recognised is not None:
+            continuation = continuation_of_one(recognised, request, self._block_size)
+        else:
+            continuation = continuation_of(job.frontiers, request, self._block_size)
+        return self._begin(job, request, continuation, self._cut.take(request, now))
+
+    def _begin(self, job: Job, request: Request, continuation: Continuation, cut: CutTurn | None) -> Turn:
+        """``cut``: the turn that it repeats, and is, if that was this job's; not one more."""
+        job.is_finished = False  # whatever was said
+        job.priority = request.priority
+        tip = continuation.frontier
+        if cut is not None and cut.job is job:
+            number = cut.number
+        else:
+            number = job.num_turns = job.num_turns + 1
+            if job.num_turns > 1:
+                self._jobs.establish(job)
+            self._on_new_turn(job, request)
+        turn = Turn(
+            job,
+            request,
+            number,
+            tip,
+            continuation.num_shared_blocks * self._block_size,
+            diverged_at_token=continuation.diverged_at_token,
+            num_diverged_tokens=continuation.num_diverged_tokens,
+            num_task_tokens=request.num_prompt_tokens if tip is None else tip.num_task_tokens,
+        )
+        if cut is not None:
+            _keep_place(turn, cut)
+        job.turns[request.request_id] = self._open[request.request_id] = turn
+        self._jobs.begin_turn(turn, request.num_prompt_tokens // self._block_size)
+        return turn
+
+    def close(self, request: Request, now: float) -> Turn | None:
+        """The request has ended, whatever way, and its turn with it."""
+        turn = self._open.pop(request.request_id, None)
+        if turn is not None:
+            del turn.job.turns[request.request_id]
+            self._jobs.end_turn(turn)
+            self._jobs.touch(turn.job, now)
+        return turn
+
+    def cut_off(self, turn: Turn, now: float) -> Turn | None:
+        """The client gave up a turn, which has ended. It may have asked again before that was noticed: the
+        turn that repeats it and waits now takes its place."""
+        self._cut.remember(turn, now)
+        if turn.num_cached_tokens is not None:
+            return None
+        for again in turn.job.turns.values():
+            waits = again.num_cached_tokens is None and again.repeats is None
+            is_later = waits and again.number > turn.number
+            if is_later and self._cut.asks_the_same(again.request, turn.request):
+                cut = self._cut.take(again.request, now)
+                if cut is None:
+                    return None
+                _keep_place(again, cut)
+                return again
+        return None
+
+
+def _keep_place(turn: Turn, cut: CutTurn) -> None:
+    """It waits for as long as the one that it repeats had, and on."""
+    turn.repeats, turn.kept_since_s, turn.keeps_warm = cut.request_id, cut.waits_since_s, cut.was_warm
+    turn.job.first_arrival_s = min(turn.job.first_arrival_s, turn.waits_since_s)
