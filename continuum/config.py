@@ -1,4 +1,4 @@
-"""What the agent policy is told at start-up."""
+"""The configuration of the agent policy."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ _NOT_NEGATIVE = (
     "job_idle_s",
 )
 _FINITE = ("cold_horizon_s", "fixed_ttl_s", "answer_ttl_s")
-"""How long something is held: a pin has an end."""
+"""Times to live without a bound of their own: every pin ends."""
 TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 PUBLISHED_RULES = ("fork", "paper")
-"""Of these: as they were published, by the gaps after a tool's plain name and deaf to clients' signals."""
+"""Rules as they were published: by the gaps after a tool's plain name, without clients' signals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuumConfig(Tuning):
-    """Options of ``--scheduling-policy continuum``; what it inherits has no flag."""
+    """Options of ``--scheduling-policy continuum``; inherited fields have no flag."""
 
     ttl_rule: str = "median-horizon"
     """Which rule decides how long a frontier is held; see ``continuum.ttl``."""
     horizon_s: float = 30.0
-    """median-horizon: hold while the call's remaining time is at most this at the median."""
+    """``median-horizon`` rule: keep the KV while the median remaining tool time is at most this (seconds)."""
     cold_horizon_s: float = 10.0
-    """median-horizon: hold this long while nothing is learned, and beyond what was ever seen."""
+    """``median-horizon`` rule: time to live in seconds while nothing is learned, and beyond what was seen."""
     fixed_ttl_s: float = 10.0
-    """fixed: hold this long."""
+    """``fixed`` rule: time to live of every pin, in seconds."""
     work_weight: float = 1.0
-    """So many seconds later is a job ranked per second that those of its kind are more work than usual ones,
-    and earlier if less; 0: by age alone."""
+    """Weight of the predicted job length in the queue order: a job is ranked this many seconds later per
+    second of work beyond the usual, and earlier if less; 0: by age only."""
     answer_ttl_s: float = 2.0
-    """Hold this long after a turn that called no tool, which is probably the last."""
+    """Time to live in seconds after a turn without tool calls, which is probably the last."""
     max_ttl_s: float = 600.0
-    """No rule holds longer."""
+    """Upper bound of a pin's time to live in seconds, whatever the rule."""
     pin_budget: float = 0.9
-    """Largest share of the pool that pins may hold together."""
+    """Maximum fraction of the KV pool that pins may hold together."""
     pin_tenant_share: float = 1.0
-    """Largest share of the pin budget that one tenant may hold, also while no other wants any."""
+    """Maximum fraction of the pin budget for one tenant, even with no other tenant waiting."""
     max_wait_s: float = 230.0
-    """Any request that has waited so long may break any pin, and nobody who came later starts before it."""
+    """Aging: a request that waited this many seconds may revoke any pin, and goes before all later ones."""
     max_return_wait_s: float = 230.0
-    """The same of a turn whose job has begun, if that is less. Both are below the 300 s after which coding
-    agents drop a silent stream."""
+    """Aging of the later turns of a job, in seconds; the smaller of the two counts. Both are below the 300 s
+    after which coding agents drop a silent stream."""
     infer_jobs: bool = True
-    """Recognise turns that nobody names by what their prompts continue; if not, they are of no job."""
+    """Recognize the jobs of turns without an id by their prompt prefixes; otherwise these have no job."""
     release_superseded: bool = True
-    """Let go at once of what a job goes on without: a history that was summarised, rewound or changed."""
+    """Evict first the blocks that a job's new prompt no longer contains, after its history was edited."""
     max_jobs: int = 10_000
-    """Jobs remembered; beyond, the one idle longest is forgotten."""
+    """Maximum number of remembered jobs; the longest idle is forgotten first."""
     job_idle_s: float = 3600.0
-    """A job idle for so long is forgotten."""
+    """Seconds after which an idle job is forgotten."""
     estimator_state: str | None = None
-    """Where what was learned about tools survives a restart."""
+    """File that keeps the learned tool times across restarts."""
 
     def __post_init__(self) -> None:
         Tuning.__post_init__(self)

@@ -1,6 +1,6 @@
-"""What the engine is told at start-up: frozen records, one per component, loud on bad values.
+"""The engine's configuration: one frozen record per component, each of which rejects bad values.
 
-Names and defaults are V1's where V1 has the option.
+Names and defaults are vLLM's where vLLM has the option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _at_least(name: str, value: float, limit: float) -> None:
 
 def _check_gib(name: str, size: float | None) -> None:
     if size is not None and not 0 < size < math.inf:
-        raise ConfigError(f"{name} must be a positive GiB count, got {size}.")
+        raise ConfigError(f"{name} must be a positive number of GiB, got {size}.")
 
 
 def _blocks_of(name: str, size_gib: float | None, bytes_per_block: int) -> int:
@@ -34,7 +34,7 @@ def _blocks_of(name: str, size_gib: float | None, bytes_per_block: int) -> int:
         return 0
     num_blocks = int(size_gib * 2**30) // bytes_per_block
     if not num_blocks:
-        raise ConfigError(f"{name} of {size_gib} GiB holds no block: one takes {bytes_per_block} bytes.")
+        raise ConfigError(f"{name} of {size_gib} GiB is less than one KV block of {bytes_per_block} bytes.")
     return num_blocks
 
 
@@ -48,36 +48,36 @@ def _is_http_url(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model to serve and how to load it."""
+    """The model to serve, and how it is loaded and run."""
 
     model: str
     """A Hugging Face model folder, or a hub name."""
     tokenizer: str | None = None
     """Tokenizer folder or name; the model's own by default."""
     dtype: str = "auto"
-    """Weights and KV type; ``auto`` takes the checkpoint's (float32 becomes float32)."""
+    """Data type of weights and activations; ``auto`` takes the checkpoint's, float32 included."""
     device: str = "auto"
-    """``auto`` takes cuda where there is one."""
+    """Device that runs the model; ``auto`` takes cuda where it is available."""
     max_model_len: int | None = None
-    """Longest prompt plus output in tokens; the model's own limit by default."""
+    """Maximum context length, prompt plus output, in tokens; the model's own limit by default."""
     seed: int = 0
     trust_remote_code: bool = False
     generation_config: str = "auto"
-    """``auto`` reads default sampling parameters from the folder; ``vllm`` ignores the folder's."""
+    """Default sampling parameters: ``auto`` reads the folder's generation_config.json, ``vllm`` does not."""
     load_format: str = "auto"
-    """``auto`` | ``safetensors`` | ``dummy`` (random weights, seeded)."""
+    """Source of the weights: ``auto`` | ``safetensors`` | ``dummy`` (random weights, seeded)."""
     model_impl: str = "auto"
-    """``auto`` | ``native`` (our decoder) | ``transformers``."""
+    """Model code to run: ``auto`` | ``native`` (our decoder) | ``transformers``."""
     attention_backend: str = "auto"
-    """``auto`` (on cuda triton, if it is installed; on a CPU a kernel compiled for it at the first start, if
-    that can be done) | ``torch`` | ``triton`` (on a CPU in Triton's interpreter only)."""
+    """Attention implementation: ``auto`` (triton on cuda if installed; on a CPU a kernel compiled at the
+    first start, if there is a compiler) | ``torch`` | ``triton`` (on a CPU only in Triton's interpreter)."""
 
     enforce_eager: bool = False
-    """Capture no CUDA graphs: less memory and a faster start, slower steps."""
+    """Disable CUDA graphs: less memory and a faster start, slower steps."""
     quantization: str | None = None
-    """What weights are rounded to as they are loaded: ``int8`` | ``int4`` (the head keeps 8); CPUs only."""
+    """Weight-only quantization at load time: ``int8`` | ``int4`` (the head keeps 8 bits); CPUs only."""
     tensor_parallel_size: int = 1
-    """Processes that compute the model together, each with its part of every weight, and a GPU or a
+    """Number of tensor-parallel ranks: each is a process with its part of every weight, and a GPU or a
     share of the CPU's cores."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class ModelConfig:
             _at_least("max_model_len", self.max_model_len, 1)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size > 1 and self.quantization is not None:
-            raise ConfigError("quantization does not go with tensor_parallel_size: set one of them only.")
+            raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,37 +106,37 @@ class CacheConfig:
     """The paged KV cache."""
 
     block_size: int = 16
-    """Tokens per KV block."""
+    """Size of a KV block in tokens."""
     kv_cache_dtype: str = "auto"
-    """``auto`` (that of the model) | ``fp8_e4m3`` (half of 16 bits; attention_backend triton only)."""
+    """Data type of the KV cache: ``auto`` (the model's) | ``fp8_e4m3`` (attention_backend triton only)."""
     kv_cache_scale: float = 1.0
-    """K and V are divided by it when they are stored in 8 bits."""
+    """Divisor of K and V when they are stored in 8 bits."""
     num_gpu_blocks_override: int | None = None
-    """Exact number of blocks, null block included; overrides the two memory options."""
+    """Number of KV blocks, the null block included; overrides the two memory options."""
     kv_cache_memory_bytes: int | None = None
-    """Exact size of the pool in bytes."""
+    """Size of the KV cache in bytes."""
     gpu_memory_utilization: float = 0.92
-    """Share of the accelerator's memory for weights, activations and KV (CPU: see ``worker``)."""
+    """Fraction of the device's memory for weights, activations and KV cache (on a CPU: see ``worker``)."""
     enable_prefix_caching: bool = True
     kv_offloading_size: float | None = None
-    """GiB of host memory for copies of KV blocks that the pool may drop; none by default."""
+    """Host memory for offloaded KV blocks, in GiB; no offloading by default."""
     num_host_blocks_override: int | None = None
-    """Exact number of such copies; overrides the size."""
+    """Number of KV blocks that host memory holds; overrides the size."""
     kv_offloading_disk_size: float | None = None
-    """GiB of disk for copies that host memory drops; none by default."""
+    """Disk space for KV blocks evicted from host memory, in GiB; no disk tier by default."""
     kv_offloading_disk_path: str | None = None
-    """Folder for them, on the disk that is to hold them."""
+    """Folder of the disk tier."""
     kv_offloading_disk_min_tokens: int | None = None
-    """Fewer are computed rather than read from disk; by default as both are measured at the start."""
+    """Shorter prefixes are recomputed instead of read from disk; measured at startup by default."""
     num_disk_blocks_override: int | None = None
-    """Exact number of copies on disk; overrides the size."""
+    """Number of KV blocks that the disk tier holds; overrides the size."""
 
     @property
     def has_disk_tier(self) -> bool:
         return self.num_disk_blocks_override is not None or self.kv_offloading_disk_size is not None
 
     def num_disk_blocks(self, bytes_per_block: int) -> int:
-        """Copies that the disk holds; 0 without one. ConfigError if its size is less than a block's."""
+        """KV blocks that the disk tier holds; 0 without one. ConfigError if it is smaller than one block."""
         if self.num_disk_blocks_override is not None:
             return self.num_disk_blocks_override
         return _blocks_of("kv_offloading_disk_size", self.kv_offloading_disk_size, bytes_per_block)
@@ -146,7 +146,7 @@ class CacheConfig:
         return self.num_host_blocks_override is not None or self.kv_offloading_size is not None
 
     def num_host_blocks(self, bytes_per_block: int) -> int:
-        """Copies that the host tier holds; 0 without one. ConfigError if its size is less than a block's."""
+        """KV blocks that the host tier holds; 0 without one. ConfigError if it is smaller than one block."""
         if self.num_host_blocks_override is not None:
             return self.num_host_blocks_override
         return _blocks_of("kv_offloading_size", self.kv_offloading_size, bytes_per_block)
@@ -172,7 +172,7 @@ class CacheConfig:
             raise ConfigError(f"kv_cache_scale must be a positive number, got {self.kv_cache_scale}.")
         if self.kv_cache_scale != 1 and self.kv_cache_dtype == "auto":
             raise ConfigError(
-                "kv_cache_scale needs kv_cache_dtype fp8_e4m3: KV of the model's type has none."
+                "kv_cache_scale needs kv_cache_dtype fp8_e4m3; the model's own type is stored unscaled."
             )
 
     def _check_host_tier(self) -> None:
@@ -183,7 +183,7 @@ class CacheConfig:
             name = (
                 "kv_offloading_size" if self.num_host_blocks_override is None else "num_host_blocks_override"
             )
-            raise ConfigError(f"{name} needs prefix caching: copies are found by the hashes of blocks.")
+            raise ConfigError(f"{name} needs prefix caching: offloaded blocks are found by hash.")
 
     def _check_disk_tier(self) -> None:
         if self.num_disk_blocks_override is not None:
@@ -193,7 +193,7 @@ class CacheConfig:
             raise ConfigError("kv_offloading_disk_size and kv_offloading_disk_path need each other.")
         if self.has_disk_tier and not self.has_host_tier:
             raise ConfigError(
-                "kv_offloading_disk_size needs kv_offloading_size: the disk takes what host memory drops."
+                "kv_offloading_disk_size needs kv_offloading_size: the disk takes what host memory evicts."
             )
         if self.kv_offloading_disk_min_tokens is not None:
             _at_least("kv_offloading_disk_min_tokens", self.kv_offloading_disk_min_tokens, 1)
@@ -203,22 +203,22 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step. The policy itself is given to the scheduler as an object."""
+    """Limits of a step. The policy is passed to the scheduler as an object."""
 
     max_num_seqs: int = 128
-    """Most requests running at once."""
+    """Maximum number of running requests."""
     max_num_batched_tokens: int = 2048
     """Token budget of one step, prefill and decode together."""
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    """Most prefill tokens of one request per step; 0 means no limit."""
+    """Maximum prefill tokens of one request per step; 0: unlimited."""
     scheduler_reserve_full_isl: bool = True
-    """Admit a request only if its whole current sequence fits in the free blocks."""
+    """Admit a request only if its whole current sequence fits into free KV blocks."""
     async_scheduling: bool | None = None
-    """Plan a step while the one before it runs; None: on an accelerator only."""
+    """Schedule the next step while the current one runs; None: on an accelerator only."""
 
     def plans_ahead(self, on_accelerator: bool) -> bool:
-        """Whether to plan a step while the one before it runs. On a CPU both would use the same cores."""
+        """Whether to schedule the next step while the current one runs; on a CPU both would share cores."""
         return on_accelerator if self.async_scheduling is None else self.async_scheduling
 
     def __post_init__(self) -> None:
@@ -232,9 +232,9 @@ class TelemetryConfig:
     """Spans of jobs, turns and tool gaps for an OpenTelemetry collector."""
 
     otlp_traces_endpoint: str | None = None
-    """URL that takes OTLP over HTTP; None: no spans are made."""
+    """URL of a collector of OTLP over HTTP; None: no spans."""
     model_name: str = ""
-    """The model as its clients name it."""
+    """Name of the model as its clients know it."""
 
     def __post_init__(self) -> None:
         if self.otlp_traces_endpoint is not None and not _is_http_url(self.otlp_traces_endpoint):
@@ -246,30 +246,30 @@ class TelemetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """Where the scheduler's trace may be written, and in how many files."""
+    """Where the scheduler trace is written, and how its files rotate."""
 
     trace_path: str | None = None
-    """Write it there from the start, compressed if the name ends in ``.zst``."""
+    """File of a trace from startup; compressed if the name ends in ``.zst``."""
     trace_dir: str | None = None
-    """Folder in which a client may have traces begun while the engine runs."""
+    """Folder for traces that clients start while the engine runs."""
     trace_max_bytes: int | None = None
-    """A file of about so many bytes is followed by a next one; None: all goes into one file."""
+    """Size in bytes at which the trace file rotates; None: one file."""
     trace_max_files: int | None = None
-    """Only the last so many files of a trace are kept; None: all are."""
+    """Number of trace files kept, the last ones; None: all."""
 
     def __post_init__(self) -> None:
         if self.trace_path is not None and self.trace_path.endswith((".gz", ".bz2", ".xz", ".zip")):
             raise ConfigError(
-                "trace_path: a trace is compressed with zstd only: let its name end in .jsonl.zst."
+                "trace_path: a trace is compressed with zstd only; use a name that ends in .jsonl.zst."
             )
         if self.trace_max_bytes is not None:
             _at_least("trace_max_bytes", self.trace_max_bytes, 1024)
         if self.trace_max_files is not None:
             _at_least("trace_max_files", self.trace_max_files, 2)
             if self.trace_max_bytes is None:
-                raise ConfigError("trace_max_files needs trace_max_bytes: without it there is but one file.")
+                raise ConfigError("trace_max_files needs trace_max_bytes: without it there is only one file.")
         if self.trace_max_bytes is not None and self.trace_path is None and self.trace_dir is None:
-            raise ConfigError("trace_max_bytes needs trace_path or trace_dir: no trace could be written.")
+            raise ConfigError("trace_max_bytes needs trace_path or trace_dir.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,4 +285,4 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
-            raise ConfigError("kv_offloading_disk_size does not go with tensor_parallel_size: set one only.")
+            raise ConfigError("kv_offloading_disk_size and tensor_parallel_size > 1 cannot be combined.")

@@ -260,7 +260,7 @@ def test_where_no_trace_may_be_written() -> None:
     ("options", "fault"),
     [
         ({"trace_max_files": 3}, "trace_max_files needs trace_max_bytes"),
-        ({"trace_path": "t.jsonl.gz"}, "compressed with zstd only: let its name end in .jsonl.zst"),
+        ({"trace_path": "t.jsonl.gz"}, "compressed with zstd only; use a name that ends in .jsonl.zst"),
         ({"trace_max_bytes": 1 << 20}, "trace_max_bytes needs trace_path or trace_dir"),
         ({"trace_max_bytes": 10, "trace_path": "t"}, "trace_max_bytes must be at least 1024"),
         ({"trace_max_bytes": 1 << 20, "trace_max_files": 1, "trace_path": "t"}, "trace_max_files must be at"),

@@ -253,7 +253,7 @@ def test_a_disk_that_cannot_be_used_is_refused(model_folders: ModelFolders, tmp_
         executor(folder, num_disk_blocks_override=5, kv_offloading_disk_path=str(tmp_path / "nowhere"))
     with pytest.raises(ModelLoadError, match=r"disk tier needs .* but only .* are free"):
         executor(folder, kv_offloading_disk_size=2.0**30, kv_offloading_disk_path=str(tmp_path))
-    with pytest.raises(ConfigError, match=rf"holds no block: one takes {BYTES_PER_BLOCK} bytes"):
+    with pytest.raises(ConfigError, match=rf"is less than one KV block of {BYTES_PER_BLOCK} bytes"):
         executor(folder, kv_offloading_disk_size=1e-9, kv_offloading_disk_path=str(tmp_path))
 
 
@@ -262,7 +262,7 @@ def test_a_disk_that_cannot_be_used_is_refused(model_folders: ModelFolders, tmp_
     [
         ({"kv_offloading_disk_size": 1.0}, "need each other"),
         ({"kv_offloading_disk_path": "/tmp"}, "need each other"),
-        ({"kv_offloading_disk_size": 0.0}, "positive GiB count, got 0.0"),
+        ({"kv_offloading_disk_size": 0.0}, "positive number of GiB, got 0.0"),
         ({"num_disk_blocks_override": 0}, "must be at least 1"),
         ({"kv_offloading_disk_min_tokens": 5}, "needs kv_offloading_disk_size"),
     ],

@@ -106,7 +106,7 @@ def test_a_tier_beyond_the_host_is_refused(model_folders: ModelFolders) -> None:
 def test_a_tier_without_room_for_a_block_is_refused(model_folders: ModelFolders) -> None:
     """A size below one block says how large a block is."""
     cache = CacheConfig(num_gpu_blocks_override=40, kv_offloading_size=1e-9)
-    with pytest.raises(ConfigError, match=rf"holds no block: one takes {BYTES_PER_BLOCK} bytes"):
+    with pytest.raises(ConfigError, match=rf"is less than one KV block of {BYTES_PER_BLOCK} bytes"):
         executor(model_folders("qwen2"), cache)
 
 
@@ -115,7 +115,7 @@ def test_a_tier_without_room_for_a_block_is_refused(model_folders: ModelFolders)
     [
         ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "kv_offloading_size needs prefix"),
         ({"num_host_blocks_override": 5, "enable_prefix_caching": False}, "num_host_blocks_override needs"),
-        ({"kv_offloading_size": 0.0}, "positive GiB count, got 0.0"),
+        ({"kv_offloading_size": 0.0}, "positive number of GiB, got 0.0"),
         ({"num_host_blocks_override": 0}, "num_host_blocks_override must be at least 1"),
     ],
 )

@@ -123,10 +123,10 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ranks_do_not_go_with_is_refused() -> None:
     """Rounded weights, a disk behind the host tier, and no ranks at all."""
-    with pytest.raises(ConfigError, match="quantization does not go with tensor_parallel_size"):
+    with pytest.raises(ConfigError, match="quantization and tensor_parallel_size > 1 cannot"):
         ModelConfig(model="m", tensor_parallel_size=2, quantization="int8")
     with pytest.raises(ConfigError, match="tensor_parallel_size must be at least 1, got 0"):
         ModelConfig(model="m", tensor_parallel_size=0)
     disk = CacheConfig(kv_offloading_size=1, kv_offloading_disk_size=1, kv_offloading_disk_path="/tmp")
-    with pytest.raises(ConfigError, match="kv_offloading_disk_size does not go with tensor_parallel_size"):
+    with pytest.raises(ConfigError, match="kv_offloading_disk_size and tensor_parallel_size > 1"):
         EngineConfig(model=ModelConfig(model="m", tensor_parallel_size=2), cache=disk)
