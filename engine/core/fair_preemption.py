@@ -33,12 +33,18 @@ class FairPreemption:
 
     def owed_to(self, request: Request, running: list[Request], step: Step) -> list[Request]:
         """Requests that the tenant with most places may lose to this one, whose tenant has at least two
-        fewer; none that this step has started."""
+        fewer; none that this step has started, nor any that those have hit in this step."""
         giver = self._seats.owes(request.tenant)
         if giver is None:
             return []
         started = {each.request_id for each in (*step.new, *step.resumed)}
-        return [each for each in running if each.tenant == giver and each.request_id not in started]
+        return [
+            each
+            for each in running
+            if each.tenant == giver
+            and each.request_id not in started
+            and not self._kv.are_shared(each, step.num_scheduled.get(each.request_id, 0))
+        ]
 
     def victims_for(
         self,

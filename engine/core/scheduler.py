@@ -407,7 +407,7 @@ class Scheduler:
         if self.pins.make_room(request, num_tokens, hit, step.now, runs_alone=self._runs_alone(request)):
             return True
         if self._preempt_for(request, num_tokens, hit, step):
-            return True
+            return self.kv.are_cached(hit)  # else a victim was to compute some of it in this step
         self.kv.note_shortage(request, hit)
         return False
 
