@@ -44,7 +44,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     }
     for option, value in options.items():
         if option not in owner or option == "model":
-            raise ConfigError(f"Unknown option {option!r}; known are {', '.join(sorted(owner))}.")
+            raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(owner))}.")
         taken[owner[option]][option] = value
     return EngineConfig(
         model=ModelConfig(model=model, **taken["model"]),

@@ -145,7 +145,7 @@ def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files and list(folder.glob("*.bin")):
         raise ModelLoadError(
-            f"{folder} holds only pickled weights (.bin), which are not read; convert it to safetensors."
+            f"{folder} holds only pickled weights (.bin), which are not supported; convert it to safetensors."
         )
     if not files:
         raise ModelLoadError(f"{folder} holds no weights: no .safetensors file.")

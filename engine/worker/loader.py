@@ -85,19 +85,21 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
     if wanted is None:
         return
     if plan.device.type != "cpu":
-        raise ConfigError(f"quantization: {wanted} is made for CPUs only, and device is {plan.device.type}.")
+        raise ConfigError(
+            f"quantization: {wanted} is supported on CPUs only, and device is {plan.device.type}."
+        )
     if not native:
         raise ConfigError(
-            f"quantization: {wanted} is made for models with a native implementation only; "
-            f"{plan.architecture} runs by transformers."
+            f"quantization: {wanted} needs a model with a native implementation; "
+            f"{plan.architecture} runs through transformers."
         )
 
 
 def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
     if plan.group.size > 1 and not native:
         raise ConfigError(
-            f"tensor_parallel_size: {plan.group.size} is made for models with a native implementation only; "
-            f"{plan.architecture} runs by transformers."
+            f"tensor_parallel_size: {plan.group.size} needs a model with a native implementation; "
+            f"{plan.architecture} runs through transformers."
         )
 
 
@@ -142,7 +144,7 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
         # Tied models may carry a copy of the embedding, old checkpoints their rope frequencies.
         if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
             raise ModelLoadError(
-                f"{plan.folder} holds tensor {name}, which {plan.architecture} has no use for."
+                f"{plan.folder} holds tensor {name}, which {plan.architecture} does not use."
             )
 
 

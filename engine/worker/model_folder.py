@@ -38,7 +38,7 @@ def resolve_folder(model: str) -> Path:
     except Exception as error:  # the hub client raises its own, the HTTP library's and the system's errors
         reason = type(error).__name__
         raise ModelLoadError(
-            f"There is no model folder {model}, and it could not be had from the Hugging Face hub ({reason})."
+            f"No model folder {model}, and it could not be fetched from the Hugging Face hub ({reason})."
         ) from error
 
 
@@ -46,7 +46,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The folder's config, as transformers understands it; read without it where that can be."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelLoadError(f"{folder} is no model folder: it has no config.json.")
+        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -58,7 +58,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
         return cast("PreTrainedConfig", native)
     config = read_by_transformers(folder, trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelLoadError(f"{folder} holds a quantised model, which this engine cannot load.")
+        raise ModelLoadError(f"{folder} holds a quantized model, which this engine cannot load.")
     return config
 
 

@@ -127,7 +127,7 @@ def test_an_absent_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_hub_name_that_cannot_be_had(tmp_path: Path) -> None:
     """Without the hub, a hub name fails at once and says that both places were tried."""
-    assert "could not be had from the Hugging Face hub" in refusal("nobody/no-such-model")
+    assert "could not be fetched from the Hugging Face hub" in refusal("nobody/no-such-model")
 
 
 def test_weights_that_are_absent_cut_or_pickled(damaged: Damaged) -> None:

@@ -183,5 +183,5 @@ def test_what_cannot_be_rounded_is_said(model_folders: ModelFolders) -> None:
     """One sentence that names the field: for a kind there is not, and for a model that is not ours."""
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4, got 'int3'"):
         LLM(str(model_folders("llama")), quantization="int3")
-    with pytest.raises(ConfigError, match="quantization: int8 is made for models with a native"):
+    with pytest.raises(ConfigError, match="quantization: int8 needs a model with a native"):
         LLM(str(model_folders("phi")), quantization="int8", multiprocess=False)
