@@ -1,7 +1,7 @@
-"""A tool call's arguments in a conversation's history: sent as text, given to templates as an object.
+"""Tool call arguments in a conversation's history: sent as text, passed to templates as objects.
 
-Only what a template can print back is read. The rest stays the text that the model wrote: the history of a
-job must not become unservable by one bad call.
+Only what a template can print back is parsed. The rest stays the text that the model wrote: one
+bad call must not make a job's history unservable.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from engine.unicode_text import is_unicode
 
 INVALID_JSON = "INVALID_JSON"
-"""The member of a call's arguments that holds all that a model wrote where that was no JSON object."""
+"""The key under which arguments hold the model's whole text if that was not a JSON object."""
 MAX_DEPTH = 64
-"""Of lists and objects in each other; templates and their filters go down by recursion."""
+"""The deepest nesting of lists and objects, since templates and their filters recurse."""
 
 
 def read_arguments(text: str) -> object:
-    """What the text says as JSON; the text itself where that could not be printed, or the model's own where
-    that was no JSON: it is rendered to the tokens that were generated."""
+    """The parsed arguments; the text itself if it could not be printed, or the model's own text if
+    that was not a JSON object: it renders to the tokens that were generated."""
     try:
         value = _parsed(text)
     except (ValueError, RecursionError):
@@ -33,7 +33,8 @@ def read_arguments(text: str) -> object:
 
 
 def _parsed(text: str) -> object:
-    """As json.loads has it, which also takes what is not quite JSON; an agent's history has hundreds."""
+    """Parses like json.loads, which also accepts what is not quite JSON, but faster: a history has
+    hundreds of calls."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -41,14 +42,14 @@ def _parsed(text: str) -> object:
 
 
 def _unicode_only(value: object) -> object:
-    """ValueError if a text in it is none: only json.loads lets halves of surrogate pairs through."""
+    """Raises ValueError for a string with lone surrogates, which only json.loads accepts."""
     if not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise ValueError("half of a surrogate pair")
     return value
 
 
 def _is_flat(value: object) -> bool:
-    """Whether lists and objects in it are at most MAX_DEPTH deep."""
+    """Whether nesting is at most MAX_DEPTH deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [item for container in level for item in _items(container)]
@@ -58,7 +59,7 @@ def _is_flat(value: object) -> bool:
 
 
 def _items(value: object) -> Iterable[object]:
-    """What a list or an object holds; of other values nothing."""
+    """The values of a list or an object; none of other values."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

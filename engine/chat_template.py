@@ -1,7 +1,8 @@
-"""Conversations to text by a model's chat template, as transformers does it, in less time.
+"""Renders conversations by a model's chat template, as transformers does, in less time. Knows no
+tokens.
 
-Knows nothing of tokens. A template is a program that may write anything anywhere, so nothing of an earlier
-text is used again: what is saved is what the way to each field of a message costs.
+A template is a program that may write anything anywhere, so no earlier text is reused: only the
+cost of accessing each field of a message is saved.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 MAX_COMPILED_TEMPLATES = 16
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's thought; transformers gives it to templates under the first two, from the first of
-them that is there."""
+"""Names of a message's reasoning; transformers sets the first two from the first name present."""
 
 _JSON_PROBE: dict[str, Any] = {"z": ["é", "<&'>", None, True, 1.5, {}], "a": ""}
 _TRIAL = (("user", "a trial"), ("assistant", "of shapes"), ("user", "and no more"))
@@ -37,15 +37,15 @@ _OF_LOOP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ContentShape:
-    """What a template can read as the content of a message; one of both at least."""
+    """The content formats that a template reads; at least one."""
 
     texts: bool
     parts: bool
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
-    """The same sandbox, which finds at once what its checks can say nothing about: fields of plain
-    dictionaries, and where a loop is."""
+    """transformers' sandbox with shortcuts for what its checks always allow: fields of plain
+    dictionaries, and loop variables."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -57,7 +57,7 @@ class QuickSandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """What makes text of conversations for one tokenizer."""
+    """Renders conversations for one tokenizer."""
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self._hf = hf
@@ -72,10 +72,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         wanted: ContentFormat = ContentFormat.AUTO,
     ) -> ContentShape:
-        """What the template is to be given for contents; whatever it raises where it is none."""
+        """The content formats that the template reads; raises whatever an invalid template raises."""
         if wanted is not ContentFormat.AUTO:
             return ContentShape(texts=wanted is ContentFormat.STRING, parts=wanted is ContentFormat.OPENAI)
-        if self._environment is None:  # the tokenizer has a way of its own
+        if self._environment is None:  # the tokenizer renders in its own way
             return ContentShape(texts=True, parts=False)
         template: str = self._hf.get_chat_template(
             chat_template,
@@ -84,7 +84,8 @@ class ChatTemplate:
         return self._shape_of(template)
 
     def _read_shape(self, template: str) -> ContentShape:
-        """By its source, as far as what it does with a small conversation does not say otherwise."""
+        """Reads the formats from the template's source, corrected by rendering a small
+        conversation."""
         assert self._environment is not None
         parsed = self._environment.parse(template)
         loops = takes_parts(parsed)
@@ -96,8 +97,8 @@ class ChatTemplate:
         return ContentShape(texts=reads_texts or not parts, parts=parts)
 
     def _reads(self, template: str, shaped: Callable[[str], Any]) -> bool | None:
-        """Whether all texts of a conversation are in what the template makes of it, and nothing else of their
-        parts; None: it refuses the conversation."""
+        """Whether the rendered conversation holds all of its texts and nothing else of their
+        parts; None if the template refuses it."""
         messages = [{"role": role, "content": shaped(text)} for role, text in _TRIAL]
         try:
             text = self._compiled(template).render(
@@ -121,7 +122,8 @@ class ChatTemplate:
         continue_final_message: bool,
         extra: Mapping[str, Any],
     ) -> str:
-        """The conversation as text; whatever the template raises. ``extra``: the template's own arguments."""
+        """The rendered conversation; raises whatever the template raises. ``extra``: the
+        template's own arguments."""
         tools = list(tools) if tools else None
         if (
             self._environment is None
@@ -169,7 +171,7 @@ class ChatTemplate:
 
 
 def _parameters_of(hf: PreTrainedTokenizerBase) -> frozenset[str]:
-    """Names that the library keeps for itself; none where the tokenizer has a way of its own to render."""
+    """Names reserved by the library; none if the tokenizer renders in its own way."""
     from transformers import PreTrainedTokenizerBase
 
     if type(hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
@@ -178,7 +180,7 @@ def _parameters_of(hf: PreTrainedTokenizerBase) -> frozenset[str]:
 
 
 def _environment() -> QuickSandbox | None:
-    """A quick sandbox with all that transformers puts in its own; None if it hides that elsewhere by now."""
+    """A quick sandbox with all that transformers adds to its own; None if this version differs."""
     from transformers.utils import chat_template_utils
 
     try:
@@ -199,7 +201,7 @@ def _environment() -> QuickSandbox | None:
 
 
 def _quick_json(tojson: Callable[..., str]) -> Callable[..., str]:
-    """The same filter; where a template gives it no arguments it does not set up an encoder each time."""
+    """The same filter; without arguments it does not set up an encoder each time."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     if tojson(_JSON_PROBE) != encode(_JSON_PROBE):
         return tojson
@@ -211,7 +213,7 @@ def _quick_json(tojson: Callable[..., str]) -> Callable[..., str]:
 
 
 def _as_shown(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as transformers shows it to templates: without fields that are null, thoughts under the
+    """The message as transformers passes it to templates: without null fields, reasoning under the
     names that templates know."""
     shown = {name: value for name, value in message.items() if value is not None}
     for name in REASONING_FIELDS:
@@ -221,7 +223,7 @@ def _as_shown(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is made of what JSON has: transformers makes other things harmless before a template sees
+    """Whether it consists of JSON types: transformers sanitizes others before a template sees
     them."""
     kind = type(value)
     if kind is str or value is None or kind is int or kind is float or kind is bool:

@@ -1,6 +1,7 @@
-"""Whether a chat template is written for contents that are texts or for lists of parts, read from its source.
+"""Detects from a chat template's source whether it expects contents as strings or as lists of
+parts.
 
-As in vLLM, a template that loops over a message's content takes parts. Knows no messages and renders nothing.
+As in vLLM, a template that loops over a message's content takes parts. Nothing is rendered.
 """
 
 from __future__ import annotations
@@ -12,32 +13,33 @@ from jinja2 import nodes
 
 
 class ContentFormat(StrEnum):
-    """How a template is given the content of messages."""
+    """The format of contents that a template is given."""
 
     AUTO = "auto"
-    """What it reads: texts, parts, or each as the client sent it where it reads both."""
+    """The detected format: strings, parts, or each as the client sent it if the template reads
+    both."""
     STRING = "string"
     OPENAI = "openai"
-    """Lists of parts, as OpenAI has them."""
+    """Lists of parts, in OpenAI's format."""
 
 
 CONTENT_FORMATS = tuple(str(each) for each in ContentFormat)
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Whether it loops over the content of a message."""
+    """Whether the template loops over the content of a message."""
     names = _Names(template)
     return any(names.is_content(loop.iter) for loop in template.find_all(nodes.For))
 
 
 def takes_texts(template: nodes.Template) -> bool:
-    """Whether it asks if something is a text."""
+    """Whether the template tests if something is a string."""
     return any(test.name == "string" for test in template.find_all(nodes.Test))
 
 
 class _Names:
-    """Names of a template that stand for all messages, for one, or for the content of one. Scopes are not
-    told apart: templates name things for what they are."""
+    """Names in a template that refer to all messages, to one, or to the content of one. Scopes are
+    not distinguished."""
 
     def __init__(self, template: nodes.Template) -> None:
         self._lists = {"messages"}
@@ -59,7 +61,7 @@ class _Names:
             self._contents.add(name)
 
     def is_content(self, node: nodes.Node | None) -> bool:
-        """Whether it is a message's content, perhaps through filters."""
+        """Whether the expression is a message's content, perhaps through filters."""
         for inner in _inside(node):
             if isinstance(inner, nodes.Name) and inner.name in self._contents:
                 return True
@@ -85,7 +87,7 @@ class _Names:
 
 
 def _inside(node: nodes.Node | None) -> Iterator[nodes.Node]:
-    """The node without its filters; of a choice, both."""
+    """The node without filters; for a conditional, both branches."""
     if isinstance(node, nodes.Filter):
         yield from _inside(node.node)
     elif isinstance(node, nodes.CondExpr):
@@ -99,7 +101,7 @@ def _inside(node: nodes.Node | None) -> Iterator[nodes.Node]:
 
 
 def _field(node: nodes.Node) -> str | None:
-    """The field that is taken of something: ``a.field``, ``a['field']`` or ``a.get('field')``."""
+    """The field that is accessed: ``a.field``, ``a['field']`` or ``a.get('field')``."""
     if isinstance(node, nodes.Getattr):
         return node.attr
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
@@ -111,14 +113,14 @@ def _field(node: nodes.Node) -> str | None:
 
 
 def _owner(node: nodes.Node) -> nodes.Node | None:
-    """What a field is taken of."""
+    """The object whose field is accessed."""
     if isinstance(node, nodes.Call):
         return _owner(node.node)
     return node.node if isinstance(node, nodes.Getattr | nodes.Getitem) else None
 
 
 def _bindings(template: nodes.Template) -> Iterator[tuple[str, nodes.Node, bool]]:
-    """Names, what they are given, and whether one after another of it."""
+    """Names, their values, and whether they iterate over the value."""
     for loop in template.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
             yield loop.target.name, loop.iter, True

@@ -1,7 +1,7 @@
-"""All that crosses a process boundary, as msgspec structs (positional, defaults omitted).
+"""Messages between processes, as msgspec structs (positional, defaults omitted).
 
-Front end to core: EngineCoreRequest, AbortRequest, Signal, UtilityRequest, ClientNotice.
-Core to front end: EngineCoreOutputs. Times are monotonic seconds.
+API server to core: EngineCoreRequest, AbortRequest, Signal, UtilityRequest, ClientNotice. Core to
+API server: EngineCoreOutputs. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class FinishReason(IntEnum):
 
 
 class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
-    """A picture or sound in the prompt: its content hash makes the blocks it covers its own."""
+    """A picture or sound in the prompt; its content hash is part of the hashes of the blocks that
+    it covers."""
 
     content_hash: str
     offset: int
@@ -47,35 +48,37 @@ class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
 
 
 class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """Which job a turn belongs to, as the client said."""
+    """The job of a turn, as the client identified it."""
 
     job_id: str | None = None
-    """None: nobody said; the policy infers it from what the prompt continues."""
+    """The job's id; None if the client did not name one: the policy infers it from the prompt's
+    prefix."""
     is_last_step: bool = False
     tenant: str | None = None
     num_replies: int | None = None
-    """The model's replies in the prompt; None: not counted, as in a plain text."""
+    """Number of the model's replies in the prompt; None if not counted, as in plain text."""
     num_results: int | None = None
-    """Results of tools in the prompt."""
+    """Number of tool results in the prompt."""
     traceparent: str | None = None
-    """The client's own span, of which the turn is a part, in W3C's form."""
+    """The client's own span, of which the turn is a part, in W3C's format."""
     owner: str | None = None
-    """Whose API key it was, by its name: nobody else may come upon the job. None: a key without a name, or
-    none at all. Who shares with whom is said by ``tenant``."""
+    """The name of the API key, which alone may see the job; None for a key without a name, or no
+    key. Sharing is by ``tenant``."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
-    """What goes with a request: made where its body is read, and carried to the core without being changed.
+    """What accompanies a request unchanged, from its body to the core.
 
-    A field that is added here reaches the core: only who reads it from the body and who acts on it change.
+    A field that is added here reaches the core: only the code that reads it from the body and the
+    code that acts on it change.
     """
 
     job: JobRef | None = None
-    """The job that the request is a turn of; None: it is no turn of a job."""
+    """The job that the request is a turn of; None if it belongs to no job."""
     priority: int = 0
-    """A request of a lower one goes first, where the policy looks at it."""
+    """Requests with a lower priority value go first, if the policy uses it."""
     cache_salt: str | None = None
-    """Requests of different salts find no prefix of each other."""
+    """Requests with different salts share no cached prefix."""
     adapter: str | None = None
 
     @property
@@ -85,11 +88,11 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
 
 
 NO_CONTEXT = RequestContext()
-"""The context of a request of which nothing was said."""
+"""The context of a request without any."""
 
 
 class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """One request as the core sees it: tokens, never text; and its context."""
+    """A request as the core sees it: tokens instead of text, and the context."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -98,11 +101,12 @@ class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, fro
     media: list[MediaSpan] = []
     external_req_id: str | None = None
     client_index: int = 0
-    """The front end that is sent the outputs."""
+    """The API server process that receives the outputs."""
 
 
 class AbortRequest(msgspec.Struct, array_like=True, omit_defaults=True):
-    """End requests early. ``stopped`` tells a stop string (a turn that ended) from a client that left."""
+    """Ends requests early. ``stopped`` distinguishes a stop string (a turn that ended) from a
+    client that left."""
 
     request_ids: list[str]
     stopped: bool = False
@@ -116,9 +120,9 @@ class ToolCall(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True)
 
 
 class ToolGapStarted(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    """A turn of a job ended and these tool calls run now (none: it ended with an answer).
+    """A turn of a job ended and these tool calls run now; none if it ended with an answer.
 
-    ``request_id`` names the turn: whose job it was may have been inferred.
+    ``request_id`` names the turn, since its job may have been inferred.
     """
 
     request_id: str
@@ -126,54 +130,55 @@ class ToolGapStarted(msgspec.Struct, array_like=True, omit_defaults=True, tag=Tr
 
 
 class JobFinished(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    """The client says that no turn of this job will come any more."""
+    """The client reports that the job has no more turns."""
 
     job_id: str
 
 
 class ToolState(StrEnum):
-    """What a client says of a tool call that it runs."""
+    """The state of a tool call, as reported by the client that runs it."""
 
     STARTED = "started"
     PROGRESS = "progress"
     FINISHED = "finished"
-    """Its result will be in the next turn, which is about to come."""
+    """The call has finished; its result comes with the next turn."""
     CANCELLED = "cancelled"
-    """It will give no result."""
+    """The call was cancelled and has no result."""
 
 
 class ToolSignal(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    """The client's own word about a tool call that runs since a turn of this job ended. Seconds from now."""
+    """A client's report on a tool call that runs since a turn of this job ended. Seconds from now."""
 
     job_id: str
     state: ToolState
     request_id: str | None = None
-    """The turn that called it, by the id its client knows; None: the job's latest."""
+    """The turn that made the call, by the client's request id; None is the job's latest."""
     call_id: str | None = None
-    """Of parallel calls, which; None: all of them."""
+    """Which of several parallel calls; None is all of them."""
     tool: str | None = None
     expected_s: float | None = None
-    """How long it will take from now on, as told when it starts."""
+    """How long the call will take from its start."""
     remaining_s: float | None = None
-    """How long it will still take."""
+    """How long the call will still take."""
     fraction: float | None = None
-    """How much of it is done, in [0, 1]."""
+    """The fraction of the call that is done, in [0, 1]."""
 
 
 Signal = ToolGapStarted | JobFinished | ToolSignal
 
 
 class SignalRequest(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A signal to the core; the receipt (or None) comes back as UtilityOutput of the same call."""
+    """A signal to the core; its receipt (or None) is returned as UtilityOutput with the same call
+    id."""
 
     call_id: int | None
-    """None: no answer is wanted."""
+    """The id of the call; None if no response is wanted."""
     signal: Signal
     client_index: int = 0
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A method of the core to call by name; the answer comes back as UtilityOutput."""
+    """Calls a method of the core by name; the result is returned as UtilityOutput."""
 
     call_id: int
     method: str
@@ -182,13 +187,14 @@ class UtilityRequest(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class ClientNotice(msgspec.Struct, array_like=True):
-    """JOIN: a front end listens for outputs from now on. LEAVE: it has gone, its requests are to be ended."""
+    """JOIN: an API server process receives outputs from now on. LEAVE: it has ended, and its
+    requests are to be aborted."""
 
     client_index: int
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The answer to a UtilityRequest; ``failure`` holds the error's text if it failed."""
+    """The response to a UtilityRequest; ``failure`` holds the error message if it failed."""
 
     call_id: int
     result: Any = None
@@ -196,130 +202,133 @@ class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """One position: the chosen token first, then the alternatives, most probable first."""
+    """One position: the chosen token first, then the alternatives, the most probable first."""
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
-    """Rank of the chosen token among all, 1 = most probable."""
+    """The rank of the chosen token; 1 is the most probable."""
 
 
 class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
-    """What the engine did about a job's KV in this turn, for the client. Token counts are of the prompt."""
+    """What the engine did with a job's KV in this turn, for the client. Token counts are of the
+    prompt."""
 
     request_id: str
     prompt_tokens: int = 0
     diverged_at_token: int | None = None
-    """Where the prompt parts from what the job had computed, the start of the first block that differs; None:
-    nowhere."""
+    """Where the prompt diverges from what the job had computed: the start of the first block that
+    differs. None if it does not."""
     diverged_tokens: int = 0
-    """Tokens of the job beyond that, of no use any more."""
+    """Tokens of the job after that point, which are of no further use."""
     superseded_tokens: int = 0
-    """Tokens of the job that were let go when this turn came, as it shows that the job goes on without them:
-    their memory is reused first."""
+    """Tokens of the job released when this turn came, as it shows that the job continues without
+    them: their blocks are evicted first."""
 
 
 class FrontierStatus(msgspec.Struct, kw_only=True):
-    """Where a turn of a job ended that no other turn has continued yet. Seconds are from now."""
+    """A branch tip: the end of a turn that no other turn has continued yet. Seconds are from now."""
 
     request_id: str
     turn: int
     num_tokens: int
-    """In full blocks."""
+    """Number of tokens in full blocks."""
     elapsed_s: float
-    """Since the turn ended."""
+    """Time since the turn ended."""
     tools: list[str] | None
-    """Kinds of calls that run; empty: it called none; None: not known yet."""
+    """Kinds of the calls that run; empty if there are none, None if not known yet."""
     pinned_blocks: int
     ttl_s: float | None
-    """How long they are still held; None: not held."""
+    """How long the blocks are still retained; None if they are not."""
     reason: str
-    """Why so long."""
+    """Why they are retained that long."""
     expected_return_s: float | None
-    """Median time until the next turn; None: not known, or beyond all that was ever seen."""
+    """The median time until the next turn; None if unknown, or beyond all observations."""
     earliest_return_s: float | None
-    """One in ten is back before that."""
+    """The 10th percentile of that time."""
     latest_return_s: float | None
-    """Nine in ten are."""
+    """The 90th percentile of that time."""
     num_observations: float
-    """How many calls that rests on, old and borrowed ones in part."""
+    """Number of calls that the prediction rests on; old and borrowed ones count in part."""
     told: str | None
-    """What the client said last of its calls: a ToolState."""
+    """The client's last report on its calls: a ToolState."""
 
 
 class PastTurn(msgspec.Struct, kw_only=True):
-    """A turn of a job that has ended, and what its client was told of it: its receipt as it stood last."""
+    """A finished turn of a job, and its receipt in the latest state."""
 
     request_id: str
     turn: int
     elapsed_s: float
-    """Since it ended."""
+    """Time since the turn ended."""
     queue_s: float
-    """From its arrival until it was scheduled."""
+    """Time from arrival to first scheduling."""
     prefill_s: float
-    """From then to its first token."""
+    """Time from first scheduling to the first token."""
     decode_s: float
     gap_s: float | None
-    """Between the job's previous turn and this one."""
+    """Time between the job's previous turn and this one."""
     prompt_tokens: int
     cached_tokens: int
     recomputed_tokens: int
     output_tokens: int
     previous_pin: str | None
-    """How the pin it came back to had ended."""
+    """How the pin ended that the turn returned to."""
     tools: list[str] | None
-    """Kinds of calls that ran after it; None: not known."""
+    """Kinds of the calls that ran after the turn; None if unknown."""
     pinned_tokens: int
     ttl_s: float
     reason: str
 
 
 class JobStatus(msgspec.Struct, kw_only=True):
-    """What is known of one job."""
+    """The state of one job."""
 
     id: str
     object: Literal["job"] = "job"
     tenant: str | None
     inferred: bool
-    """Nobody named it: its turns were recognised by their prompts."""
+    """Whether the job was inferred from its prompts, since no client named it."""
     kind: str | None
-    """The same for jobs whose prompts begin alike; None of a short prompt."""
+    """The group of jobs whose prompts begin alike; None for a short prompt."""
     turns: int
     open_turns: list[str]
-    """Requests that wait or run."""
+    """Ids of the job's requests that wait or run."""
     age_s: float
     idle_s: float
-    """Since its last turn came or ended."""
+    """Time since its last turn arrived or ended."""
     pinned_blocks: int
     ttl_s: float | None
-    """How long anything of it is still held; None: nothing is."""
+    """How long any of its KV is still retained; None if none is."""
     expected_return_s: float | None
-    """Until the turn that is expected first; None: not known."""
+    """Predicted time until its next turn; None if unknown."""
     frontiers: list[FrontierStatus]
 
 
 class TraceState(msgspec.Struct, kw_only=True):
-    """Whether the scheduler's trace is being written; what is told of its file is of the last one if not."""
+    """Whether the scheduler's trace is being written. If not, the other fields describe the last
+    one."""
 
     object: Literal["trace"] = "trace"
     state: Literal["off", "opening", "on", "closing"]
-    """``closing``: all that happened is being written down; ``off``: it is, or there never was a trace."""
+    """``closing``: remaining events are being written; ``off``: they are, or there never was a
+    trace."""
     name: str | None
-    """Of its (first) file."""
+    """The name of its (first) file."""
     part: int
-    """Which of its files is being written."""
+    """The number of the file that is being written."""
     from_start: bool
     """Whether it began with the engine, and so can be replayed."""
     written: int
-    """Events that are in the file."""
+    """Number of events in the file."""
     dropped: int
-    """Events that are not, since they came faster than they could be written."""
+    """Number of events lost since they came faster than they could be written."""
     error: str | None
-    """Why it could not begin, or ended early."""
+    """Why it could not be started, or ended early."""
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one step brought for one request."""
+    """The output of one step for one request."""
 
     request_id: str
     new_token_ids: list[int]
@@ -329,9 +338,9 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     queued_s: float = 0.0
-    """Time from arrival to first scheduling; set on the first output."""
+    """The time from arrival to first scheduling; set on the first output."""
     receipt: TurnReceipt | None = None
-    """With the last output of a job's turn."""
+    """The receipt, with the last output of a job's turn."""
 
     @property
     def finished(self) -> bool:
@@ -339,36 +348,36 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 
 
 class JobEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A job of which no more turns are expected."""
+    """A job without further turns."""
 
     outcome: str
-    """finished | forgotten"""
+    """``finished`` | ``forgotten``"""
     duration_s: float
-    """From its first turn's arrival to the end of its last."""
+    """Time from its first turn's arrival to the end of its last."""
     queued_s: float
-    """Of that, its turns together waited so long to be admitted."""
+    """The total queue time of its turns, which is part of the duration."""
     num_turns: int
 
 
 class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What became of jobs since the last report."""
+    """Jobs that ended since the last report."""
 
     num_jobs: int = 0
-    """That are known now."""
+    """Number of known jobs."""
     ended: list[JobEnd] = []
     gap_errors_s: list[float] = []
-    """Of turns that came back: how far the median that was expected was from what it took."""
+    """The absolute error of the predicted median for each turn that returned."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Gauges after a step, and counts since the last report."""
+    """Gauges after a step, and counters since the last report."""
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     num_total_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that are in the prefix cache."""
     num_pinned_blocks: int = 0
     num_pins: int = 0
     step_tokens: int = 0
@@ -376,41 +385,41 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     pins_ended: dict[str, int] = {}
-    """Cause to count."""
+    """Number of pins that ended, by cause."""
     pin_block_s: dict[str, float] = {}
-    """Cause to blocks times seconds held."""
+    """Block-seconds of pins that ended, by cause."""
     pin_held_s: dict[str, list[float]] = {}
-    """Cause to how long each of these pins had been held."""
+    """Lifetimes of pins that ended, by cause."""
     jobs: JobStats | None = None
-    """None: the policy knows no jobs."""
+    """Statistics of jobs; None if the policy tracks no jobs."""
     num_host_blocks: int = 0
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
-    """Tokens whose KV came back from the host tier or from disk."""
+    """Tokens whose KV was loaded from the host tier or from disk."""
     failed_loads: int = 0
     num_disk_blocks: int = 0
-    """Slots of the disk behind the host tier; 0 without one."""
+    """Slots of the disk tier; 0 without one."""
     num_used_disk_blocks: int = 0
     disk_loaded_tokens: int = 0
-    """Of those loaded: read from disk."""
+    """Loaded tokens that were read from disk."""
     disk_failed_loads: int = 0
-    """Of those that failed: loads that read from disk."""
+    """Failed loads that read from disk."""
     disk_written_blocks: int = 0
     disk_failed_writes: int = 0
-    """Blocks that could not be written."""
+    """Blocks that could not be written to disk."""
     disk_dropped_writes: int = 0
-    """Blocks that were not written because too many were on their way already."""
+    """Blocks that were not written to disk since too many writes were in flight."""
     trace_dropped: int = 0
-    """Events of the trace that were lost."""
+    """Trace events that were lost."""
     telemetry_dropped: int = 0
-    """Spans that the collector did not get."""
+    """Spans that did not reach the collector."""
     superseded_blocks: int = 0
-    """Of the device: let go to be reused first, since their jobs went on without them."""
+    """Device blocks released to be evicted first, since their jobs continued without them."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One message per step to the front end."""
+    """One message per step to an API server process."""
 
     outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
@@ -419,7 +428,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 
 class EngineReady(msgspec.Struct, omit_defaults=True):
-    """READY of the start-up handshake: what the front end has to know of the core."""
+    """READY of the start-up handshake: what an API server process needs to know of the core."""
 
     num_gpu_blocks: int
     max_model_len: int
@@ -427,11 +436,11 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     vocab_size: int
     dtype: str
     wants_signals: bool = False
-    """Whether the policy makes use of signals; if not, none are sent."""
+    """Whether the policy uses signals; if not, none are sent."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):
-    """The core could not start: one sentence for the user and the error's class name."""
+    """The core could not start: an error message for the user and the error's class name."""
 
     error: str
     message: str

@@ -1,10 +1,10 @@
-"""A message's content as one text that still knows the parts it came in."""
+"""A message's content as one string that remembers its parts."""
 
 from __future__ import annotations
 
 
 class PartedText(str):
-    """``parts`` joined. Whoever makes another text of it has no parts any more."""
+    """``parts`` joined. Strings derived from it have no parts."""
 
     __slots__ = ("parts",)
 

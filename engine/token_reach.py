@@ -1,6 +1,7 @@
-"""How few tokens a text can have, told from its length: what cannot fit need not be tokenised.
+"""Lower bounds of a text's tokens by its length: a prompt that cannot fit need not be tokenized.
 
-Knows one tokenizer. Where a token may stand for any amount of text, or text is dropped, nothing is known.
+Knows one tokenizer. If a token may stand for any amount of text, or text is dropped, there is no
+bound.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """The most that one token stands for."""
+    """The longest text of one token."""
 
     longest: int
-    """In bytes of UTF-8 where tokens are made of bytes, else in characters."""
+    """The length in UTF-8 bytes for byte-level tokenizers, else in characters."""
     in_bytes: bool
     composes: bool
-    """Whether the text is brought to NFC first, which may make it shorter."""
+    """Whether the text is normalized to NFC first, which may shorten it."""
 
     @classmethod
     def of(cls, backend: BackendTokenizer) -> TokenReach | None:
-        """None where it is not certain that all of a text is in its tokens, each of a bounded part."""
+        """The bounds; None unless all of a text is certainly in its tokens, each of bounded
+        length."""
         from tokenizers.models import BPE
 
         added = backend.get_added_tokens_decoder().values()
         try:
             steps = [kind for step in (backend.normalizer, backend.pre_tokenizer) for kind in _steps(step)]
-        except Exception:  # a step written in Python has no state, and may drop anything
+        except Exception:  # a step written in Python is opaque, and may drop anything
             return None
         if not all(map(_keeps_text, steps)) or any(token.lstrip or token.rstrip for token in added):
             return None
@@ -49,14 +51,14 @@ class TokenReach:
         return cls(longest, in_bytes, "NFC" in kinds)
 
     def exceeds(self, text: str, num_tokens: int) -> bool:
-        """Whether the text certainly has more tokens than so many."""
+        """Whether the text certainly has more tokens than the limit."""
         room = num_tokens * self.longest
-        if len(text) * _MAX_CHARACTER_BYTES <= room:  # nearly always
+        if len(text) * _MAX_CHARACTER_BYTES <= room:  # the usual case
             return False
         return self._measure(text) > room
 
     def fewest_tokens(self, text: str) -> int:
-        """The text has so many tokens, or more."""
+        """A lower bound of the text's tokens."""
         return -(-self._measure(text) // self.longest)
 
     def _measure(self, text: str) -> int:
@@ -65,7 +67,7 @@ class TokenReach:
 
 
 def _steps(step: Any) -> list[dict[str, Any]]:
-    """A normalizer or a pre-tokenizer as all that it does in turn."""
+    """The steps of a normalizer or a pre-tokenizer, in order."""
     return [] if step is None else _flat(json.loads(step.__getstate__()))
 
 
@@ -77,7 +79,7 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Whether each character that goes in comes out, as itself or as more."""
+    """Whether each input character is kept, as itself or as more."""
     match step["type"]:
         case "NFC" | "Prepend" | "ByteLevel" | "Metaspace" | "Digits":
             return True
@@ -89,7 +91,7 @@ def _keeps_text(step: dict[str, Any]) -> bool:
 
 
 def _knows_all_text(backend: BackendTokenizer, vocabulary: dict[str, int], in_bytes: bool) -> bool:
-    """Whether no part of a text is unknown: those are dropped, or many become one token."""
+    """Whether no text is unknown to it: unknown text is dropped, or merged into one token."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     if in_bytes:

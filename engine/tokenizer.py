@@ -1,4 +1,4 @@
-"""Text to tokens: the model's tokenizer and its chat template. Knows nothing of requests or sampling."""
+"""The model's tokenizer and chat template. Knows nothing of requests or sampling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 """A folder with none of these has no tokenizer."""
 INLINE_CHARS = 4096
-"""A longer text is encoded on another thread than the event loop's, so that the other streams go on."""
+"""A longer text is encoded off the event loop's thread, so that it does not block other streams."""
 
 _UNREADABLE = "\ufffd"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -45,7 +45,7 @@ class Tokenizer:
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self.hf = hf
-        # None where the tokenizer is pure Python: then text is decoded the slow way.
+        # None if the tokenizer is pure Python: text is then decoded the slow way.
         self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
         self._token_texts: dict[int, str] = {}
         self._template = ChatTemplate(hf)
@@ -58,13 +58,13 @@ class Tokenizer:
 
         name = config.tokenizer or config.model
         if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
-            raise ModelLoadError(f"The folder {name} does not exist.")  # the library takes it for a hub name
+            raise ModelLoadError(f"The folder {name} does not exist.")  # else it is taken for a hub name
         if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
             raise ModelLoadError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is raised
         try:
             hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
-        except Exception as error:  # the library raises half a dozen kinds
+        except Exception as error:  # the library raises many types
             raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
         return cls(hf)
 
@@ -75,18 +75,19 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Tokens that are left out of a text decoded without special tokens, with their ids."""
+        """Ids of tokens that decoding omits with ``skip_special_tokens``."""
         added = self.hf.added_tokens_decoder
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Tokens that stand for their text wherever it is, special or not, with their ids."""
+        """Ids of tokens that are matched wherever their text occurs, special or not."""
         return {token.content: token_id for token_id, token in self.hf.added_tokens_decoder.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
-        """The text's tokens. Of a text that begins as others of its owner did only the rest is tokenised,
-        where the tokenizer allows it: an EncodedTokens then. Half of a surrogate pair is read as U+FFFD."""
+        """Encodes a text. If it begins like earlier texts of its owner, only the rest is
+        tokenized, where the tokenizer allows it; the result is then an EncodedTokens. A lone
+        surrogate is read as U+FFFD."""
         text = readable(text)
         if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
             return self._encoder.encode(text, owner)
@@ -95,8 +96,8 @@ class Tokenizer:
         return self._encode_whole(text, add_special_tokens)
 
     def steps(self, text: str, add_special_tokens: bool, owner: str | None = None) -> Iterator[list[int]]:
-        """The text's tokens, some at a time: a text of any length takes little memory. RequestError for one
-        that is too long and cannot be taken apart."""
+        """Yields the text's tokens in chunks, in bounded memory. RequestError for a long text that
+        cannot be split."""
         around = self._around if add_special_tokens else ([], [])
         if self._encoder is not None and around is not None:
             yield around[0]
@@ -113,7 +114,7 @@ class Tokenizer:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]] | None:
-        """The tokens that a prompt gets before and after those of its text; None if those depend on it."""
+        """The tokens added before and after a prompt's own; None if they depend on the text."""
         if not self._adds_special_tokens:
             return [], []
         found = set()
@@ -128,25 +129,25 @@ class Tokenizer:
         return None if found else (list(before), list(after))
 
     def fewest_tokens_beyond(self, text: str, num_tokens: int) -> int | None:
-        """Least tokens that the text can have, if its length shows that they are more than so many."""
+        """A lower bound of the text's tokens, if its length shows that they exceed the limit."""
         reach = self._token_reach
         return reach.fewest_tokens(text) if reach is not None and reach.exceeds(text, num_tokens) else None
 
     @cached_property
     def _encoder(self) -> PromptEncoder | None:
-        """None for a tokenizer whose texts must be tokenised as a whole."""
+        """The caching encoder; None if texts must be tokenized as a whole."""
         backend = self._plain_backend
         return None if backend is None else PromptEncoder.of(backend)
 
     @cached_property
     def _token_reach(self) -> TokenReach | None:
-        """None where a text's length says nothing of its tokens."""
+        """Bounds of a text's tokens by its length; None if there are none."""
         backend = self._plain_backend
         return None if backend is None else TokenReach.of(backend)
 
     @property
     def _plain_backend(self) -> BackendTokenizer | None:
-        """What texts are tokenised by, if nothing else is done with them."""
+        """The backend, if encoding is nothing but what it does; else None."""
         from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
         kind = type(self.hf)
@@ -161,7 +162,7 @@ class Tokenizer:
 
     @cached_property
     def _adds_special_tokens(self) -> bool:
-        """Whether a prompt gets tokens before or after those of its text."""
+        """Whether tokens are added before or after a prompt's own."""
         return bool(self.hf.num_special_tokens_to_add(pair=False))
 
     def decode(
@@ -180,19 +181,20 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token alone; U+FFFD where it is part of a character."""
+        """The text of a single token; U+FFFD where it is part of a character."""
         text = self._token_texts.get(token_id)
         if text is None:
             text = self._token_texts[token_id] = self.decode([token_id])
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token's own part of a text: of tokens that share a character, each has its bytes of it."""
+        """The token's bytes: of tokens that share a character, each has its own bytes of it."""
         text = self.token_text(token_id)
         return self._own_bytes(token_id) if _UNREADABLE in text else text.encode()
 
     def _own_bytes(self, token_id: int) -> bytes:
-        """Of a token that is no whole character by itself, read from its name in the vocabulary."""
+        """The bytes of a token that is not a whole character, read from its name in the
+        vocabulary."""
         name = self.hf.convert_ids_to_tokens(token_id)
         if not isinstance(name, str) or token_id in self.hf.added_tokens_decoder:
             return self.token_text(token_id).encode()
@@ -204,13 +206,13 @@ class Tokenizer:
             return self.token_text(token_id).encode()
 
     def bad_word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
-        """Token sequences that spell these words, at the start of a text and after a space."""
+        """Token sequences of these words, at the start of a text and after a space."""
         sequences: list[list[int]] = []
         for word in words:
             bare = self.encode(word.lstrip(), add_special_tokens=False)
             spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
             sequences.append(bare)
-            # A tokenizer that writes the space as a token of its own needs no second form.
+            # If the space is a token of its own, the word needs no second form.
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 sequences.append(spaced)
         return [sequence for sequence in sequences if sequence]
@@ -247,7 +249,8 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: ContentFormat = ContentFormat.AUTO,
     ) -> str:
-        """The text that ``render_chat`` makes tokens of."""
+        """The rendered text of a conversation; RequestError if there is no template or it refuses
+        the messages."""
         if not messages:
             raise RequestError("messages must not be empty.", "messages")
         if chat_template is None and not self.hf.chat_template:
@@ -276,14 +279,15 @@ class Tokenizer:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The letters in which a byte-level vocabulary writes bytes."""
+    """The characters by which a byte-level vocabulary writes bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any]:
-    """Contents of the shape that the template reads, and the arguments of tool calls as objects."""
+    """The message with its content in the format that the template reads, and arguments of tool
+    calls as objects."""
     expected = dict(message)
     expected["content"] = _shaped(message.get("content"), shape)
     if message.get("tool_calls"):
@@ -292,7 +296,7 @@ def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any
 
 
 def _shaped(content: Any, shape: ContentShape) -> Any:
-    """A text, or a list of parts; others stay as they are, for the template to say something about."""
+    """The content as a string or a list of parts; others are left for the template to refuse."""
     if isinstance(content, PartedText):
         content = content.parts if shape.parts else str(content)
     if content is None:
@@ -317,7 +321,8 @@ def _part_text(part: Any) -> str:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """A malformed call stays as the model wrote it: an agent must be able to send it back and go on."""
+    """Leaves a malformed call as the model wrote it: an agent must be able to send it back and
+    continue."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

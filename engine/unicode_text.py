@@ -1,10 +1,11 @@
-"""Texts that are not Unicode: JSON's escapes can write half of a surrogate pair, which has no encoding."""
+"""Strings that are not valid Unicode: JSON escapes can write lone surrogates, which have no
+encoding."""
 
 from __future__ import annotations
 
 
 def is_unicode(text: str) -> bool:
-    """Whether every character of it can be encoded."""
+    """Whether every character can be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -13,5 +14,5 @@ def is_unicode(text: str) -> bool:
 
 
 def readable(text: str) -> str:
-    """The same text with U+FFFD for each half of a pair; two that belong together are their character."""
+    """The text with U+FFFD for each lone surrogate; a pair becomes its character."""
     return text if is_unicode(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
