@@ -12,11 +12,11 @@ MAX_LINE = 100
 """Characters."""
 
 _PIN_WORDS = {
-    "handed_over": "its pin was taken over",
+    "handed_over": "its pin was handed over",
     "expired": "its pin had expired",
-    "broken": "its pin had been broken",
-    "released": "its pin had been released",
-    "superseded": "its pin had been superseded",
+    "broken": "its pin was broken",
+    "released": "its pin was released",
+    "superseded": "its pin was superseded",
 }
 
 
@@ -42,11 +42,11 @@ def result_lines(result: str) -> str:
 
 
 def warmth_line(reply: ModelReply) -> str:
-    """How much of the prompt was warm, and what was done about the job's KV."""
+    """How much of the prompt was cached, and what the receipt says of the job's KV."""
     told = [_warmth(reply)]
     if reply.receipt is not None:
         told += _kept(reply.receipt)
-    told.append(f"first word after {reply.ttft_s:.2f} s")
+    told.append(f"TTFT {reply.ttft_s:.2f} s")
     return f"  [{'; '.join(told)}]"
 
 
@@ -54,7 +54,7 @@ def _warmth(reply: ModelReply) -> str:
     if reply.cached_tokens is None:
         return f"{reply.prompt_tokens:,} prompt tokens"
     share = reply.cached_tokens / reply.prompt_tokens if reply.prompt_tokens else 0.0
-    return f"{reply.cached_tokens:,} of {reply.prompt_tokens:,} prompt tokens warm ({share:.0%})"
+    return f"{reply.cached_tokens:,} of {reply.prompt_tokens:,} prompt tokens cached ({share:.0%})"
 
 
 def _kept(receipt: TurnReceipt) -> list[str]:
@@ -62,9 +62,9 @@ def _kept(receipt: TurnReceipt) -> list[str]:
     if receipt.previous_pin is not None:
         told.append(_PIN_WORDS.get(receipt.previous_pin, receipt.previous_pin))
     if receipt.recomputed_tokens:
-        told.append(f"{receipt.recomputed_tokens:,} computed again")
+        told.append(f"{receipt.recomputed_tokens:,} recomputed")
     if receipt.pinned_tokens:
-        told.append(f"{receipt.pinned_tokens:,} held for {receipt.ttl_s:.1f} s")
+        told.append(f"{receipt.pinned_tokens:,} pinned for {receipt.ttl_s:.1f} s")
     return told
 
 

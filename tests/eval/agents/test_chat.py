@@ -59,9 +59,9 @@ def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
         assert '-> config_get(path="app.toml", key="server.port")' in first
         assert "  8123" in first
         assert '-> write_file(path="port.txt", content="8123")' in first
-        assert "its pin was taken over" in first
-        assert "prompt tokens warm (" in first
-        assert "held for " in first
+        assert "its pin was handed over" in first
+        assert "prompt tokens cached (" in first
+        assert "pinned for " in first
         asks(person, "/nonsense")
         person.sees("There is no /nonsense")
         asks(person, "/help")
