@@ -20,14 +20,14 @@ from engine.messages import MediaSpan
 BlockHash = bytes
 
 ROOT_HASH: BlockHash = sha256(b"root").digest()
-"""Parent of a first block."""
+"""The parent of each first block."""
 _TOKEN_BYTES = 4
-"""Ids of tokens are below the size of a vocabulary: 32 bits hold them, and fewer bytes are hashed sooner."""
+"""Bytes of a token id: 32 bits hold the ids of any vocabulary, and fewer bytes are hashed faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashContext:
-    """What besides its tokens the KV of a request depends on."""
+    """What the KV of a request depends on besides its tokens."""
 
     cache_salt: str | None = None
     adapter: str | None = None
@@ -39,7 +39,7 @@ class HashContext:
         return bool(self.adapter or self.media)
 
     def extra_keys(self, first: int, end: int) -> bytes:
-        """Encoded keys of the block of tokens ``[first, end)``; empty if it has none."""
+        """The encoded extra keys of the block of tokens ``[first, end)``; empty if it has none."""
         keys: list[object] = []
         if first == 0 and self.cache_salt:
             keys.append(("salt", self.cache_salt))

@@ -1,9 +1,8 @@
-"""The pool of KV blocks: who holds each block, which are free, and which free ones still hold a findable
-prefix.
+"""The pool of KV blocks: who holds each block, which are free, and which of those are still cached.
 
-A block is free when nobody refers to it; a free block keeps its hash and can be found until it is reused.
-Blocks without a hash are reused first, then those whose content is said to be of no more use, then hashed
-ones, least recently used first.
+A block is free when nobody refers to it. A free block keeps its hash, and the prefix cache finds it until it
+is evicted for something else. Empty blocks are used first, then stale ones, whose content nobody is expected
+to ask for, then the other cached ones, least recently used first.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from engine.core.block_hash import BlockHash
 
 @dataclass(slots=True, eq=False, repr=False)
 class KVCacheBlock:
-    """Bookkeeping of one block; the lists of free ones that can be found run through its own links."""
+    """What is known of one block. The lists of free, cached blocks run through its own links."""
 
     block_id: int
     ref_cnt: int = 0
@@ -24,15 +23,17 @@ class KVCacheBlock:
     prev_free: KVCacheBlock | None = field(default=None)
     next_free: KVCacheBlock | None = field(default=None)
     is_dead: bool = False
-    """Free, and findable still, but nobody is expected to look for it."""
+    """Whether it is free and cached, but nobody is expected to ask for it."""
 
     def __repr__(self) -> str:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
 
 
 class FreeKVCacheBlockQueue:
-    """Doubly linked list of free blocks that cache something: O(1) removal from the middle, as whoever finds
-    one may have it; two sentinels spare the edge cases."""
+    """Doubly linked list of free, cached blocks.
+
+    A block that is hit leaves from the middle in O(1). Two sentinels spare the edge cases.
+    """
 
     __slots__ = ("_head", "_tail", "num_free_blocks")
 
@@ -44,7 +45,7 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks = 0
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """The first ``count`` blocks; the caller made sure that there are as many."""
+        """Remove the first ``count`` blocks, of which the caller knows that there are as many."""
         assert count <= self.num_free_blocks, "more blocks asked for than are free"
         self.num_free_blocks -= count
         taken: list[KVCacheBlock] = []
@@ -67,7 +68,7 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks -= 1
 
     def extend(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Append at the tail: reused last."""
+        """Append at the tail, to be evicted last."""
         last = self._tail.prev_free
         assert last is not None
         for block in blocks:
@@ -93,34 +94,34 @@ def _link(before: KVCacheBlock | None, after: KVCacheBlock | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlockPoolStatistics:
-    """Counts of usable blocks (the null block is in none of them)."""
+    """Counts of usable blocks, the null block in none of them."""
 
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that are cached."""
 
 
 class BlockPool:
-    """All blocks of the KV cache. Block 0 is the null block: never handed out, never freed."""
+    """All blocks of the KV cache. Block 0, the null block, is never handed out and never freed."""
 
     def __init__(self, num_blocks: int) -> None:
-        """``num_blocks`` counts the null block."""
+        """Make a pool of ``num_blocks`` blocks, the null block counted."""
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._empty = self.blocks[:0:-1]
-        """Free ones that cache nothing, the next to be used last: nobody looks for one in the middle."""
+        """Free blocks that cache nothing, the next to be used last: none ever leaves from the middle."""
         self._dead = FreeKVCacheBlockQueue()
-        """Free ones that are reused as soon as no block is empty."""
+        """Free blocks that are evicted as soon as no block is empty."""
         self._cached = FreeKVCacheBlockQueue()
-        """The other free ones, least recently used first."""
+        """The other free blocks, least recently used first."""
         self.num_freed = 0
-        """Blocks that became free since the start; only grows."""
-        # Two requests that compute the same prefix side by side own equal blocks: all then, oldest first.
+        """Blocks that were freed since the start, a count that only grows."""
+        # Two requests that compute the same prefix side by side own equal blocks: all of them, oldest first.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
         self._num_twins = 0
-        """Blocks that equal an older one."""
+        """Cached blocks whose hash an older one has, too."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -132,12 +133,12 @@ class BlockPool:
 
     @property
     def num_free_empty_blocks(self) -> int:
-        """Of the free blocks: those that cache nothing."""
+        """Free blocks that cache nothing."""
         return len(self._empty)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks, free or not, that hold a findable prefix."""
+        """Blocks, free or not, that are cached."""
         return len(self._by_hash) + self._num_twins
 
     def get_cached_block(self, block_hash: BlockHash) -> KVCacheBlock | None:
@@ -147,7 +148,7 @@ class BlockPool:
         return found  # type: ignore[return-value]
 
     def get_cached_prefix(self, block_hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
-        """The cached blocks of a chain up to its first miss, which is the last word on a chain."""
+        """The cached blocks of a chain up to its first miss: what is behind a miss is never a hit."""
         prefix: list[KVCacheBlock] = []
         get, append = self._by_hash.get, prefix.append
         for block_hash in block_hashes:
@@ -158,7 +159,7 @@ class BlockPool:
         return prefix
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
-        """``count`` blocks for one holder; what they cached before is forgotten."""
+        """Take ``count`` free blocks for one holder, and evict what they cached."""
         num_left = len(self._empty) - count
         if num_left >= 0:
             blocks = self._empty[num_left:]
@@ -172,7 +173,7 @@ class BlockPool:
         return blocks
 
     def _reclaim(self, count: int) -> list[KVCacheBlock]:
-        """Blocks that cache something, from the free lists: dead ones first."""
+        """Take and evict free, cached blocks: stale ones first."""
         dead = self._dead.popleft_n(min(count, self._dead.num_free_blocks))
         for block in dead:
             block.is_dead = False
@@ -182,9 +183,9 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """One more holder for each of these blocks, which have one or can be found.
+        """Add a holder to each of these blocks, which are held or cached.
 
-        Free neighbours, as the blocks of a prefix are, last first, leave their list together.
+        Free neighbors, as the blocks of a prefix are, last first, leave their list together.
         """
         before: KVCacheBlock | None = None
         after: KVCacheBlock | None = None
@@ -198,7 +199,7 @@ class BlockPool:
                     self._dead.remove(block)
                     block.is_dead = False
                     continue
-                assert block.block_hash is not None, "a free block is taken that cannot be found"
+                assert block.block_hash is not None, "a free block is hit that is not cached"
                 _link(before, after)
                 after = block.next_free
             before = block.prev_free
@@ -207,9 +208,10 @@ class BlockPool:
         self._cached.num_free_blocks -= num_taken
 
     def reuse_first(self, block_hashes: Iterable[BlockHash]) -> int:
-        """Nobody is expected to look for these any more: those that are free are reused before others that
-        cache something, the first in order first. Returns how many. Whoever finds one of them before that may
-        have it."""
+        """Let free blocks with these hashes be evicted before other cached ones, the first in order first.
+
+        Nobody is expected to ask for them. Returns how many that are. Until then they can be hit.
+        """
         dead: list[KVCacheBlock] = []
         for block_hash in block_hashes:
             found = self._by_hash.get(block_hash)
@@ -225,7 +227,7 @@ class BlockPool:
         return len(dead)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
-        """One holder less; returns how many became free. Those first in order are reused first."""
+        """Remove a holder from each block; returns how many became free. The first in order go first."""
         empty: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         add_empty, add_cached = empty.append, cached.append
@@ -251,7 +253,7 @@ class BlockPool:
     def cache_full_blocks(
         self, blocks: Sequence[KVCacheBlock], hashes: Sequence[BlockHash], start: int, end: int
     ) -> None:
-        """Make ``blocks[start:end]``, which are full, findable under ``hashes[start:end]``."""
+        """Cache ``blocks[start:end]``, which are full, under ``hashes[start:end]``."""
         by_hash = self._by_hash
         for index in range(start, end):
             block, block_hash = blocks[index], hashes[index]
@@ -268,7 +270,7 @@ class BlockPool:
                 by_hash[block_hash] = {known.block_id: known, block.block_id: block}
 
     def forget(self, block: KVCacheBlock) -> None:
-        """Make a block unfindable: it is about to hold something else."""
+        """Evict a block from the prefix cache: it is about to hold something else, or its KV is wrong."""
         block_hash = block.block_hash
         assert block_hash is not None
         block.block_hash = None
@@ -280,7 +282,7 @@ class BlockPool:
                 self._num_twins -= 1
 
     def forget_all(self) -> None:
-        """Forget every cached prefix."""
+        """Evict every block."""
         self._by_hash.clear()
         self._num_twins = 0
         dead = self._dead.popleft_n(self._dead.num_free_blocks)
@@ -299,7 +301,7 @@ class BlockPool:
         assert len(free) == len(set(free)) == self.num_free_blocks, "free lists are inconsistent"
         assert all(block.block_hash is None for block in self._empty), "an empty block caches something"
         dead = {block.block_id for block in self._dead}
-        assert dead == {b.block_id for b in self.blocks if b.is_dead}, "dead blocks are in the wrong list"
+        assert dead == {b.block_id for b in self.blocks if b.is_dead}, "stale blocks are in the wrong list"
         cached = (*self._dead, *self._cached)
         assert all(block.block_hash is not None for block in cached), "a block caches nothing"
         in_free_list = set(free)

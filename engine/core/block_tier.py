@@ -1,8 +1,7 @@
-"""Which block contents lie in which slots of a pool, and which of them may give way: the books of host
-memory, and of a disk.
+"""Which block contents are in which slots of host memory or of a disk, and which is evicted next.
 
-Least recently used contents go first. A slot that a transfer uses is busy: found, but never reused. Knows no
-requests and no device blocks.
+The least recently used contents are evicted first. A slot that a transfer uses is busy: its content is found
+but never evicted. Nothing is known here of requests and of the device's blocks.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.core.block_hash import BlockHash
 
 OnDropped = Callable[[BlockHash, int], None]
-"""A content gave way to another, which will be written into its slot."""
+"""Called with a content that is evicted and its slot, which another content will be written into."""
 
 
 class BlockTier:
-    """A set of block hashes with a slot for each; all operations are O(1) per block."""
+    """A set of block hashes with a slot for each. All operations are O(1) per block."""
 
     def __init__(self, num_blocks: int, on_dropped: OnDropped | None = None) -> None:
         assert num_blocks >= 1, "a tier without slots is no tier"
@@ -25,26 +24,27 @@ class BlockTier:
         self._on_dropped = on_dropped
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[BlockHash, int] = OrderedDict()
-        """Least recently used first."""
+        """Slots of contents that no transfer uses, the least recently used first."""
         self._busy: dict[BlockHash, int] = {}
-        """Used by one transfer at least."""
+        """Slots of contents that at least one transfer uses."""
         self._num_more_users: dict[BlockHash, int] = {}
-        """Transfers beyond the first: there seldom is one."""
+        """How many transfers beyond the first use a content, where there are any."""
         self._reserved: set[int] = set()
-        """Being filled: found only when that is done."""
+        """Slots that are being filled, whose content is found only when that is done."""
         self._retired: list[int] = []
+        """Slots that cannot be filled."""
         self._dead: set[BlockHash] = set()
-        """Idle contents that nobody is expected to ask for: they give way first, and go nowhere."""
+        """Idle contents that nobody is expected to ask for: they are evicted first, and not passed on."""
 
     def __len__(self) -> int:
-        """Contents that are found."""
+        """How many contents are found here."""
         return len(self._idle) + len(self._busy)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._idle or block_hash in self._busy
 
     def count_held(self, block_hashes: Iterable[BlockHash]) -> int:
-        """How many of these, from the first on, are there without a gap."""
+        """How many of these are here, from the first on and without a gap."""
         count = 0
         for block_hash in block_hashes:
             if block_hash not in self:
@@ -53,7 +53,7 @@ class BlockTier:
         return count
 
     def acquire(self, block_hashes: Iterable[BlockHash]) -> list[int]:
-        """Slots of contents that are there; busy until released as often as acquired."""
+        """Slots of contents that are here, which are busy until released as often as acquired."""
         slots: list[int] = []
         for block_hash in block_hashes:
             slot = self._busy.get(block_hash)
@@ -66,7 +66,7 @@ class BlockTier:
         return slots
 
     def add(self, block_hash: BlockHash) -> int | None:
-        """A slot for a new content, acquired; None if it is there already or all slots are busy."""
+        """Acquire a slot for a new content; None if it is here already or all slots are busy."""
         if block_hash in self:
             return None
         slot = self._take_slot()
@@ -87,14 +87,14 @@ class BlockTier:
         return slot
 
     def reserve(self) -> int | None:
-        """A slot that is to be filled, in nobody's sight until it is; None if all are busy."""
+        """Reserve a slot that is to be filled, and found only then; None if all are busy."""
         slot = self._take_slot()
         if slot is not None:
             self._reserved.add(slot)
         return slot
 
     def fill(self, slot: int, block_hash: BlockHash | None) -> None:
-        """A reserved slot holds this content from now on, the most recently used; None: nothing of use."""
+        """Let a reserved slot hold this content, as the most recently used; None if it is of no use."""
         self._reserved.remove(slot)
         if block_hash is None or block_hash in self:
             self._free.append(slot)
@@ -102,12 +102,12 @@ class BlockTier:
             self._idle[block_hash] = slot
 
     def retire(self, slot: int) -> None:
-        """A reserved slot cannot be filled: it is not used again before all is forgotten."""
+        """Give up a reserved slot that cannot be filled: it is not used again before ``reset``."""
         self._reserved.remove(slot)
         self._retired.append(slot)
 
     def release(self, block_hashes: Sequence[BlockHash]) -> None:
-        """One user less for each. The first gives way last: the head of a prefix is worth the most."""
+        """Take a user from each; the first is evicted last, as the head of a prefix is worth the most."""
         for block_hash in reversed(block_hashes):
             num_more = self._num_more_users.pop(block_hash, 0)
             if num_more > 1:
@@ -116,7 +116,7 @@ class BlockTier:
                 self._idle[block_hash] = self._busy.pop(block_hash)
 
     def touch(self, block_hashes: Sequence[BlockHash]) -> None:
-        """These were just of use; those that are not there are passed over."""
+        """Make these the most recently used; those that are not here are passed over."""
         idle = self._idle
         for block_hash in reversed(block_hashes):
             if block_hash in idle:
@@ -124,8 +124,10 @@ class BlockTier:
                 self._dead.discard(block_hash)
 
     def give_way_first(self, block_hashes: Iterable[BlockHash]) -> None:
-        """The end of a chain that nobody is expected to ask for any more: its idle contents give way before
-        all others, its last one first."""
+        """Let the idle contents of a chain's end be evicted before all others, the last one first.
+
+        Nobody is expected to ask for them.
+        """
         idle = self._idle
         for block_hash in block_hashes:
             if block_hash in idle:
@@ -133,7 +135,7 @@ class BlockTier:
                 self._dead.add(block_hash)
 
     def discard(self, block_hashes: Iterable[BlockHash]) -> None:
-        """Forget contents that cannot be had; those that another transfer uses are its own to judge."""
+        """Evict contents that are of no use, except for those that a transfer uses."""
         for block_hash in block_hashes:
             slot = self._idle.pop(block_hash, None)
             if slot is not None:
@@ -145,7 +147,7 @@ class BlockTier:
         return {**self._idle, **self._busy}
 
     def reset(self) -> bool:
-        """Forget all; False, and no change, while a transfer uses a slot."""
+        """Evict all; False, and nothing is changed, while a transfer uses a slot."""
         if self._busy:
             return False
         self._free += [*self._retired, *self._idle.values()]
@@ -155,8 +157,10 @@ class BlockTier:
         return True
 
     def check_invariants(self, num_users: dict[BlockHash, int], reserved: Iterable[int] = ()) -> None:
-        """Raise AssertionError unless each slot has one place, each content these users, and these slots are
-        being filled."""
+        """Raise AssertionError unless each slot has one state and each content exactly these users.
+
+        ``reserved`` are the slots that are being filled.
+        """
         slots = [*self._free, *self.contents().values(), *self._reserved, *self._retired]
         assert sorted(slots) == list(range(self.num_blocks)), "a slot is lost or has two owners"
         assert self._reserved == set(reserved)

@@ -1,7 +1,7 @@
-"""The books of copies on disk: a second level behind host memory, filled with what that must drop.
+"""Which contents are on disk: a level behind host memory, filled with what that evicts.
 
-A write takes time and may fail, so its content is found only once it is reported. Knows no requests, no files
-and no device blocks.
+A write takes time and may fail, so its content is found only once it is reported. Nothing is known here of
+requests, of files and of the device's blocks.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from engine.core.block_tier import BlockTier
 from engine.outputs import NO_DISK_WRITES, DiskWrites
 
 MAX_DISK_WRITES = 64
-"""Blocks that may be on their way to disk at once. Each is a block of host memory beside the pool: 128 MiB
-for an 8B model."""
+"""Blocks that may be on their way to disk at once.
+
+Each takes a block of host memory beside the pool: 128 MiB in all for an 8B model.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskLevel:
-    """Room on a disk, and when to read from it: n tokens take as long to read as
-    ``fixed_tokens + read_share * n`` take to compute."""
+    """The size of a disk level, and when to read from it.
+
+    To read n tokens takes as long as to compute ``fixed_tokens + read_share * n``.
+    """
 
     num_blocks: int
     max_writes: int
-    """In flight at once; what would be one more is dropped."""
+    """Writes that may be in flight at once; one more is dropped."""
     fixed_tokens: float = 0.0
+    """Tokens that could be computed before the first one is read."""
     read_share: float = 0.0
-    """Below 1, or nothing is ever worth reading."""
+    """Time to read a token, as a share of the time to compute it; with 1 nothing is ever worth reading."""
 
     def is_worth(self, num_tokens: int, num_read_tokens: int) -> bool:
-        """Whether to read ``num_read_tokens``, the reads before them included, to have ``num_tokens``."""
+        """Whether ``num_tokens`` are worth reading ``num_read_tokens``, the reads in flight included."""
         return num_tokens >= self.fixed_tokens + self.read_share * num_read_tokens
 
 
@@ -45,27 +50,27 @@ class DiskWriteCounts:
     num_written: int = 0
     num_failed: int = 0
     num_dropped: int = 0
-    """There were too many already: the disk is slower than what comes."""
+    """Blocks that were not written, as too many writes were in flight: the disk is too slow."""
 
 
 NO_DISK_COUNTS = DiskWriteCounts()
 
 
 class DiskTier:
-    """Contents on disk, and those on their way there."""
+    """Contents on disk, and those that are being written."""
 
     def __init__(self, level: DiskLevel) -> None:
         self.level = level
         self.tier = BlockTier(level.num_blocks)
         self._writing: dict[int, BlockHash | None] = {}
-        """Disk slot to what is written there; None: it was forgotten meanwhile."""
+        """What is being written to each slot; None if it was evicted meanwhile."""
         self._contents_written: set[BlockHash] = set()
         self._new: list[tuple[int, int]] = []
-        """Of the next plan: host slot and disk slot."""
+        """Host slot and disk slot of each write that goes with the next plan."""
         self._counts = DiskWriteCounts()
 
     def write(self, block_hash: BlockHash, host_slot: int) -> None:
-        """The host drops this content: keep it here, unless it is here already or nothing can be written."""
+        """Keep a content that host memory evicts, unless it is here already or cannot be written now."""
         if block_hash in self.tier or block_hash in self._contents_written:
             self.tier.touch([block_hash])
             return
@@ -78,15 +83,17 @@ class DiskTier:
         self._new.append((host_slot, slot))
 
     def take_writes(self) -> DiskWrites:
-        """Of the plan being made."""
+        """Take the writes that go with the plan being made."""
         if not self._new:
             return NO_DISK_WRITES
         new, self._new = self._new, []
         return DiskWrites([host_slot for host_slot, _ in new], [slot for _, slot in new])
 
     def end_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
-        """The worker reported the writes to these slots. One that failed is not tried again: the disk is
-        full, or worn."""
+        """End the writes to these slots, which the worker reported.
+
+        A slot whose write failed is not tried again: the disk is full, or worn.
+        """
         for slot in finished:
             self.tier.fill(slot, self._end_write(slot))
             self._count(written=1)
@@ -102,7 +109,7 @@ class DiskTier:
         return block_hash
 
     def forget(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Contents that are of no use, but for those that a load reads. Their writes go on, for nothing."""
+        """Evict contents that are of no use, except for those that a load reads; writes of them go on."""
         self.tier.discard(block_hashes)
         gone = self._contents_written.intersection(block_hashes)
         if gone:
@@ -110,7 +117,7 @@ class DiskTier:
             self._contents_written -= gone
 
     def reset(self) -> bool:
-        """Forget all; False, and no change, while a load reads here. A write goes on, for nothing."""
+        """Evict all; False, and nothing is changed, while a load reads here. Writes go on, for nothing."""
         if not self.tier.reset():
             return False
         self._writing = dict.fromkeys(self._writing)
@@ -118,6 +125,7 @@ class DiskTier:
         return True
 
     def take_counts(self) -> DiskWriteCounts:
+        """Counts of writes since the last call."""
         counts, self._counts = self._counts, NO_DISK_COUNTS
         return counts
 
@@ -128,7 +136,7 @@ class DiskTier:
         )
 
     def check_invariants(self, num_users: dict[BlockHash, int]) -> None:
-        """Raise AssertionError unless each slot is free, read, or written by one."""
+        """Raise AssertionError unless each slot is free, read, or written once."""
         self.tier.check_invariants(num_users, self._writing)
         assert not self._new, "writes were planned and not handed out"
         assert len(self._writing) <= self.level.max_writes

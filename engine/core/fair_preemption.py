@@ -1,7 +1,7 @@
 """Which running requests may be preempted, where several tenants share the batch.
 
-A tenant with more places gives up to one with fewer, until all have as many as they want or as anybody has.
-Where one tenant is alone, anybody may be preempted. Which of those it is, is the policy's choice.
+A tenant with more seats gives up to one with fewer, until each has as many as it wants or as any other has.
+Where one tenant is alone, any request may be preempted. The policy chooses among those that may.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.request import Request
 
 
 class FairPreemption:
-    """Chooses and never preempts: that is the scheduler's."""
+    """Names the victims; the scheduler preempts them."""
 
     def __init__(self, kv: KVCacheManager, seats: TenantSeats, policy: QueuePolicy) -> None:
         self._kv = kv
@@ -25,15 +25,17 @@ class FairPreemption:
         self._policy = policy
 
     def candidates(self, running: list[Request]) -> list[Request]:
-        """Running requests of which one may be preempted for another one: those of the tenants with most."""
+        """Running requests of which one may be preempted for a running one: the richest tenants'."""
         if len(self._seats) <= 1:
             return running
         richest = self._seats.richest()
         return [request for request in running if request.tenant in richest] or running
 
     def owed_to(self, request: Request, running: list[Request], step: Step) -> list[Request]:
-        """Requests that the tenant with most places may lose to this one, whose tenant has at least two
-        fewer; none that this step has started, nor any that those have hit in this step."""
+        """Requests that the tenant with most seats may lose to this one, whose tenant has at least two fewer.
+
+        None that this step has started, and none whose blocks of this step those have hit.
+        """
         giver = self._seats.owes(request.tenant)
         if giver is None:
             return []
@@ -54,8 +56,10 @@ class FairPreemption:
         running: list[Request],
         step: Step,
     ) -> list[Request]:
-        """Requests of the tenant with most places whose blocks together make this one fit; none if those
-        that may be preempted are not enough."""
+        """Requests of the tenant with most seats whose blocks together make this one fit.
+
+        None if those that may be preempted are not enough.
+        """
         giver = self._seats.owes(request.tenant)
         if giver is None:
             return []

@@ -1,5 +1,7 @@
-"""Waiting requests of all tenants: first those of the tenant that has fewest places in the batch, and of each
-tenant in the policy's order, which also decides between equals. Of one tenant it is the policy's order alone.
+"""Waiting requests of all tenants, in a max-min fair order.
+
+The tenant with the fewest seats in the batch is first. Among a tenant's own requests, and between tenants
+with as many seats, the policy's order decides. With one tenant there is nothing but the policy's order.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from engine.policy import WaitingKey
 from engine.request import Request
 
 LAST = 1 << 30
-"""Rank of a tenant that is deferred."""
+"""The rank of a tenant that is deferred."""
 
 _Head = tuple[int, QueueEntry, str, int]
-"""A tenant's rank, who waits first, its name, and the state of its queue that this was true of."""
+"""A tenant's rank, its first entry, its name, and the state of its queue for which this holds."""
 
 
 class FairQueue:
@@ -29,12 +31,12 @@ class FairQueue:
         self._places = Places()
         self._queues: dict[str, RequestQueue] = {}
         self._only: RequestQueue | None = None
-        """The queue of the only tenant that has somebody waiting: nothing is to be compared then."""
+        """The queue of the only tenant with waiting requests, where there is nothing to compare."""
         self._states: dict[str, int] = {}
-        """Of each queue; another number since it changed."""
+        """A number for each queue, which is a new one whenever the queue changes."""
         self._next_state = 0
         self._changed: dict[str, None] = {}
-        """Tenants whose place among the heads is to be told anew."""
+        """Tenants whose entry among the heads is out of date."""
         self._heads: list[_Head] = []
         self._deferred: set[str] = set()
 
@@ -50,19 +52,19 @@ class FairQueue:
         return bool(self._queues)
 
     def keep_place(self, request: Request) -> None:
-        """It has arrived, and will be added later: before those of the same key that arrive after it."""
+        """Keep a place for a request that is added later: before those of its key that arrive after it."""
         self._places.keep(request)
 
     def give_up_place(self, request: Request) -> None:
-        """It will not be added."""
+        """Give up the place of a request that will not be added."""
         del self._places.kept[request.request_id]
 
     def add(self, request: Request, key: WaitingKey) -> None:
-        """Behind all of its tenant with the same key."""
+        """Queue a request behind all of its tenant with the same key."""
         self._queue_of(request).add(request, key)
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
-        """Before all of its tenant with the same key."""
+        """Queue a request before all of its tenant with the same key."""
         self._queue_of(request).prepend(request, key)
 
     def rekey(self, request: Request, key: WaitingKey) -> None:
@@ -70,7 +72,7 @@ class FairQueue:
         self._queue_of(request).rekey(request, key)
 
     def touch(self, tenant: str) -> None:
-        """It has got or lost a place in the batch, or its queue is another."""
+        """Take note that the tenant's number of seats or its queue has changed."""
         if self._only is None and tenant in self._queues:
             self._next_state += 1
             self._states[tenant] = self._next_state
@@ -85,15 +87,18 @@ class FairQueue:
         return True
 
     def resume(self) -> None:
+        """End what ``defer`` began."""
         deferred, self._deferred = self._deferred, set()
         for tenant in deferred:
             self.touch(tenant)
 
     def peek(self) -> Request | None:
+        """The request that is next, or None."""
         queue = self._first()
         return None if queue is None else queue.peek()
 
     def pop(self) -> Request:
+        """Remove and return the request that is next."""
         queue = self._first()
         assert queue is not None, "the queue is empty"
         request = queue.pop()
@@ -110,10 +115,12 @@ class FairQueue:
         return entry
 
     def put_back(self, entry: QueueEntry) -> None:
+        """Queue again what ``set_aside`` has returned."""
         assert entry.request is not None
         self._queue_of(entry.request).put_back(entry)
 
     def remove(self, request: Request) -> None:
+        """Take a queued request out, wherever it is."""
         self._queues[request.tenant].remove(request)
         self._taken_from(request.tenant)
 
@@ -135,7 +142,7 @@ class FairQueue:
         return list(islice(chain.from_iterable(queue.first(count) for queue in queues), count))
 
     def _queue_of(self, request: Request) -> RequestQueue:
-        """It is about to change."""
+        """The queue of the request's tenant, which is about to change."""
         tenant = request.tenant
         queue = self._queues.get(tenant)
         if queue is None:
@@ -147,7 +154,7 @@ class FairQueue:
     def _begin_queue(self, tenant: str) -> RequestQueue:
         queue = self._queues[tenant] = RequestQueue(self._places)
         self._only = queue if len(self._queues) == 1 else None
-        if len(self._queues) == 2:  # of one nothing was told
+        if len(self._queues) == 2:  # while there was one, nothing was kept
             self._heads.clear()
             for each in self._queues:
                 self.touch(each)
@@ -177,7 +184,7 @@ class FairQueue:
             heapq.heappop(heads)
 
     def _tell_changed(self) -> None:
-        if len(self._heads) > 64 + 4 * len(self._queues):  # most of them are no longer true
+        if len(self._heads) > 64 + 4 * len(self._queues):  # most of them are out of date
             self._heads.clear()
             self._changed = dict.fromkeys(self._queues)
         for tenant in self._changed:

@@ -1,7 +1,7 @@
-"""Turns what a scheduler is told into trace events; asked only while somebody wants them.
+"""Makes the trace events of what a scheduler is told; asked only while somebody wants them.
 
-Each is emitted when its effects have been, so that it ends their group. Of tokens and hashes only what a
-replay needs is kept: names of blocks, each once, and the tokens that a policy looks at.
+An input's event is emitted after the events of its effects, and so ends their group. Of tokens and hashes
+only what a replay needs is kept: the name of each block, once, and the tokens that a policy looks at.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tracing.events import (
 from tracing.tracer import Tracer
 
 MAX_NAMED = 1 << 18
-"""Blocks whose names are known to be in the trace already: some 25 MB. Beyond, names are written again."""
+"""How many blocks are known to be named in the trace already (some 25 MB); names beyond are repeated."""
 ENDINGS = {
     RequestStatus.FINISHED_STOPPED: "stopped",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
@@ -51,7 +51,7 @@ ENDINGS = {
 
 
 class InputTrace:
-    """One method per input."""
+    """Has one method for each input of a scheduler."""
 
     def __init__(self, tracer: Tracer, steps: StepTrace, block_size: int) -> None:
         self._tracer = tracer
@@ -62,14 +62,14 @@ class InputTrace:
         self._step_before = steps.number
 
     def begin(self) -> None:
-        """A trace begins: nothing is in it yet."""
+        """Begin a trace, which has nothing in it yet."""
         self._named.clear()
         self._step_before = self._steps.number
 
     # ---- requests ----
 
     def watch(self, request: Request) -> TokenReads:
-        """Note which of its tokens the policy reads, until ``request_arrived``."""
+        """Note which of the request's tokens the policy reads, until ``request_arrived``."""
         reads = TokenReads(request.all_token_ids)
         request.all_token_ids = cast(list[int], reads)
         return reads
@@ -101,10 +101,10 @@ class InputTrace:
         self._tracer.emit(event)
 
     def _name(self, block_hashes: list[BlockHash]) -> tuple[int, list[BlockHash]]:
-        """How many of a prompt's blocks are named already, and the others, which now are."""
+        """How many of a prompt's blocks are named already, and the others, which are named now."""
         if len(self._named) > MAX_NAMED:
             self._named.clear()
-        # Where one is named all before it are: a prompt of thousands of blocks takes a dozen looks.
+        # Where a block is named, all before it are: a prompt of thousands of blocks takes a dozen look-ups.
         low, high = 0, len(block_hashes)
         while low < high:
             middle = (low + high) // 2
@@ -120,7 +120,7 @@ class InputTrace:
         self._tracer.emit(GrammarReady(now=now, req_id=request.request_id))
 
     def requests_ended(self, outputs: Sequence[EngineCoreOutput], status: RequestStatus, now: float) -> None:
-        """From outside; ``outputs`` are those of all that had not ended before."""
+        """Requests were ended from outside; ``outputs`` are of those that had not ended before."""
         if outputs:
             req_ids = [output.request_id for output in outputs]
             self._tracer.emit(
@@ -130,7 +130,7 @@ class InputTrace:
     # ---- results ----
 
     def begin_output(self, result: ModelRunnerOutput, requests: Mapping[str, Request]) -> OpenOutput:
-        """Before a result is applied to these requests, by id."""
+        """Note whom a result is about, before it is applied to these requests, by id."""
         got = result.req_ids
         if not all(result.sampled_token_ids):
             got = [i for i, tokens in zip(got, result.sampled_token_ids, strict=True) if tokens]
@@ -144,7 +144,7 @@ class InputTrace:
         outputs: Sequence[EngineCoreOutput],
         now: float,
     ) -> None:
-        """After it was applied; ``outputs`` are of the requests that had not ended before, in their order."""
+        """Record a result that was applied; ``outputs`` are of the open requests in it, in their order."""
         event = StepOutput(
             # A plan without a number was made before the trace began; others may have been made since.
             step=self._step_before if plan.trace_step is None else plan.trace_step,
@@ -164,7 +164,7 @@ class InputTrace:
         for request, output in zip(before.requests, outputs, strict=True):
             num_tokens, num_new = request.num_tokens, len(output.new_token_ids)
             if num_new == 1 and num_tokens % size and output.finish_reason is None:
-                continue  # as most: there is nothing to say of it
+                continue  # as for most requests, a replay needs to know nothing more
             if num_new != 1:
                 counts[request.request_id] = num_new
             if num_tokens % size < num_new and request.block_hashes:
@@ -177,7 +177,7 @@ class InputTrace:
         self._tracer.emit(event)
 
     def _name_filled(self, request: Request, num_before: int) -> bytes:
-        """Of the blocks that its tokens have filled since there were ``num_before``."""
+        """Names of the blocks that the request's tokens have filled since there were ``num_before``."""
         new = request.block_hashes[num_before:]
         if not num_before or request.block_hashes[num_before - 1] in self._named:
             self._named.update(new)
@@ -229,9 +229,9 @@ class OpenOutput:
     """A result that is about to be applied."""
 
     sampled: list[str]
-    """Requests that got tokens."""
+    """Ids of the requests that got tokens."""
     requests: list[Request]
-    """Those of them that have not ended."""
+    """Those of these requests that have not ended."""
 
 
 class TokenReads(Sequence[int]):
@@ -260,7 +260,7 @@ class TokenReads(Sequence[int]):
         return len(self.tokens)
 
     def runs(self, tail: tuple[int, int]) -> list[tuple[int, list[int]]]:
-        """All that was read, and a tail, given by its ends, in order and each token once."""
+        """All tokens that were read, and those of a tail, in order and each once."""
         runs: list[tuple[int, int]] = []
         for start, end in sorted([*self._reads, tail]):
             if runs and start <= runs[-1][1]:
@@ -283,6 +283,6 @@ def _receipts(outputs: Iterable[EngineCoreOutput]) -> list[Receipt]:
 
 
 def _receipt(receipt: TurnReceipt) -> Receipt:
-    """As it is now: a later decision may change it."""
+    """A copy of the receipt as it is now, as a later decision may change it."""
     told = {name: getattr(receipt, name) for name in BaseReceipt.__struct_fields__}
     return Receipt(req_id=receipt.request_id, **told)

@@ -1,7 +1,8 @@
 """Which blocks belong to which request, behind one interface for all attention types.
 
-A model whose layers all attend to everything has one group of layers and one block table per request: the
-unitary coordinator. Models that mix attention types get another coordinator behind the same interface.
+A model whose layers all attend to everything has one group of layers and one block table per request: V1's
+unitary coordinator, the only one so far. A model that mixes full and sliding-window layers needs a second one
+behind the same interface: more than one table per request, and a hit that all of its groups have.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class KVCacheCoordinator(Protocol):
         """The request's block table, first to last; empty if it has none."""
 
     def has_room(self, request_id: str, num_tokens: int) -> bool:
-        """Whether the request's blocks hold so many tokens already."""
+        """Whether the request has blocks for so many tokens already."""
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int
@@ -30,25 +31,25 @@ class KVCacheCoordinator(Protocol):
         """Cached blocks that cover a prefix of at most ``max_tokens`` tokens."""
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
-        """Free blocks it takes to give the request room for ``num_tokens``; a hit that is free counts."""
+        """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
         """Give a request that has no blocks yet the cached ones it hit."""
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
-        """New blocks until there is room for ``num_tokens``."""
+        """Allocate blocks until the request has enough for ``num_tokens``, and return the new ones."""
 
     def cache_blocks(self, request_id: str, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
-        """Make the full blocks of the first ``num_tokens`` tokens findable."""
+        """Cache the full blocks of the first ``num_tokens`` tokens."""
 
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
-        """Take back what ``cache_blocks`` promised beyond the first ``num_tokens`` tokens."""
+        """Evict what ``cache_blocks`` has cached beyond the first ``num_tokens`` tokens."""
 
     def forget_blocks(self, request_id: str) -> None:
-        """Let nobody find the request's blocks any more, whoever else holds them."""
+        """Evict the request's blocks from the prefix cache, whoever else holds them."""
 
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
-        """Remove a request: its blocks, still held, and how many of them are findable."""
+        """Remove a request; returns its blocks, which are still held, and how many of them are cached."""
 
 
 class UnitaryKVCacheCoordinator:
@@ -109,7 +110,7 @@ class UnitaryKVCacheCoordinator:
 
     def _forget(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
-            if block.block_hash is not None:  # it may be another one's, too, who had it forgotten
+            if block.block_hash is not None:  # else another request that holds it, too, has evicted it
                 self._pool.forget(block)
 
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:

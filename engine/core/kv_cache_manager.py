@@ -1,8 +1,8 @@
 """KV blocks of requests, pins and loads: what the scheduler asks for memory.
 
 A pin is a second kind of holder: it keeps the full blocks of a turn that ended. A load is a third: it keeps
-the blocks that a copy writes, until it is done. A fence is a fourth: it keeps the blocks of a request that is
-gone while a step that uses them is under way. All hold references like a request does, so everything the pool
+the blocks that a copy writes, until it is done. A deferred free is a fourth: it keeps the blocks of a request
+that is gone while a step that uses them is under way. All hold references as a request does, so what the pool
 promises (no reuse while held) is true of them without a special case.
 """
 
@@ -20,14 +20,14 @@ from engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStatistics:
-    """Who holds the pool's usable blocks. Blocks held by a request and a pin count as running."""
+    """How many usable blocks there are in each state. A block of a request and a pin counts as running."""
 
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that are cached: the prefix cache finds them."""
     num_pinned_blocks: int
-    """Blocks in pins; a block in two pins counts twice."""
+    """Blocks in pins, where a block in two pins counts twice."""
     num_pins: int
 
 
@@ -36,12 +36,12 @@ NO_BLOCKS: list[KVCacheBlock] = []
 
 @dataclass(frozen=True, slots=True)
 class _Shortage:
-    """Why a waiting request found no room."""
+    """Why a waiting request did not fit."""
 
     num_hit_blocks: int
     num_missing: int
     num_freed: int
-    """``BlockPool.num_freed`` then."""
+    """What ``BlockPool.num_freed`` was at that time."""
 
 
 class KVCacheManager:
@@ -50,7 +50,7 @@ class KVCacheManager:
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, enable_caching: bool = True
     ) -> None:
-        """``num_blocks`` counts the null block."""
+        """Make one over ``num_blocks`` blocks, the null block counted."""
         self.block_size = block_size
         self.enable_caching = enable_caching
         self.pool = BlockPool(num_blocks)
@@ -82,16 +82,16 @@ class KVCacheManager:
     def num_blocks_short(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
     ) -> int:
-        """Blocks missing to give the request room for ``num_tokens`` in all; 0 or less if it fits."""
+        """Free blocks that the request lacks to have ``num_tokens`` in all; 0 or less if it fits."""
         needed = self._coordinator.num_blocks_to_allocate(
             request.request_id, min(num_tokens, self._max_model_len), hit
         )
         return needed - self.pool.num_free_blocks
 
     def are_shared(self, request: Request, num_new_tokens: int) -> bool:
-        """Whether anybody else holds a block that the request fills with its next so many tokens.
+        """Whether anybody else holds a block that the request fills with its next ``num_new_tokens``.
 
-        Such a block is found as soon as its tokens are scheduled: whoever did counts on their computation.
+        A block is cached as soon as its tokens are scheduled: who has hit it counts on their computation.
         """
         start = request.num_computed_tokens // self.block_size
         end = (request.num_computed_tokens + num_new_tokens) // self.block_size
@@ -100,20 +100,20 @@ class KVCacheManager:
         )
 
     def are_cached(self, hit: Sequence[KVCacheBlock]) -> bool:
-        """Whether all blocks of a hit can still be found."""
+        """Whether all blocks of a hit are still cached."""
         return all(block.block_hash is not None for block in hit)
 
     def note_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
-        """All tokens of this waiting request were looked for and found no room."""
+        """Record that this waiting request does not fit with all its tokens."""
         missing = self.num_blocks_short(request, request.num_tokens, hit)
         self._shortages[request.request_id] = _Shortage(len(hit), missing, self.pool.num_freed)
 
     def num_surely_missing(self, request: Request) -> int:
-        """Blocks that a request with a noted shortage misses at least, by a bound that costs nothing; 0 if
-        nothing is known.
+        """Blocks that a request with a recorded shortage lacks at least; 0 if nothing is known.
 
-        What it misses is its length less the blocks that are free or hit. That shrinks only by blocks that
-        became free since, and by a longer hit: one look at the block behind the old one tells.
+        The bound costs nothing. What a request lacks is its length less the blocks that are free or hit. That
+        shrinks only by blocks that were freed since, and by a longer hit, which the block behind the old one
+        tells.
         """
         shortage = self._shortages.get(request.request_id)
         if shortage is None:
@@ -127,11 +127,10 @@ class KVCacheManager:
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
     ) -> list[KVCacheBlock] | None:
-        """Room for ``num_new_tokens`` more after what is computed and hit; None, and no change, if it is not
-        there.
+        """Allocate blocks for ``num_new_tokens`` behind what is computed and hit, and return the new ones.
 
-        Full blocks become findable at once: who reads them in this very step is planned behind the one that
-        fills them, and the worker keeps to that.
+        None, and nothing is changed, if there are not enough. Full blocks are cached at once: a request that
+        reads them in the same step is planned behind the one that fills them, and the worker keeps the order.
         """
         request_id = request.request_id
         num_computed = request.num_computed_tokens + len(hit) * self.block_size
@@ -155,34 +154,35 @@ class KVCacheManager:
         return blocks
 
     def cache_computed(self, request: Request) -> None:
-        """Let the full blocks of the request's computed tokens, all of which are known, be found."""
+        """Cache the full blocks of the request's computed tokens, all of which are known."""
         request_id = request.request_id
         if self.enable_caching and request_id in self._requests:
             self._coordinator.cache_blocks(request_id, request.block_hashes, request.num_computed_tokens)
 
     def forget(self, request: Request) -> None:
-        """Let nobody find the blocks that the request holds: what they hold is of no use."""
+        """Evict the blocks that the request holds from the prefix cache: their content is of no use."""
         self._coordinator.forget_blocks(request.request_id)
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
+        """The request's block table, or a part of it."""
         return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
 
     def blocks_of_request(self, request_id: str) -> list[KVCacheBlock]:
-        """As it holds them now: a list of the caller's own."""
+        """A copy of the list of blocks that the request holds now."""
         return list(self._coordinator.blocks_of(request_id))
 
     def blocks_of_pin(self, pin_id: int) -> list[KVCacheBlock]:
-        """As it holds them now: a list of the caller's own."""
+        """A copy of the list of blocks that the pin holds now."""
         return list(self._pins[pin_id])
 
     def num_blocks_of(self, request_id: str) -> int:
         return len(self._coordinator.blocks_of(request_id))
 
     def free(self, request: Request, num_computed_tokens: int | None = None) -> None:
-        """Let go of a request's blocks, tail first: the head of a prefix is worth the most.
+        """Free a request's blocks, tail first, as the head of a prefix is worth the most.
 
-        ``num_computed_tokens``: only so many tokens were really computed (it was scheduled in this step and
-        withdrawn); blocks beyond must not be found by anybody.
+        ``num_computed_tokens`` is given if the request was scheduled in this step and withdrawn: only so many
+        tokens were computed, and the blocks beyond them are evicted.
         """
         request_id = request.request_id
         self._shortages.pop(request_id, None)
@@ -205,23 +205,23 @@ class KVCacheManager:
         return len(self._pins)
 
     def pin(self, request: Request, pin_id: int, num_blocks: int) -> None:
-        """The request ends; its first ``num_blocks`` full blocks stay held by the pin, the rest is freed."""
+        """End a request: the pin holds its first ``num_blocks`` full blocks, and the rest is freed."""
         assert pin_id not in self._pins
         self._requests.discard(request.request_id)
         blocks, num_cached = self._coordinator.take(request.request_id)
-        assert num_blocks <= num_cached, "only full, findable blocks are worth holding"
+        assert num_blocks <= num_cached, "only full, cached blocks are worth holding"
         self._pins[pin_id] = blocks[:num_blocks]
         self._num_pinned_blocks += num_blocks
         self.pool.free_blocks(reversed(blocks[num_blocks:]))
 
     def unpin(self, pin_id: int) -> None:
-        """The pin ends; blocks nobody else holds become ordinary cached blocks."""
+        """End a pin: blocks that nobody else holds become ordinary cached blocks."""
         blocks = self._pins.pop(pin_id)
         self._num_pinned_blocks -= len(blocks)
         self.pool.free_blocks(reversed(blocks))
 
     def shrink_pin(self, pin_id: int, num_blocks: int) -> None:
-        """The pin loses its last ``num_blocks`` blocks."""
+        """Take the last ``num_blocks`` blocks from a pin."""
         blocks = self._pins[pin_id]
         assert 0 < num_blocks < len(blocks)
         lost = blocks[-num_blocks:]
@@ -243,8 +243,10 @@ class KVCacheManager:
         return len(blocks), freed
 
     def reuse_first(self, block_hashes: Sequence[BlockHash]) -> int:
-        """The end of a chain that nobody is expected to ask for: what of it nobody holds is reused before
-        anything else that is cached, its last block first. Returns how many blocks that is."""
+        """Let the end of a chain be evicted before all else, its last block first, if nobody holds it.
+
+        Nobody is expected to ask for it. Returns how many blocks that is.
+        """
         return self.pool.reuse_first(reversed(block_hashes))
 
     # ---- loads ----
@@ -252,10 +254,10 @@ class KVCacheManager:
     def begin_load(
         self, load_id: int, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int
     ) -> list[int]:
-        """Blocks for all tokens of a waiting request, for which there is room; those of the ``num_tokens``
-        behind its hit, whose ids are returned, are the load's too.
+        """Allocate blocks for all tokens of a waiting request, which fits.
 
-        None of them is findable before ``cache_computed``.
+        Those of the ``num_tokens`` behind its hit are the load's too, and their ids are returned. None of
+        them is cached before ``cache_computed``.
         """
         assert load_id not in self._loads
         request_id = request.request_id
@@ -270,35 +272,36 @@ class KVCacheManager:
         return [block.block_id for block in loaded]
 
     def end_load(self, load_id: int) -> None:
-        """Nothing writes these blocks any more."""
+        """Release the blocks of a load, which writes them no more."""
         self.pool.free_blocks(reversed(self._loads.pop(load_id)))
 
-    # ---- fences ----
+    # ---- frees that are deferred ----
 
     def fence(self, step_id: int, request: Request) -> None:
-        """The request is about to let go of its blocks, which this step, and none after it, still uses."""
+        """Hold the blocks of a request that is about to free them until this step, the last to use them."""
         blocks = self._coordinator.blocks_of(request.request_id)
         self.pool.touch(blocks)
         self._fences.setdefault(step_id, []).extend(blocks)
 
     def end_fence(self, step_id: int) -> None:
-        """The step is back."""
+        """Free what was held until this step, which is back."""
         blocks = self._fences.pop(step_id, None)
         if blocks is not None:
             self.pool.free_blocks(reversed(blocks))
 
     @property
     def has_fences(self) -> bool:
+        """Whether any blocks wait for a step to be freed."""
         return bool(self._fences)
 
     @property
     def num_returning_blocks(self) -> int:
-        """Blocks that become free when the steps under way are back; linear in those that are fenced."""
+        """Blocks that become free when the steps under way are back, counted one by one."""
         return sum(block.ref_cnt == 1 for blocks in self._fences.values() for block in blocks)
 
     def check_fences(self, step_ids: Sequence[int]) -> None:
-        """Raise AssertionError if there is a fence for another step than these."""
-        assert self._fences.keys() <= set(step_ids), "blocks are kept for a step that is back"
+        """Raise AssertionError if blocks are held for another step than these."""
+        assert self._fences.keys() <= set(step_ids), "blocks are held for a step that is back"
 
     # ---- all ----
 
@@ -308,14 +311,17 @@ class KVCacheManager:
         return not self._requests and not self._loads
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes; False, and no change, while a request, a pin or a load holds blocks. Fenced
-        ones come back empty."""
+        """Evict all cached blocks; False, and nothing is changed, while a request, pin or load holds any.
+
+        Blocks that wait for a step to be freed come back empty.
+        """
         if self._requests or self._pins or self._loads:
             return False
         self.pool.forget_all()
         return True
 
     def statistics(self) -> KVCacheStatistics:
+        """Counts of blocks and pins as they are now."""
         pool = self.pool.statistics()
         return KVCacheStatistics(
             num_blocks=pool.num_blocks,

@@ -1,6 +1,6 @@
-"""The seam to a second tier of KV blocks: what the scheduler asks of whoever keeps copies beyond the device.
+"""The interface to a second tier of KV blocks, which keeps copies of them: V1's KVConnector, scheduler side.
 
-Named after V1's KVConnector, scheduler side. Bookkeeping only: the worker copies what the plan says.
+It keeps the books only: the worker copies what the plan says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KVConnectorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorStatistics:
-    """How full the tier is: in host memory, and on disk."""
+    """How full the tier is, in host memory and on disk."""
 
     num_blocks: int
     num_used_blocks: int
@@ -35,55 +35,58 @@ class KVConnectorStatistics:
 
 
 class KVConnector(Protocol):
-    """Knows which block contents the other tier holds. O(1) per block."""
+    """Knows which block contents the other tier holds, in O(1) per block."""
 
     has_tier: bool
     """Whether there is a second tier at all. Without one nothing is offered to it, request by request."""
     min_load_tokens: int
-    """Fewer are computed instead of loaded."""
+    """The fewest tokens that are loaded; fewer are computed instead."""
     disk_level: DiskLevel | None
-    """Behind host memory; None: there is none."""
+    """The disk behind host memory, if there is one."""
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
-        """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks; 0 if none,
-        or if loading them is not worth it. The last token is never among them."""
+        """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks.
+
+        0 if there are none, or if loading them is not worth it. The last token is never among them.
+        """
 
     def update_state_after_alloc(
         self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
     ) -> int:
-        """The request got blocks for the tokens that were matched: load into them with the next plan. Returns
-        how many of the tokens are read from disk."""
+        """Load the tokens that were matched into these blocks, with the next plan.
+
+        Returns how many of the tokens are read from disk.
+        """
 
     def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
-        """When the next plan has run these blocks hold this content: keep copies of those that are new."""
+        """Keep copies of the blocks that are new: once the next plan has run they hold this content."""
 
     def build_connector_meta(self) -> KVConnectorMetadata:
-        """The transfers that go with the plan being made; asked once per plan."""
+        """Take the transfers that go with the plan being made, once per plan."""
 
     def end_load(self, load_id: int, loaded: bool) -> None:
-        """The worker reported a load; what could not be loaded is not offered again."""
+        """End a load that the worker reported; what could not be loaded is not offered again."""
 
     def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
-        """The worker reported the writes to these slots of the disk."""
+        """End the writes to these slots of the disk, which the worker reported."""
 
     def take_write_counts(self) -> DiskWriteCounts:
-        """What became of writes to disk since the last call."""
+        """Counts of writes to disk since the last call."""
 
     def request_finished(self, request: Request) -> None:
-        """The request lets go of its blocks, at its end or preempted: its copies were of use until now."""
+        """Note that a request, ended or preempted, frees its blocks: its copies were just in use."""
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        """The end of a chain that nobody is expected to ask for any more: its copies give way first."""
+        """Let the copies of a chain's end be evicted first: nobody is expected to ask for them."""
 
     def forget(self, block_hashes: Sequence[BlockHash]) -> None:
-        """These contents are of no use: their copies are not found any more, but for those that are being
-        loaded."""
+        """Evict copies whose content is of no use, except for those that are being loaded."""
 
     def reset_cache(self) -> bool:
-        """Forget every copy; False, and no change, while a load reads any."""
+        """Evict every copy; False, and nothing is changed, while a load reads any."""
 
     def statistics(self) -> KVConnectorStatistics:
-        """Capacity and use now."""
+        """Capacity and use as they are now."""
 
     def check_invariants(self, load_ids: Sequence[int]) -> None:
         """Raise AssertionError unless exactly these loads are in flight and every slot is accounted for."""

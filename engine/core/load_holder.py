@@ -1,8 +1,8 @@
-"""Requests whose KV is on its way from another tier: between the queue and the batch.
+"""Requests whose KV is being loaded from another tier: between the queue and the batch.
 
-Such a request was admitted: it has blocks for all its tokens and a seat in the batch, so once its load has
-ended nothing but the step's budget can keep it from running. A load holds the blocks it writes, as a request
-or a pin does: they outlive a request that is aborted meanwhile.
+Such a request was admitted. It has blocks for all its tokens and a seat in the batch, so once its load has
+ended, only the step's budget can keep it from running. A load holds the blocks it writes, as a request or a
+pin does: they outlive a request that is aborted meanwhile.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from engine.request import Request, RequestStatus
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load in flight, and the request it is for, which may have gone."""
+    """A load in flight, and its request, which may have ended."""
 
     request: Request
     num_tokens: int
     num_disk_tokens: int
-    """Of these: read from disk."""
+    """How many of these are read from disk."""
 
 
 @dataclass(slots=True)
 class LoadCounts:
-    """What became of loads since the last call."""
+    """What became of loads since the last call, in tokens and in loads."""
 
     num_tokens: int = 0
-    """That were loaded."""
+    """Tokens that were loaded."""
     num_disk_tokens: int = 0
-    """Of these: read from disk."""
+    """How many of these were read from disk."""
     num_failed: int = 0
     num_failed_disk: int = 0
-    """Of these: loads that read from disk."""
+    """How many of the failed loads read from disk."""
 
 
 class LoadHolder:
@@ -54,7 +54,7 @@ class LoadHolder:
         self._loading: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
         self._num_offered: dict[str, int] = {}
-        """Blocks of each request that the other tier was offered."""
+        """How many blocks of each request the other tier was offered."""
         self._counts = LoadCounts()
 
     @property
@@ -69,21 +69,22 @@ class LoadHolder:
 
     @property
     def min_load_tokens(self) -> int:
-        """Fewer are not loaded; 0 without another tier."""
+        """The fewest tokens that are loaded; 0 without another tier."""
         return self._connector.min_load_tokens
 
     @property
     def disk_level(self) -> DiskLevel | None:
+        """The disk behind the other tier, if there is one."""
         return self._connector.disk_level
 
     @property
     def ready(self) -> list[Request]:
-        """Requests whose load has ended, in that order."""
+        """Requests whose load has ended, in the order in which the loads did."""
         return list(self._ready.values())
 
     @property
     def requests(self) -> list[Request]:
-        """Those that are loading, and those that are ready."""
+        """Requests that are loading, and those that are ready to run."""
         return [*self._loading.values(), *self._ready.values()]
 
     # ---- loads ----
@@ -93,8 +94,7 @@ class LoadHolder:
         return self._connector.get_num_new_matched_tokens(request, num_hit_tokens)
 
     def start(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int) -> None:
-        """Load ``num_tokens`` behind the hit with the plan being made. There is room for all the request's
-        tokens."""
+        """Load ``num_tokens`` behind the hit with the next plan; the request fits with all its tokens."""
         load_id = next(self._ids)
         block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
         request.num_computed_tokens = len(hit) * self._kv.block_size
@@ -140,7 +140,7 @@ class LoadHolder:
         self._ready[request.request_id] = request
 
     def remove(self, request: Request) -> bool:
-        """The request is admitted or ends, while it is loaded or after; False if it is not here."""
+        """Take out a request that starts or ends, while it is loaded or after; False if it is not here."""
         request_id = request.request_id
         here = self._ready.pop(request_id, None) or self._loading.pop(request_id, None)
         return here is not None
@@ -148,9 +148,11 @@ class LoadHolder:
     # ---- the other tier ----
 
     def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
-        """Add the transfers to a plan whose tokens count as computed: the loads that were started, and stores
-        of the blocks that are full then of tokens that are known. What a request just admitted had found is
-        offered too: its copies may be gone."""
+        """Add the transfers to a plan whose tokens count as computed.
+
+        These are the loads that were started, and stores of the blocks that are full of known tokens then.
+        What a request that was just admitted has hit is offered, too, as its copies may be gone.
+        """
         connector = self._connector
         if not connector.has_tier:
             return
@@ -170,35 +172,37 @@ class LoadHolder:
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
 
     def release(self, request: Request) -> None:
-        """The request lets go of its blocks: the copies of what it had computed were of use until now."""
+        """Tell the other tier that the request frees its blocks: their copies were in use until now."""
         self._num_offered.pop(request.request_id, None)
         self._connector.request_finished(request)
 
     def forget(self, request: Request) -> None:
-        """What the request's blocks hold is of no use: nobody finds copies of it."""
+        """Evict the copies of the request's blocks, whose content is of no use."""
         self._connector.forget(request.block_hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Nobody is expected to ask for these any more."""
+        """Let copies that nobody is expected to ask for be evicted first."""
         self._connector.superseded(block_hashes)
 
     def reset_cache(self) -> bool:
-        """Forget all copies; False while a load reads any."""
+        """Evict all copies; False while a load reads any."""
         return self._connector.reset_cache()
 
     def take_counts(self) -> LoadCounts:
+        """Counts of loads since the last call."""
         counts, self._counts = self._counts, LoadCounts()
         return counts
 
     def take_write_counts(self) -> DiskWriteCounts:
-        """Of writes to disk, since the last call."""
+        """Counts of writes to disk since the last call."""
         return self._connector.take_write_counts()
 
     def tier_statistics(self) -> KVConnectorStatistics:
+        """How full the other tier is."""
         return self._connector.statistics()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless each request's state is its load's, with room for all its tokens."""
+        """Raise AssertionError unless each request's state is its load's, with blocks for all its tokens."""
         waiting_for = [load.request for load in self._in_flight.values()]
         for request in self._loading.values():
             assert request.status is RequestStatus.WAITING_FOR_REMOTE_KVS

@@ -1,5 +1,8 @@
-"""A KVConnector whose second tier is host memory, write-through: a block is copied as soon as it is full, so
-that the device may drop it at any time for nothing. What host memory drops may go on to a disk."""
+"""A KVConnector whose second tier is host memory, with an optional disk behind it.
+
+It is write-through: a block is copied as soon as it is full, so the device may evict it at any time at no
+cost. What host memory evicts may go on to the disk.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,23 @@ from engine.request import Request
 Item = TypeVar("Item")
 
 MIN_LOAD_TOKENS = 64
-"""Fewer are computed instead. A transfer costs about a millisecond before its first byte; an 8B model on an
-H200 computes some 43 tokens in it (13.96 GFLOP per token at 600 TFLOP/s effective)."""
+"""The fewest tokens that are loaded by default; fewer are computed.
+
+A transfer costs about a millisecond before its first byte. In that time an 8B model on an H200 computes some
+43 tokens (13.96 GFLOP per token at 600 TFLOP/s effective).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Contents that a load in flight reads."""
+    """Which contents a load in flight reads from where."""
 
     in_memory: list[BlockHash]
     on_disk: list[BlockHash]
 
 
 class OffloadingConnector:
-    """Implements ``KVConnector`` on a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` behind it."""
+    """A ``KVConnector`` on a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` behind it."""
 
     has_tier = True
 
@@ -42,7 +48,7 @@ class OffloadingConnector:
         min_load_tokens: int = MIN_LOAD_TOKENS,
         disk_level: DiskLevel | None = None,
     ) -> None:
-        """``num_blocks``: slots of the host pool. ``block_size`` in tokens, the device pool's."""
+        """Make one with ``num_blocks`` slots of host memory, of the device's ``block_size`` in tokens."""
         self.disk = None if disk_level is None else DiskTier(disk_level)
         self.disk_level = disk_level
         self.tier = BlockTier(num_blocks, None if self.disk is None else self.disk.write)
@@ -51,10 +57,10 @@ class OffloadingConnector:
         self._min_load_blocks = max(1, -(-min_load_tokens // block_size))
         self._loads: dict[int, _Sources] = {}
         self._num_blocks_being_read = 0
-        """From disk."""
+        """Blocks that loads in flight read from disk."""
         self._new_loads: list[KVLoad] = []
         self._new_stores: dict[BlockHash, tuple[int, int]] = {}
-        """Of the next plan: block and slot."""
+        """Block and slot of each store that goes with the next plan."""
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
         size = self._block_size
@@ -65,8 +71,10 @@ class OffloadingConnector:
         return num_held * size if num_held >= self._min_load_blocks else 0
 
     def _num_worth_loading(self, block_hashes: Sequence[BlockHash]) -> int:
-        """How many of these, from the first on: up to the first that only the disk has, unless reading is
-        faster than computing."""
+        """How many of these blocks, from the first on, are worth loading.
+
+        That is all up to the first that only the disk has, unless reading is faster than computing.
+        """
         num_in_memory = self.tier.count_held(block_hashes)
         disk = self.disk
         if disk is None or num_in_memory == len(block_hashes):
@@ -112,8 +120,10 @@ class OffloadingConnector:
         return KVConnectorMetadata(loads, self._take_stores(), disk_writes)
 
     def _take_stores(self) -> BlockCopies:
-        """Slots were busy while the plan was made, so that it names none twice; from now on they may be
-        loaded from, by later plans."""
+        """Take the stores of the plan being made.
+
+        Their slots were busy until now, so that the plan names none twice; later plans may load from them.
+        """
         if not self._new_stores:
             return NO_COPIES
         stores, self._new_stores = self._new_stores, {}
@@ -173,7 +183,7 @@ class OffloadingConnector:
 
 
 def _where(flags: Sequence[bool], wanted: bool, items: Sequence[Item]) -> list[Item]:
-    """The items whose flag is so."""
+    """The items whose flag is as wanted."""
     return [item for flag, item in zip(flags, items, strict=True) if flag is wanted]
 
 

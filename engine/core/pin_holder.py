@@ -1,6 +1,6 @@
-"""Carries out what the policy says about pins: ends them, and breaks them where blocks are needed.
+"""Carries out what the policy decides on pins: ends them, and revokes them where blocks are needed.
 
-Which pins may be broken by whom, and in what order, is the policy's; what that frees is known here.
+The policy says which pins may be revoked for whom, and in what order; what that frees is known here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from engine.policy import DeadEnd, Pin, PinEnd, RetentionPolicy
 from engine.request import Request
 
 MAX_KEPT = 4096
-"""Ended pins of each cause whose times are kept, for whoever never asks."""
+"""How many ended pins of each cause have their times kept, where nobody ever takes them."""
 
 
 class PinHolder:
-    """The blocks of pins are the KVCacheManager's; every pin ends here, and is counted by cause."""
+    """Ends every pin, and counts it by cause; the KVCacheManager holds the blocks."""
 
     def __init__(self, kv: KVCacheManager, loads: LoadHolder, policy: RetentionPolicy) -> None:
         self._kv = kv
@@ -32,48 +32,49 @@ class PinHolder:
         self._held_s: dict[str, deque[float]] = {}
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
-        """The request ends and its pin begins."""
+        """Let a pin hold the blocks of a request that ends."""
         self._kv.pin(request, pin.pin_id, pin.num_blocks)
         self._held_since_s[pin.pin_id] = now
 
     def expire(self, now: float) -> None:
-        """End what is due, and let go of what jobs went on without."""
+        """End the pins that are due, and unpin what jobs went on without."""
         for dead in self._policy.take_superseded():
             self._let_go_first(dead, now)
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
 
     def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
+        """End these pins for the same cause."""
         for pin in pins:
             self._end(pin, cause, now)
 
     def take_superseded(self) -> int:
-        """Blocks on the device that jobs went on without since the last call, and that nobody else held."""
+        """Blocks that jobs went on without since the last call, and that nobody else held."""
         num_blocks, self._num_superseded_blocks = self._num_superseded_blocks, 0
         return num_blocks
 
     def take_ended(self) -> dict[str, int]:
-        """Pins ended since the last call, by cause."""
+        """How many pins have ended since the last call, by cause."""
         ended, self._num_ended = self._num_ended, {}
         return ended
 
     def take_block_s(self) -> dict[str, float]:
-        """Blocks times seconds of pins that ended since the last call, in part or whole, by cause."""
+        """Blocks times seconds of the pins that ended since the last call, in part or whole, by cause."""
         block_s, self._block_s = self._block_s, {}
         return block_s
 
     def take_held_s(self) -> dict[str, list[float]]:
-        """How long each pin had been held that ended since the last call, by cause."""
+        """How long each pin was held that ended since the last call, by cause."""
         held_s, self._held_s = self._held_s, {}
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
     def make_room(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, runs_alone: bool
     ) -> bool:
-        """Break pins, tails first, until the request has room for ``num_tokens``; False if that cannot be.
+        """Revoke pins, tails first, until the request fits with ``num_tokens``; False if it cannot.
 
-        Any pin may be revoked if nothing else runs (``runs_alone``) and nothing is being loaded: what is
-        will run, or free its blocks, and is waited for first.
+        Any pin may be revoked if nothing else runs (``runs_alone``) and nothing is being loaded. A request
+        that is being loaded will run, or free its blocks: that is waited for first.
         """
         if not self._kv.num_pins:
             return False
@@ -84,8 +85,10 @@ class PinHolder:
     def _break_one_by_one(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
-        """Nothing else can run: break until it fits. Two pins may share the blocks that are missing, so what
-        breaking would free cannot be added up beforehand."""
+        """Revoke until the request fits, as nothing else can run.
+
+        Two pins may share the blocks that are missing, so what is freed cannot be added up beforehand.
+        """
         for pin in list(self._policy.breakable(request, now, last_resort=True)):
             self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now, request.request_id)
             if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
@@ -95,7 +98,7 @@ class PinHolder:
     def _break_if_enough(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
-        """Break nothing in vain: first add up what it would free."""
+        """Revoke nothing in vain: first add up what that would free."""
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         sacrifice: list[tuple[Pin, int]] = []
         for pin in self._policy.breakable(request, now, last_resort=False):
@@ -109,24 +112,24 @@ class PinHolder:
             return False
         for pin, num_freed in sacrifice:
             self._shrink(pin, num_freed, now, request.request_id)
-        # Blocks of a broken pin that the request hit are free now, yet needed: measure, don't assume.
+        # Blocks of a revoked pin that the request hit are free now, yet needed: measure, don't assume.
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
 
     def _let_go_first(self, dead: DeadEnd, now: float) -> None:
-        """On both tiers: the blocks, as far as nobody else holds them, and the copies."""
+        """Let blocks that nobody else holds, and the copies of all, be evicted first."""
         self._cut(dead, now)
         self._num_superseded_blocks += self._kv.reuse_first(dead.block_hashes)
         self._loads.superseded(dead.block_hashes)
 
     def _cut(self, dead: DeadEnd, now: float) -> None:
-        """Take the dead blocks off their pin, if that has not ended and still holds any of them."""
+        """Take the stale blocks off their pin, if that has not ended and still holds any of them."""
         pin = dead.pin
         if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= dead.num_kept_blocks:
             return
         self._cut_tail(pin, pin.num_blocks - dead.num_kept_blocks, PinEnd.SUPERSEDED, now, dead.by)
 
     def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
-        """Cut blocks off the pin's tail until ``wanted`` are free, all of it if need be."""
+        """Cut blocks off the pin's tail until ``wanted`` are free, or end it."""
         num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
         self._cut_tail(pin, num_blocks, PinEnd.BROKEN, now, by)
 

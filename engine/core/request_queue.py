@@ -10,7 +10,7 @@ from engine.request import Request
 
 
 class QueueEntry:
-    """A place in the heap; ``request`` is None once it has left."""
+    """An entry of the heap, whose ``request`` is None once it has left."""
 
     __slots__ = ("key", "request", "sequence")
 
@@ -26,7 +26,7 @@ class QueueEntry:
 
 
 class Places:
-    """The next place behind all and the next before all, of one queue or of several that are compared."""
+    """The next places at the back and at the front, of one queue or of several that are compared."""
 
     __slots__ = ("back", "front", "kept")
 
@@ -34,14 +34,15 @@ class Places:
         self.back = 0
         self.front = -1
         self.kept: dict[str, int] = {}
-        """Of requests that are in no queue yet."""
+        """Places that are kept for requests that are in no queue yet."""
 
     def keep(self, request: Request) -> None:
+        """Keep the next place at the back for the request."""
         self.kept[request.request_id] = self.back
         self.back += 1
 
     def take(self, request: Request) -> int:
-        """The one that was kept for it, else the next."""
+        """The place that was kept for the request, or else the next one at the back."""
         place = self.kept.pop(request.request_id, None)
         if place is None:
             place = self.back
@@ -58,19 +59,19 @@ class RequestQueue:
         self._places = places or Places()
 
     def keep_place(self, request: Request) -> None:
-        """It has arrived, and will be added later: before those of the same key that arrive after it."""
+        """Keep a place for a request that is added later: before those of its key that arrive after it."""
         self._places.keep(request)
 
     def give_up_place(self, request: Request) -> None:
-        """It will not be added."""
+        """Give up the place of a request that will not be added."""
         del self._places.kept[request.request_id]
 
     def add(self, request: Request, key: WaitingKey) -> None:
-        """Behind all with the same key, or where its place was kept."""
+        """Queue a request behind all with the same key, or where its place was kept."""
         self._push(QueueEntry(key, self._places.take(request), request))
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
-        """Before all with the same key."""
+        """Queue a request before all with the same key."""
         self._push(QueueEntry(key, self._places.front, request))
         self._places.front -= 1
 
@@ -82,11 +83,12 @@ class RequestQueue:
             self._push(QueueEntry(key, entry.sequence, request))
 
     def peek(self) -> Request | None:
+        """The request that is next, or None."""
         head = self.head()
         return None if head is None else head.request
 
     def head(self) -> QueueEntry | None:
-        """Where the first one stands."""
+        """The entry of the request that is next, or None."""
         heap = self._heap
         while heap:
             if heap[0].request is not None:
@@ -95,6 +97,7 @@ class RequestQueue:
         return None
 
     def pop(self) -> Request:
+        """Remove and return the request that is next."""
         request = self.peek()
         assert request is not None, "the queue is empty"
         heapq.heappop(self._heap)
@@ -110,16 +113,17 @@ class RequestQueue:
         return heapq.heappop(self._heap)
 
     def put_back(self, entry: QueueEntry) -> None:
+        """Queue again what ``set_aside`` has returned."""
         self._push(entry)
 
     def remove(self, request: Request) -> None:
+        """Take a queued request out, wherever it is."""
         self._entries.pop(request.request_id).request = None
 
     def first(self, count: int) -> list[Request]:
-        """About the first ``count`` requests in order (fewer where removed ones stand among them), for a
-        trace.
+        """About the first ``count`` requests in order, for a trace: removed ones among them are missing.
 
-        Walks only the top of the heap: each place visited adds its two children to the candidates.
+        Only the top of the heap is visited: each entry adds its two children to the candidates.
         """
         heap, found = self._heap, []
         candidates = [(heap[0], 0)] if heap else []

@@ -1,4 +1,4 @@
-"""What a scheduler tells of itself: gauges and counts, its state, and whether its parts agree."""
+"""What a scheduler reports of itself: gauges and counts, its state, and whether its parts agree."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from engine.request import Request, RequestStatus
 
 
 class PauseState(Enum):
-    """What the scheduler may still do."""
+    """What the scheduler may still schedule."""
 
     UNPAUSED = "unpaused"
     PAUSED_NEW = "paused_new"
-    """Running requests go on; nothing is admitted."""
+    """Running requests go on, and nothing is admitted."""
     PAUSED_ALL = "paused_all"
     """Nothing is scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """State of the scheduler at one moment."""
+    """The state of a scheduler at one moment."""
 
     num_running: int
     num_waiting: int
     num_loading: int
-    """Of the waiting ones: admitted, their KV on its way from another tier."""
+    """Waiting requests that are admitted, and whose KV is being loaded from another tier."""
     num_compiling: int
-    """Of the waiting ones: in no queue before their grammar is compiled."""
+    """Waiting requests that are in no queue before their grammar is compiled."""
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that are cached."""
     num_pinned_blocks: int
     num_pins: int
     num_host_blocks: int
@@ -78,7 +78,7 @@ class SchedulerView(Protocol):
 
 
 def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
-    """Gauges now, and these counts since the last ones were told. What other parts count is taken."""
+    """Gauges as they are now, and these counts; what the scheduler's parts have counted is taken."""
     pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
     loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
     return SchedulerStats(
@@ -113,6 +113,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
 
 
 def statistics_of(scheduler: SchedulerView) -> SchedulerStatistics:
+    """How many requests, blocks and pins there are now."""
     kv, tier = scheduler.kv.statistics(), scheduler.loads.tier_statistics()
     return SchedulerStatistics(
         num_running=len(scheduler.running),

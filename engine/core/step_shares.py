@@ -1,9 +1,9 @@
-"""How much of a step is whose, where owners of several keys share an engine: a step takes as long for
-everybody in it, so who fills it makes all others wait.
+"""How the tokens of a step are shared, where the owners of several API keys share an engine.
 
-An owner that wants less than an equal part of a step's tokens has them all. The others together have as many
-as make the step so much longer: what a step costs without any tokens, and what each of them adds, is learned
-from the steps while several owners are there. Of one owner nothing is asked and nothing learned.
+A step takes as long for every request in it, so an owner that fills it makes all others wait. An owner that
+wants less than an equal part of a step's tokens gets them all. The others together get as many as make the
+step longer by a fixed ratio. What an empty step costs, and what each token adds, is learned from the steps
+while there are several owners; for one owner nothing is limited and nothing learned.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from engine.outputs import SchedulerOutput
 from engine.request import Request
 
 RECENT_S = 10.0
-"""Who has asked for something so lately may ask again: no step is to be long then."""
+"""An owner that has asked for something within this time may ask again, so no step is to be long."""
 FLOOD_REQUESTS = 8
-"""Of one owner at once: it does not wait for one answer, but keeps the engine full."""
+"""An owner with as many open requests is a flood: it does not wait for one answer before the next."""
 BESIDE, BESIDE_FLOOD = 1.0, 0.25
-"""A step that serves who wants little may take so much longer for the others, of what it takes without."""
+"""How much longer the others may make a step that serves owners who want little, as a ratio."""
 BEFORE = 1.0
-"""A step of a flood alone may take so much longer than an empty one: somebody may come while it runs."""
+"""How much longer than an empty step one of a flood alone may be: another owner may come while it runs."""
 OF_WAITING = 64
-"""Tokens that a request in the queue is taken to want, but for the first, of which it is known."""
+"""Tokens that a waiting request is taken to want, except for the first, whose number is known."""
 
 _DECAY = 0.99
 _FEWEST_STEPS = 8.0
@@ -34,8 +34,10 @@ _LEAST, _MOST = 2.0, 4096.0
 
 
 class StepCost:
-    """How many tokens make a step twice as long as an empty one: a line through recent steps, in plain
-    arithmetic. Where they scatter, a token is taken to cost more rather than less."""
+    """How many tokens make a step twice as long as an empty one: a least-squares line through recent steps.
+
+    Where they scatter, a token is taken to cost more rather than less.
+    """
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = 0.0
@@ -68,44 +70,47 @@ class StepCost:
 
 @dataclass(slots=True)
 class StepLimit:
-    """What the owners that want much may have of one step."""
+    """How many tokens of one step the owners that want much may have."""
 
     owners: set[str]
     num_left: int
     granted: dict[str, int] = field(default_factory=dict)
-    """Tokens of requests that run."""
+    """Tokens that each of their running requests may have."""
 
     def of_running(self, request: Request, num_tokens: int) -> int:
+        """How many of so many tokens a running request may have."""
         if request.owner not in self.owners:
             return num_tokens
         return min(num_tokens, self.granted.get(request.request_id, 0))
 
     def of_new(self, request: Request, num_tokens: int) -> int:
-        """For one that is to be started, of what those that run leave."""
+        """How many of so many tokens a request that starts may have of what the running ones leave."""
         return num_tokens if request.owner not in self.owners else min(num_tokens, self.num_left)
 
     def started(self, request: Request, num_tokens: int) -> None:
+        """Count the tokens of a request that has started."""
         if request.owner in self.owners:
             self.num_left -= num_tokens
 
 
 class StepShares:
-    """Knows who was here lately, and what steps cost."""
+    """Knows which owners were here lately, and what steps cost."""
 
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
-        """When owners asked last, longest ago first."""
+        """When each owner asked last, the longest ago first."""
         self._num_open: dict[str, int] = {}
-        """Requests of each owner that have not ended."""
+        """How many requests of each owner have not ended."""
         self.is_shared = False
-        """Whether several owners were here lately; if not nothing else is worth asking."""
+        """Whether several owners were here lately; if not, nothing else is worth asking."""
         self._cost = StepCost()
         self._planned: deque[tuple[SchedulerOutput, float]] = deque()
         self._ended_s = 0.0
         self._turn = 0
-        """Of the flood's requests that need one token each, who is next where not all can have it."""
+        """Which of the flood's decodes is next, where not all can have a token in one step."""
 
     def arrived(self, request: Request, now: float) -> None:
+        """Count a request that came in."""
         owner = request.owner
         self._seen_s.pop(owner, None)
         self._seen_s[owner] = now
@@ -113,16 +118,18 @@ class StepShares:
         self.is_shared = len(self._seen_s) > 1
 
     def gone(self, request: Request) -> None:
+        """Count a request that has ended."""
         owner = request.owner
         self._num_open[owner] -= 1
         if not self._num_open[owner]:
             del self._num_open[owner]
 
     def planned(self, plan: SchedulerOutput, now: float) -> None:
+        """Note when a step was planned, for its cost."""
         self._planned.append((plan, now))
 
     def ended(self, plan: SchedulerOutput, now: float) -> None:
-        """Its output came back."""
+        """Learn from a step whose output came back."""
         while self._planned:
             planned, planned_s = self._planned.popleft()
             if planned is plan:
@@ -133,7 +140,7 @@ class StepShares:
                 return
 
     def limit(self, running: Sequence[Request], next_one: Request | None, now: float) -> StepLimit | None:
-        """Of the step that is to be planned; None: there is none. ``next_one`` is first in the queue."""
+        """The limit of the step that is to be planned, or None. ``next_one`` is first in the queue."""
         num_open = self._num_open
         num_waiting = dict(num_open)
         wanted = dict.fromkeys(num_open, 0)
@@ -169,8 +176,7 @@ class StepShares:
         self.is_shared = len(self._seen_s) > 1
 
     def _granted(self, limit: StepLimit, running: Sequence[Request]) -> StepLimit:
-        """First one token each to those that need no more, in turn where they are too many; then to the
-        others, oldest first."""
+        """Grant one token to each decode, in turn where they are too many, then the rest to the oldest."""
         own = [(request, _missing(request)) for request in running if request.owner in limit.owners]
         single = [request for request, missing in own if missing == 1]
         if len(single) > limit.num_left:

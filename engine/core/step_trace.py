@@ -10,11 +10,11 @@ from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
 from tracing.tracer import Tracer
 
 WAITING_HEAD = 8
-"""Waiting requests named in a snapshot."""
+"""How many waiting requests a snapshot names."""
 
 
 class StepTrace:
-    """Numbers the steps; a step's snapshot, cache events and decision share the number."""
+    """Numbers the steps: a step's snapshot, cache events and decision share the number."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -23,11 +23,11 @@ class StepTrace:
 
     @property
     def number(self) -> int:
-        """Of the last step, counted from 0; -1 before the first."""
+        """The number of the last step, counted from 0; -1 before the first."""
         return self._step
 
     def snapshot(self, scheduler: Scheduler, step: Step) -> None:
-        """What a step finds before it hands out its budget."""
+        """Record what a step finds before it hands out its budget."""
         self._step += 1
         self._now = step.now
         kv, waiting, tier = scheduler.kv, scheduler.waiting, scheduler.loads.tier_statistics()
@@ -52,6 +52,7 @@ class StepTrace:
         )
 
     def prefix_cache(self, request: Request, job_id: str | None) -> None:
+        """Record how much of a request that joins the batch was cached."""
         self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
@@ -68,6 +69,7 @@ class StepTrace:
         )
 
     def decision(self, step: Step, plan: SchedulerOutput, num_free_blocks: int) -> None:
+        """Record what a step has decided."""
         plan.trace_step = self._step
         self._tracer.emit(
             StepDecision(

@@ -1,5 +1,7 @@
-"""Steps that were planned and whose output is yet to come, where the next one is planned before that: who
-takes part in them, and which blocks nobody else may have until they are back. Knows no model, no policy."""
+"""Steps whose output is yet to come, where the next one is planned before that (async scheduling).
+
+Known of each: which requests take part in it, and which blocks nobody else may have until it is back.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,25 @@ from engine.outputs import SchedulerOutput
 from engine.request import Request
 
 MAX_STEPS = 2
-"""One runs, the next waits for it."""
+"""One step runs, and the next one waits for it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A plan under way. Requests are in it themselves: an id may be used again before it is back."""
+    """A plan under way. It holds requests, not ids: an id may be used again before the step is back."""
 
     step_id: int
     plan: SchedulerOutput
     requests: dict[str, Request]
-    """Those it computes tokens of, less those that have ended."""
+    """The requests that it computes tokens of, without those that have ended."""
     sampled: dict[str, Request] = field(default_factory=dict)
-    """Those of them that it samples a token of."""
+    """Those of its requests that it samples a token of."""
 
     def start(self, now: float) -> None:
-        """The step before is back, and this one runs: whoever is new in it has waited until now, which is no
-        part of what its tokens cost."""
+        """Start the clock of the requests that are new in this step: the step before is back.
+
+        Until now they have waited, which is no part of what their tokens cost.
+        """
         for new in self.plan.scheduled_new_reqs:
             request = self.requests.get(new.req_id)
             if request is not None:
@@ -37,8 +41,10 @@ class _Step:
 
 
 class StepsInFlight:
-    """In the order in which they were planned. Without ``overlap`` a step's output comes before the next is
-    planned: then there is nothing to remember."""
+    """The steps under way, in the order in which they were planned.
+
+    Without ``overlap`` a step's output comes before the next is planned, and there is nothing to remember.
+    """
 
     def __init__(
         self, kv: KVCacheManager, requests: Mapping[str, Request], max_model_len: int, *, overlap: bool
@@ -51,7 +57,7 @@ class StepsInFlight:
         self._steps: deque[_Step] = deque()
 
     def begin(self, plan: SchedulerOutput) -> None:
-        """A plan is made, and its tokens count as computed: keep the places of those it will sample."""
+        """Add a plan whose tokens count as computed, and reserve places for the tokens it will sample."""
         if not self.overlap:
             return
         assert len(self._steps) < MAX_STEPS, "a step's output was not taken"
@@ -66,13 +72,13 @@ class StepsInFlight:
         self._steps.append(step)
 
     def _max_tokens(self, request: Request) -> int:
-        """Prompt and output."""
+        """How many tokens the request may have, its prompt included."""
         return min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
 
     def requests_of(self, plan: SchedulerOutput) -> Mapping[str, Request]:
-        """Those who may take tokens from the oldest step, which has this plan, by id.
+        """The requests that may take tokens from the oldest step, which has this plan, by id.
 
-        A request that has ended gets none, nor does one that came under its id.
+        A request that has ended gets none, nor does one that came later under its id.
         """
         if not self.overlap:
             return self._requests
@@ -81,7 +87,7 @@ class StepsInFlight:
         return step.requests
 
     def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
-        """The output of the oldest step, which has this plan, came back: to be given to these requests."""
+        """Remove the oldest step, whose output came back; returns the requests that may take its tokens."""
         if not self.overlap:
             return self._requests
         requests = self.requests_of(plan)
@@ -104,8 +110,11 @@ class StepsInFlight:
         return step.sampled.get(request_id) is request
 
     def let_go(self, request: Request) -> None:
-        """The request is about to lose its blocks. What is known of it is what its confirmed tokens have:
-        blocks full of them can be found, and none is handed on before the steps that use it are back."""
+        """Prepare for a request to lose its blocks.
+
+        Only its confirmed tokens count as computed from here on: their full blocks are cached. No block is
+        handed on before the steps that use it are back.
+        """
         if not self.overlap:
             return
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
@@ -116,7 +125,7 @@ class StepsInFlight:
                 return
 
     def leave(self, request: Request) -> None:
-        """The request has ended: whatever is sampled of it now is nobody's."""
+        """Remove a request that has ended: what is still sampled of it is dropped."""
         self.let_go(request)
         for step in self._steps:
             if step.requests.get(request.request_id) is request:
@@ -124,7 +133,7 @@ class StepsInFlight:
                 step.sampled.pop(request.request_id, None)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless each place that is kept is one of a token under way."""
+        """Raise AssertionError unless each reserved place is one of a token under way."""
         assert len(self._steps) <= (MAX_STEPS if self.overlap else 0)
         for request in self._requests.values():
             num_sampled = sum(s.sampled.get(request.request_id) is request for s in self._steps)

@@ -1,4 +1,4 @@
-"""A grammar as the core sees it: tokens go in, and it says whether they may. Knows no library and no text."""
+"""A grammar as the core sees it: it is given tokens, and says whether they are allowed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Protocol
 
 
 class TokenGrammar(Protocol):
-    """What the output of one request must follow, and how far it has come."""
+    """What the output of one request must follow, and how far it has got."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token of the output, the one that ends the request included; False if it is not allowed,
-        and ever after."""
+        """Advance by a token of the output, also by the one that ends the request.
+
+        False if the token is not allowed, and for every token after it.
+        """
 
     @property
     def complete(self) -> bool:
-        """Whether no token can follow: the request ends."""
+        """Whether no token can follow, so that the request ends."""

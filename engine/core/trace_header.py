@@ -1,4 +1,4 @@
-"""What a scheduler's trace begins with: all that its replay makes a scheduler and a policy from."""
+"""Makes the header of a scheduler's trace: all that a replay makes a scheduler and a policy from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tracing.events import TraceHeader
 
 
 def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
-    """``from_start``: nothing has come in yet, so what the policy had learned is told too."""
+    """Describe the scheduler and its policy.
+
+    ``from_start``: nothing has come in yet, so what the policy had learned before is told, too.
+    """
     policy, config = scheduler.policy.describe(), scheduler.config
     disk = scheduler.loads.disk_level or NO_DISK
     return TraceHeader(
@@ -44,5 +47,5 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
 
 
 def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:
-    """JSON has no infinity."""
+    """The value, or its name where JSON cannot write it: it has no infinity."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
