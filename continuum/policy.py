@@ -7,7 +7,7 @@ What is decided, with all inputs, goes into the trace.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from msgspec import structs
 
@@ -339,7 +339,7 @@ class ContinuumPolicy(SchedulingPolicy):
 class ContinuumPolicyFactory:
     """Makes the policy inside the core process."""
 
-    config: ContinuumConfig
+    config: ContinuumConfig = field(default_factory=ContinuumConfig)
 
     def __call__(self, context: PolicyContext) -> SchedulingPolicy:
         return ContinuumPolicy(context, self.config)

@@ -208,7 +208,7 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
         metavar="NAME",
         help="Scheduling policy: continuum keeps a job's KV cache across its tool calls; fcfs and priority "
         "are vLLM's; program-fcfs, fixed-ttl[:SECONDS], fork, plas and gate[:FRACTION] are published "
-        "baselines",
+        "baselines; MODULE:ATTRIBUTE is a policy of yours",
     )
     group.add("max_num_seqs", "Maximum number of running requests", int, "REQUESTS")
     group.add(

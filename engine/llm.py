@@ -19,6 +19,7 @@ from engine.llm_engine import LLMEngine
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy import PolicyFactory, fcfs
+from engine.policy_loader import load_policy
 from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenizer import Tokenizer
@@ -62,14 +63,18 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
-        policy_factory: PolicyFactory = fcfs,
+        scheduling_policy: str | PolicyFactory = fcfs,
         executor_factory: ExecutorFactory = model_executor,
         multiprocess: bool = True,
         **options: Any,
     ) -> None:
-        """``multiprocess`` runs the core in its own process. Raises ConfigError or ModelLoadError."""
+        """``scheduling_policy``: ``fcfs``, ``priority``, a class or function of a module, or its name as
+        ``module:attribute``. ``multiprocess`` runs the core in its own process. Raises ConfigError or
+        ModelLoadError."""
         config = engine_config(os.fspath(model), **options)
-        self.engine = LLMEngine(config, executor_factory, policy_factory, multiprocess=multiprocess)
+        if isinstance(scheduling_policy, str):
+            scheduling_policy = load_policy(scheduling_policy)
+        self.engine = LLMEngine(config, executor_factory, scheduling_policy, multiprocess=multiprocess)
         self._request_ids = itertools.count()
 
     def generate(

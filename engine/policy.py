@@ -248,6 +248,9 @@ class FcfsPolicy(SchedulingPolicy):
 
     name = "fcfs"
 
+    def __init__(self, context: PolicyContext | None = None) -> None:
+        """A class that takes a context is its own PolicyFactory."""
+
 
 class PriorityPolicy(FcfsPolicy):
     """Lower ``priority`` first, ties by arrival; the worst running request is preempted."""

@@ -5,8 +5,7 @@ python examples/offline.py MODEL_FOLDER
 
 import sys
 
-from continuum.config import ContinuumConfig
-from continuum.policy import ContinuumPolicyFactory
+from continuum.policy import ContinuumPolicy
 from engine.llm import LLM
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
@@ -14,7 +13,7 @@ from engine.sampling_params import SamplingParams
 
 def main(model: str) -> None:
     job, params = JobRef("issue-1234"), SamplingParams(temperature=0, max_tokens=32)
-    with LLM(model, policy_factory=ContinuumPolicyFactory(ContinuumConfig())) as llm:
+    with LLM(model, scheduling_policy=ContinuumPolicy) as llm:
         history = "The first turn of a job, long enough to fill some blocks of the KV cache. " * 4
         for said in ("", " What the tool returned."):
             history += said

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from eval.agent_model import NAME, folder
+from eval.results import read_results
 from tests.api.server import running_server
 
 ROOT = Path(__file__).parents[1]
@@ -209,6 +210,26 @@ def test_signals_are_sent_as_the_page_says(url: str) -> None:
     assert [field for field in receipt if f"`{field}`" not in page] == []
     for command in lines("docs/api.md", url):
         assert '"id":"JOB"' in asked(["bash", "-c", f"{command} -sf"])
+
+
+def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
+    """Both of docs/writing-a-policy.md run in a simulator: one orders, the other keeps what jobs reuse."""
+    page = (ROOT / "docs" / "writing-a-policy.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    policies = [block for block in blocks if "class " in block]
+    (tmp_path / "my_policies.py").write_text("".join(policies))
+    (command,) = re.findall(r"^continuum simulate (.*)$", page, re.MULTILINE)
+    flags = f"{command},my_policies:KeepTenSeconds --kv-tokens 20000 --json out.json".split()
+    simulated = [sys.executable, "-m", "continuum.cli", "simulate", *flags]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        simulated, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    runs = {run.name.rpartition(":")[2]: run for run in read_results(tmp_path / "out.json").runs}
+    assert runs["ShortestPromptFirst"].job_completion_s != runs["fcfs"].job_completion_s
+    recomputed = {name: run.recomputed_tokens for name, run in runs.items()}
+    assert recomputed["KeepTenSeconds"] < recomputed["fcfs"]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -14,6 +14,7 @@ from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
 from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
+from engine.policy_loader import load_policy
 from estimator.state import EstimatorStateError, load_learned, snapshot
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
@@ -122,12 +123,22 @@ def ablation_names() -> list[str]:
 def _find(text: str, *, serving: bool = False) -> tuple[_Kind, str]:
     name, colon, parameter = text.partition(":")
     kind = next((kind for kind in _KINDS if kind.name == name), None)
+    if kind is None and parameter.isidentifier():
+        factory = _of_module(text)
+        return _Kind(text, "a policy of a module", lambda _: factory), ""
     if kind is None:
         known = ", ".join(syntax for syntax, _ in policy_names(serving=serving))
-        raise PolicyError(f"Unknown policy {name!r}; choose from {known}.")
+        raise PolicyError(f"Unknown policy {name!r}; choose from {known}, MODULE:ATTRIBUTE.")
     if colon and (not parameter or "[" not in kind.syntax):
         raise PolicyError(f"Policy {text!r} must have the form {kind.syntax}.")
     return kind, parameter
+
+
+def _of_module(text: str) -> PolicyFactory:
+    try:
+        return load_policy(text)
+    except ConfigError as error:
+        raise PolicyError(str(error)) from error
 
 
 def _number(kind: str, unit: str, parameter: str, default: float, most: float) -> float:

@@ -95,6 +95,6 @@ def test_every_answer_is_that_of_its_prompt_alone(
     load = LoadDrawer(random, oracle, block_size, lengths).draw(NUM_TURNS)
     options = draw_options(random, block_size, load.longest, tmp_path)
     policy = POLICIES[random.choice(sorted(POLICIES))]()
-    with LLM(str(folder), policy_factory=policy, multiprocess=False, **numbers, **options) as llm:
+    with LLM(str(folder), scheduling_policy=policy, multiprocess=False, **numbers, **options) as llm:
         assert wrong_answers(llm, load, oracle) == [], options
         llm.engine.check_invariants()

@@ -1,0 +1,55 @@
+"""A policy is named by where it is; a name that leads nowhere is refused in a sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.policy import FcfsPolicy, PolicyContext, PriorityPolicy
+from engine.policy_loader import load_policy
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which is not on the path yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def test_the_engines_own_policies_have_names() -> None:
+    """As the flag of a server has them."""
+    context = PolicyContext(16, 100)
+    assert type(load_policy("fcfs")(context)) is FcfsPolicy
+    assert type(load_policy("priority")(context)) is PriorityPolicy
+
+
+def test_a_policy_of_a_module_beside_the_user_is_found(here: Path) -> None:
+    """A class that takes a context, or a function that makes a policy from one."""
+    (here / "own_policies.py").write_text(
+        "from engine.policy import FcfsPolicy\n"
+        "class Own(FcfsPolicy):\n"
+        "    name = 'own'\n"
+        "def own(context):\n"
+        "    return Own(context)\n"
+    )
+    for attribute in ("Own", "own"):
+        assert load_policy(f"own_policies:{attribute}")(PolicyContext(16, 100)).describe().name == "own"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("lru", "Unknown policy 'lru'; choose from fcfs, priority, MODULE:ATTRIBUTE"),
+        ("os:", "Unknown policy 'os:'"),
+        ("no_such_module:Policy", "'no_such_module:Policy' cannot be imported: No module named"),
+        ("os:NoSuchPolicy", "module os has no class or function NoSuchPolicy"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(name: str, told: str, here: Path) -> None:
+    """The sentence says what was looked for."""
+    with pytest.raises(ConfigError, match=told):
+        load_policy(name)
