@@ -1,10 +1,11 @@
-"""Texts to tokens, of which only what is new is tokenised. Knows one tokenizer, nothing of conversations.
+"""Tokenizes texts, with a cache so that only new text is tokenized. Knows one tokenizer, no
+conversations.
 
-A tokenizer of the tokenizers library first takes a text apart at its special tokens; what is between two of
-them it tokenises by itself. So pieces, each from one special token to the next, are remembered with their
-tokens: a conversation that goes on, or that goes back and on another way, finds those that it has in common.
-A long piece is cut once more, where it may be (``engine.text_cuts``), and few are tokenised at a time: that
-takes hundreds of bytes of memory for each character.
+A tokenizer of the tokenizers library first splits a text at its special tokens and tokenizes what
+lies between them independently. So pieces, each from one special token to the next, are cached
+with their tokens: a conversation that continues, or branches, reuses those that it shares. A long
+piece is split once more, where that is safe (``engine.text_cuts``), and few are tokenized at a
+time: that takes hundreds of bytes of memory per character.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
 
 MAX_REMEMBERED_BYTES = 64 * 2**20
-"""About forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a reference and what
-the core is written."""
+"""Room for about forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a
+reference and the msgpack for the core."""
 MAX_REMEMBERED_CHARS = 2**20
-"""Of one text. A longer one is remembered by nobody: it would take the place of many conversations."""
+"""The longest text that is cached: a longer one would evict many conversations."""
 GROUP_CHARS = 4 * PART_CHARS
-"""Tokenised at a time, for 40 MB of memory."""
+"""Characters tokenized at a time, for 40 MB of memory."""
 MAX_GROUPS = 2
-"""Groups longer than a part that are tokenised at the same moment; shorter texts never wait for them."""
+"""The most groups longer than a part that are tokenized at once; shorter texts never wait for
+them."""
 MAX_CUTS = 256
-"""Special tokens that texts are cut at; some tokenizers keep thousands in reserve."""
+"""The most special tokens that texts are split at; some tokenizers reserve thousands."""
 
 _PIECE_BYTES = 256
-"""Of a remembered piece beside its text and its tokens: the record, its name, its place in the dictionary."""
+"""Overhead of a cached piece besides text and tokens: the record, its key, its place in the
+dictionary."""
 _EMPTY = msgspec.msgpack.encode([])
 _FIRM_EDGES = frozenset(string.punctuation) - {"_"}
 """Neither space, which a neighbour may take in, nor part of a word, which it may not border on."""
@@ -62,8 +65,8 @@ first (``Metaspace``): and a piece that is not begins with its special token her
 
 
 class EncodedTokens(list[int]):
-    """The tokens of a text, made by a tokenizer and not to be changed: ``highest`` is the largest of them,
-    ``as_msgpack`` what msgpack writes for their list."""
+    """The immutable tokens of a text from a tokenizer: ``highest`` is the largest of them,
+    ``as_msgpack`` the list's msgpack."""
 
     __slots__ = ("as_msgpack", "highest")
 
@@ -74,8 +77,8 @@ class EncodedTokens(list[int]):
 
 
 def extreme_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """The tokens, of one at least, that are outside a vocabulary if any is."""
-    if isinstance(token_ids, EncodedTokens):  # to look at 100,000 takes a millisecond
+    """Tokens that are outside a vocabulary if any of the text's is."""
+    if isinstance(token_ids, EncodedTokens):  # reading 100,000 takes a millisecond
         return (token_ids.highest,)
     return (min(token_ids), max(token_ids))
 
@@ -85,26 +88,26 @@ class _Piece:
     token_ids: list[int]
     highest: int
     written: bytes
-    """The tokens, one after the other, in msgpack."""
+    """The msgpack of the tokens, one after the other."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderStatistics:
-    """What remembering takes, and what it does not save."""
+    """Memory and misses of the cache."""
 
     num_bytes: int
     num_tokenised_characters: int
-    """Of all texts that were encoded, those that had to be tokenised."""
+    """Characters of encoded texts that were not cached and had to be tokenized."""
 
 
 class PromptEncoder:
-    """Encodes as the tokenizer does, without adding special tokens; may be used by several threads."""
+    """Encodes as the tokenizer does, without adding special tokens. Thread safe."""
 
     def __init__(
         self, backend: BackendTokenizer, cuts: Sequence[str], max_bytes: int = MAX_REMEMBERED_BYTES
     ) -> None:
-        """``cuts``: special tokens that stand for themselves wherever they are."""
+        """``cuts``: special tokens that are matched wherever their text occurs."""
         self._backend = backend
         self._cut = re.compile(_any_of(cuts))
         self._longest_cut = max(map(len, cuts))
@@ -112,15 +115,16 @@ class PromptEncoder:
         self._num_bytes = 0
         self._num_tokenised_characters = 0
         self._pieces: OrderedDict[tuple[str | None, str], _Piece] = OrderedDict()
-        """By owner and text: how long a text takes tells nobody that somebody else has sent it."""
+        """Cached pieces by owner and text, so that timing does not reveal what other owners have
+        sent."""
         self._lock = Lock()
         self._groups = BoundedSemaphore(MAX_GROUPS)
         self._integers: dict[int, int] = {}
-        """One object for each token that was met: all pieces and prompts refer to that."""
+        """One int object per token id, shared by all pieces and prompts."""
 
     @classmethod
     def of(cls, backend: BackendTokenizer, max_bytes: int = MAX_REMEMBERED_BYTES) -> PromptEncoder | None:
-        """None where it is not certain that the pieces of a text come out as the whole does."""
+        """The encoder; None unless the pieces of a text certainly have the tokens of the whole."""
         if not _is_local(backend):
             return None
         cuts = cut_tokens(backend.get_added_tokens_decoder())
@@ -128,7 +132,8 @@ class PromptEncoder:
         return encoder if encoder is not None and encoder._agrees_on(_probe(cuts)) else None
 
     def encode(self, text: str, owner: str | None = None) -> EncodedTokens:
-        """The text's tokens, exactly those of tokenising it at once; what is remembered is its owner's."""
+        """The text's tokens, exactly those of tokenizing it at once; cached pieces are its
+        owner's."""
         self._take_texts_as_they_are()
         texts = list(self._split(text))
         if len(texts) == 1:
@@ -136,7 +141,7 @@ class PromptEncoder:
         return _joined(self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS))
 
     def steps(self, text: str, owner: str | None = None) -> Iterator[list[int]]:
-        """The same tokens, group by group, in memory that does not grow with the text."""
+        """Yields the same tokens in groups, in memory that does not grow with the text."""
         self._take_texts_as_they_are()
         for texts in _in_groups(self._split(text)):
             pieces = self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS)
@@ -150,7 +155,7 @@ class PromptEncoder:
         return [piece or new[text] for text, piece in zip(texts, known, strict=True)]
 
     def statistics(self) -> EncoderStatistics:
-        """Counted since the beginning."""
+        """Counts since the start."""
         return EncoderStatistics(self._num_bytes, self._num_tokenised_characters)
 
     @cached_property
@@ -166,7 +171,8 @@ class PromptEncoder:
             start = end
 
     def _starts(self, text: str) -> Iterator[int]:
-        """Where special tokens begin. Looked for window by window: no other thread goes on meanwhile."""
+        """Positions of special tokens. The search goes window by window, since it blocks other
+        threads."""
         at = 0
         while at < len(text):
             found = self._cut.search(text, at, at + MAX_REMEMBERED_CHARS)
@@ -186,7 +192,7 @@ class PromptEncoder:
         return found
 
     def _tokenise(self, texts: Iterable[str]) -> dict[str, _Piece]:
-        """Without the interpreter's lock: the other threads go on."""
+        """Tokenizes without the interpreter lock: other threads continue."""
         new: dict[str, _Piece] = {}
         for group in _in_groups(dict.fromkeys(texts)):
             num_characters = sum(map(len, group))
@@ -204,7 +210,7 @@ class PromptEncoder:
         return _Piece(token_ids, max(token_ids, default=0), written, num_bytes)
 
     def _remember(self, new: dict[str, _Piece], owner: str | None) -> None:
-        """The new pieces instead of those that were of no use for longest."""
+        """Caches the new pieces and evicts the least recently used."""
         with self._lock:
             for text, piece in new.items():
                 if (owner, text) not in self._pieces:
@@ -225,13 +231,13 @@ class PromptEncoder:
             self._backend.encode_special_tokens = False
 
     def _agrees_on(self, text: str) -> bool:
-        """Whether the library in use does with this text what is said of it here."""
+        """Whether the installed library tokenizes this text as assumed here."""
         whole = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return whole == self.encode(text)
 
 
 def _in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """All of them, so many at a time as are not too long together."""
+    """Groups of pieces that together are not too long."""
     group: list[str] = []
     num_characters = 0
     for text in texts:
@@ -255,13 +261,13 @@ def _joined(pieces: Sequence[_Piece]) -> EncodedTokens:
 
 
 def _list_header(num_items: int) -> bytes:
-    """What msgpack writes before the items of a list (its specification, "array format family")."""
+    """The msgpack header of a list (its specification, "array format family")."""
     if num_items < 16:
         return bytes((0x90 | num_items,))
     return struct.pack(">BH", 0xDC, num_items) if num_items < 2**16 else struct.pack(">BI", 0xDD, num_items)
 
 
-# ---- where a text may be cut ----
+# ---- where a text may be split ----
 
 
 def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
@@ -283,7 +289,7 @@ def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
 
 
 def _without_overlaps(candidates: Sequence[str], literal: Collection[str]) -> list[str]:
-    """Those that no text holds together with another of ``literal``, or twice, sharing a character."""
+    """Tokens that cannot overlap in a text with another of ``literal``, or with themselves."""
     all_of_them = "\0".join(literal)
     heads = {text[:length] for text in literal for length in range(1, len(text) + 1)}
     tails = {text[start:] for text in literal for start in range(1, len(text))}
@@ -301,7 +307,8 @@ def _without_overlaps(candidates: Sequence[str], literal: Collection[str]) -> li
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern for these texts, none of which begins another, that looks at each character once."""
+    """A pattern for these texts, none of which is a prefix of another, that reads each character
+    once."""
     if list(texts) == [""]:
         return ""
     branches = [
@@ -312,13 +319,13 @@ def _any_of(texts: Collection[str]) -> str:
 
 
 def _is_local(backend: BackendTokenizer) -> bool:
-    """Whether all it does with a text it does piece by piece, and the same each time."""
+    """Whether it treats a text piece by piece, and the same each time."""
     if getattr(backend.model, "dropout", None) or getattr(backend.model, "alpha", None):
         return False
     steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
     try:
         return all(kind in _LOCAL_KINDS for step in steps for kind in _kinds(json.loads(step.__getstate__())))
-    except Exception:  # a step written in Python has no state, and may look at anything
+    except Exception:  # a step written in Python is opaque, and may read anything
         return False
 
 
@@ -329,5 +336,5 @@ def _kinds(step: dict[str, Any]) -> Iterable[str]:
 
 
 def _probe(cuts: Sequence[str]) -> str:
-    """Each of these between words, spaces, line ends and others of its kind."""
+    """A text with each of these between words, spaces, line ends and others of its kind."""
     return "".join(f"One two {cut} three{cut}\n four  {cut}{cut}five's\n\n" for cut in cuts)

@@ -1,9 +1,9 @@
-"""Where a text may be cut so that its parts have, one after the other, just the tokens of the whole.
+"""Finds where a text may be split so that its parts have exactly the tokens of the whole.
 
-A tokenizer takes hundreds of bytes of memory for each character that it is given at once. So long texts are
-tokenised part by part: cut where a letter ends what the tokenizer takes for a word, whatever else the text
-holds. Whether that is so is proved of a tokenizer's own steps; where it cannot be, a text has one part, of
-bounded length.
+A tokenizer takes hundreds of bytes of memory per character of one input. So long texts are
+tokenized in parts, split where a letter ends what the tokenizer takes for a word. That this is
+safe is proved from the tokenizer's own steps; where it cannot be, a text is one part of bounded
+length.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
 
 PART_CHARS = 32 * 1024
-"""A part ends at the first cut behind so many characters."""
+"""A part ends at the first safe split after this many characters."""
 MAX_PART_CHARS = 2**20
-"""Without one it may get so long: 300 MB while it is tokenised."""
+"""The longest part without a safe split: 300 MB while it is tokenized."""
 
 _DIGITS = "0123456789"
 _LETTERS = "".join(
@@ -44,17 +44,17 @@ _LETTERS = "".join(
     )
     for code in range(ord(first), ord(last) + 1)
 )
-"""Of scripts that no version of Unicode sees otherwise."""
+"""Letters of scripts whose properties are the same in all versions of Unicode."""
 _SPACES = " \n\t\r"
 _MARKS = '.,;:!?()[]{}<>"/\\|=+*&^%$#@~`-，。、！？：；（）「」'
-"""Neither of them ever changes a letter before it, as an apostrophe would."""
+"""Marks that never change the letter before them, as an apostrophe would."""
 _CHOICES = (
     (_LETTERS + _DIGITS, _SPACES + _MARKS),
     (_LETTERS, _SPACES + _MARKS),
     (_LETTERS, _SPACES),
     (_LETTERS, " "),
 )
-"""Characters before a cut, and behind it; the first that is proved is taken."""
+"""Characters before and after a split; the first proved pair is used."""
 _SPACE_MARK = "▁"
 _GPT2_PATTERN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of the step ByteLevel
@@ -63,22 +63,22 @@ _GPT2_PATTERN = (
 
 @dataclass(frozen=True, slots=True)
 class TextCuts:
-    """How texts of one tokenizer are cut."""
+    """How texts of one tokenizer are split."""
 
     before: re.Pattern[str] | None = None
-    """Ends at a cut, which is behind one of these; None: nothing is proved."""
+    """A pattern that ends at a safe split; None if nothing is proved."""
     inside: tuple[tuple[str, int], ...] = ()
-    """Added tokens, which are one whatever they hold, and where such a place is in them."""
+    """Added tokens, which are never split, with the position of such a place in them."""
     drops_space: bool = False
-    """The tokenizer puts a space before each part: the one that stands there makes room for it."""
+    """Whether the tokenizer adds a space before each part, so that the part's own is dropped."""
 
     @classmethod
     def of(cls, backend: BackendTokenizer) -> TextCuts:
-        """What can be proved of this tokenizer."""
+        """The splits that can be proved safe for this tokenizer."""
         try:
             normalizers = _steps(backend.normalizer)
             splits = _steps(backend.pre_tokenizer)
-        except Exception:  # a step written in Python has no state, and may look at anything
+        except Exception:  # a step written in Python is opaque, and may read anything
             return cls()
         if getattr(backend.model, "dropout", None) or not _is_bpe(backend):
             return cls()
@@ -86,7 +86,7 @@ class TextCuts:
         return cls() if cuts is None else cuts._beside(backend.get_added_tokens_decoder().values())
 
     def _beside(self, added: Collection[AddedToken]) -> TextCuts:
-        """The same, as far as these tokens allow."""
+        """The same, restricted to what these added tokens allow."""
         assert self.before is not None
         inside = [(token, found.end()) for token in added for found in self.before.finditer(token.content)]
         words = _LETTERS + _DIGITS
@@ -99,7 +99,8 @@ class TextCuts:
         return replace(self, inside=tuple((token.content, at) for token, at in inside))
 
     def parts(self, text: str, part_chars: int = PART_CHARS) -> Iterator[str]:
-        """The text's parts, to be tokenised each by itself; RequestError if one would be too long."""
+        """Yields the text's parts, each tokenized by itself; RequestError if one would be too
+        long."""
         start = 0
         while len(text) - start > part_chars:
             end = self._cut_behind(text, start + part_chars, start + MAX_PART_CHARS)
@@ -121,7 +122,7 @@ class TextCuts:
 
 
 def too_long_to_tokenise() -> RequestError:
-    """Of a text that has no place where it may be cut for too long."""
+    """The error for a long text without a safe split."""
     return RequestError(
         f"The text is too long to be tokenised: it has more than {MAX_PART_CHARS} characters without a place "
         "where it could be cut for this model's tokenizer, such as a space behind a letter.",
@@ -130,7 +131,7 @@ def too_long_to_tokenise() -> RequestError:
 
 
 def _word_cuts(normalizers: list[dict[str, Any]], splits: list[dict[str, Any]]) -> TextCuts | None:
-    """For a tokenizer that takes texts apart by patterns first."""
+    """Splits for a tokenizer that first separates texts by patterns."""
     if any(step["type"] != "NFC" for step in normalizers):
         return None
     try:
@@ -146,7 +147,7 @@ def _word_cuts(normalizers: list[dict[str, Any]], splits: list[dict[str, Any]]) 
 
 
 def _pattern_of(step: dict[str, Any]) -> SplitPattern | None:
-    """How the step splits; None if it splits at no more than single characters."""
+    """The pattern of the step; None if it splits at single characters only."""
     match step:
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
             return SplitPattern(pattern)
@@ -162,8 +163,8 @@ def _pattern_of(step: dict[str, Any]) -> SplitPattern | None:
 def _space_cuts(
     backend: BackendTokenizer, normalizers: list[dict[str, Any]], splits: list[dict[str, Any]]
 ) -> TextCuts | None:
-    """For a tokenizer that writes spaces as marks and makes tokens of all that is between special ones: if in
-    none of its tokens a mark comes behind a letter, none is ever made across the two."""
+    """Splits for a tokenizer that writes spaces as marks and merges everything between special
+    tokens: if no token has a mark after a letter, none ever spans the two."""
     prepends = bool(normalizers) and normalizers[0] == {"type": "Prepend", "prepend": _SPACE_MARK}
     rest = normalizers[1:] if prepends else normalizers
     replaces = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}]
@@ -184,7 +185,7 @@ def _space_cuts(
 
 
 def _knows_all_characters(backend: BackendTokenizer, vocabulary: Collection[str]) -> bool:
-    """Whether none is unknown: several of those may become one token."""
+    """Whether no character is unknown: several unknown ones may become one token."""
     return bool(backend.model.byte_fallback) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
 
 
@@ -195,7 +196,7 @@ def _is_bpe(backend: BackendTokenizer) -> bool:
 
 
 def _steps(step: Any) -> list[dict[str, Any]]:
-    """A normalizer or a pre-tokenizer as all that it does in turn."""
+    """The steps of a normalizer or a pre-tokenizer, in order."""
     return [] if step is None else list(_flat(json.loads(step.__getstate__())))
 
 
