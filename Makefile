@@ -25,82 +25,82 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## live agents under fcfs and under continuum, side by side (about 3 minutes) [ARGS="--workload synthetic"]
-	@$(BIN)/python -m continuum.cli demo $(ARGS)
+	@$(BIN)/continuum demo $(ARGS)
 
 chat: $(RUN) ## talk to the small agent model that comes along, and see its calls and what was warm [ARGS="--folder ."]
-	@$(BIN)/python -m continuum.cli chat $(ARGS)
+	@$(BIN)/continuum chat $(ARGS)
 
 serve: $(RUN) ## serve the model that comes along, or another: [MODEL=FOLDER_OR_NAME] [ARGS="--port 8001"]
-	@$(BIN)/python -m continuum.cli serve $(MODEL) $(ARGS)
+	@$(BIN)/continuum serve $(MODEL) $(ARGS)
 
 bench: $(RUN) ## what HTTP costs per request and token (3 minutes); with BASE_URL=... replay WORKLOAD there
 	@if [ -n "$(BASE_URL)" ]; then \
-	  $(BIN)/python -m continuum.cli bench --base-url $(BASE_URL) --workload $(WORKLOAD) $(ARGS); \
-	else $(BIN)/python -m eval.overhead $(ARGS); fi
+	  $(BIN)/continuum bench --base-url $(BASE_URL) --workload $(WORKLOAD) $(ARGS); \
+	else $(BIN)/python -m benchmarks.http.overhead $(ARGS); fi
 
 simulate: $(RUN) ## policies on a simulated H100, no GPU needed; writes out/today.html (a minute) [ARGS="--gpu h200"]
-	@$(BIN)/python -m continuum.cli simulate --workload swe-bench --jobs 40 --rate 0.02,0.1 --seeds 3 \
+	@$(BIN)/continuum simulate --workload swe-bench --jobs 40 --rate 0.02,0.1 --seeds 3 \
 	  --policies fcfs,fixed-ttl:10,continuum --json out/today.json --html out/today.html $(ARGS)
 
 readme-tables: $(DEV) ## write what the commands of docs/simulator.md print now into it (two minutes)
 	@$(BIN)/python -m tests.readme_tables
 
 reproduce: $(RUN) ## the Continuum paper's settings in simulation, beside its figures (an hour of one core) [ARGS="--quick"]
-	@$(BIN)/python -m continuum.cli reproduce $(ARGS)
+	@$(BIN)/continuum reproduce $(ARGS)
 
 bench-sim: $(DEV) ## the simulator against reality: the same jobs served and simulated (about 5 minutes)
-	@$(BIN)/python -m eval.sim.reality $(ARGS)
+	@$(BIN)/python -m benchmarks.simulator.reality $(ARGS)
 
 bench-cores: $(DEV) ## what the engine loses on cores that others use too (4 minutes) [ARGS="--busy 0 1"]
-	@$(BIN)/python -m eval.shared_cores $(ARGS)
+	@$(BIN)/python -m benchmarks.http.shared_cores $(ARGS)
 
 bench-cpu: $(DEV) ## tokens per second and latencies on this machine's CPUs (20 minutes) [ARGS="--peers FILE"]
-	@$(BIN)/python -m eval.cpu_bench $(ARGS)
+	@$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 bench-front: $(DEV) ## what the next turn of a long chat costs before the core is asked (seconds) [ARGS="--tokens 200000"]
-	@$(BIN)/python -m eval.front_end_bench $(ARGS)
+	@$(BIN)/python -m benchmarks.http.frontend_bench $(ARGS)
 
 bench-step: $(DEV) ## what the scheduler alone costs, in microseconds (seconds) [ARGS="--steps 100"]
-	@$(BIN)/python -m eval.step_bench $(ARGS)
+	@$(BIN)/python -m benchmarks.scheduler.step_bench $(ARGS)
 
 bench-grammar: $(DEV) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
-	@$(BIN)/python -m eval.grammar_bench $(ARGS)
+	@$(BIN)/python -m benchmarks.grammar.grammar_bench $(ARGS)
 
 bench-trace: $(DEV) ## what a trace costs, on and off by turns at every step (5 minutes) [ARGS="--rounds 20"]
-	@$(BIN)/python -m eval.trace_steps $(ARGS)
+	@$(BIN)/python -m benchmarks.tracing.trace_steps $(ARGS)
 
 bench-watch: $(DEV) ## what a trace and a viewer cost a whole server, in short windows (5 minutes) [ARGS="--rounds 40"]
-	@$(BIN)/python -m eval.trace_overhead $(ARGS)
+	@$(BIN)/python -m benchmarks.tracing.trace_overhead $(ARGS)
 
 bench-replay: $(DEV) ## 100,000 simulated steps, traced and decided again: no difference (a minute)
 	@mkdir -p out
-	@$(BIN)/python -m continuum.cli simulate --workload swe-bench --jobs 48 --rate 0.3 --kv-tokens 120000 \
+	@$(BIN)/continuum simulate --workload swe-bench --jobs 48 --rate 0.3 --kv-tokens 120000 \
 	  --host-kv-tokens 200000 --policies continuum --trace out/replay.jsonl > out/replay.txt
-	@$(BIN)/python -m continuum.cli trace replay out/replay.jsonl
+	@$(BIN)/continuum trace replay out/replay.jsonl
 
 bench-policy: $(DEV) ## policies on recorded jobs, and which promises hold; then parts and served (hours) [ARGS="--workloads FOLDER"]
-	@$(BIN)/python -m eval.policy_bench $(ARGS)
+	@$(BIN)/python -m benchmarks.policy $(ARGS)
 	@$(MAKE) --no-print-directory bench-parts ARGS="$(filter --quick,$(ARGS))"
 	@$(MAKE) --no-print-directory bench-served ARGS=
 
 bench-parts: $(DEV) ## what each part of the agent policy brings, by taking it away (hours) [ARGS="--quick"]
-	@$(BIN)/python -m eval.policy_bench --ablation $(ARGS)
+	@$(BIN)/python -m benchmarks.policy --ablation $(ARGS)
 
 bench-constants: $(DEV) ## the agent policy with each of its constants at half and at double (an hour) [ARGS="--quick"]
-	@$(BIN)/python -m eval.policy_bench --constants $(ARGS)
+	@$(BIN)/python -m benchmarks.policy --constants $(ARGS)
 
 bench-served: $(RUN) ## fcfs and continuum on the real engine, over HTTP, three times in turns (15 minutes)
-	@$(BIN)/python -m continuum.cli demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
+	@$(BIN)/continuum demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
 	  --hidden-size 128 --layers 3 --repeats 3 --out out/served $(ARGS)
 
 gpu-check: $(DEV) ## on a machine with a GPU: is its path right, how far is it from the floors (9 minutes) [ARGS="--json OUT"]
-	@$(BIN)/python -m eval.gpu_check $(ARGS)
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 agent-model: $(DEV) ## train the model in the box anew, into out/agent-model (an hour on two cores)
-	@$(BIN)/python -m eval.agent_model.train --out out/agent-model $(ARGS)
+	@$(BIN)/python -m eval.agent_model.training.train --out out/agent-model $(ARGS)
 
 agent-score: $(DEV) ## what the model in the box solves of 200 new tasks (minutes) [ARGS="--temperature 0.7"]
-	@$(BIN)/python -m eval.agent_model.evaluate $(ARGS)
+	@$(BIN)/python -m eval.agent_model.training.evaluate $(ARGS)
 
 test: $(DEV) ## run the tests [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(ARGS)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from continuum.continuation import left_behind_by, prompt_tail
-from continuum.jobs import MAX_FRONTIERS, BlockChain, Frontier, Job, Turn
-from engine.core.block_hash import BlockHash
+from continuum.jobs.continuation import left_behind_by, prompt_tail
+from continuum.jobs.job import MAX_FRONTIERS, BlockChain, BranchTip, Job, Turn
+from engine.core.kv_cache.block_hash import BlockHash
 from engine.messages import ToolSignal, TurnReceipt
 
 
@@ -30,26 +30,26 @@ class BranchEnd(Enum):
 class BranchListener:
     """Is told what happens to branches and their jobs; does nothing about it, unless a subclass does."""
 
-    def on_opened(self, tip: Frontier, block_hashes: list[BlockHash], now: float) -> None:
+    def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
         """A turn ended, and the conversation may go on from here. ``block_hashes``: of its full blocks."""
 
-    def on_tools_known(self, tip: Frontier, now: float) -> None:
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
         """It is known which tools run, or that none does: ``tip.tools``."""
 
-    def on_hint(self, tip: Frontier, signal: ToolSignal, now: float) -> None:
+    def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
         """The client said something of its tools."""
 
-    def on_continued(self, tip: Frontier, turn: Turn, now: float) -> None:
+    def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """``turn`` has arrived and takes the place of the tip."""
 
-    def on_restored(self, tip: Frontier, now: float) -> None:
+    def on_restored(self, tip: BranchTip, now: float) -> None:
         """The turn that had continued it was given up: it may be continued by another one."""
 
-    def on_superseded(self, tip: Frontier, turn: Turn, num_shared_blocks: int, now: float) -> None:
+    def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
         """The job went on without it, as the prompt of ``turn`` shows, which shares so many blocks with it.
         It may still be continued, but is not expected to be."""
 
-    def on_dropped(self, tip: Frontier, end: BranchEnd, now: float) -> None:
+    def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
         """Nothing will continue it."""
 
     def on_job_done(self, job: Job, now: float) -> None:
@@ -65,18 +65,18 @@ class Branches:
     def __init__(self, block_size: int, listeners: Sequence[BranchListener]) -> None:
         self._block_size = block_size
         self._listeners = tuple(listeners)
-        self._ended: dict[str, Frontier] = {}
+        self._ended: dict[str, BranchTip] = {}
         """Tips of turns that ended and may still get a signal, by request id."""
 
-    def ended_at(self, request_id: str) -> Frontier | None:
+    def ended_at(self, request_id: str) -> BranchTip | None:
         """The tip of a turn that ended; None if it was continued, dropped, or is not known."""
         return self._ended.get(request_id)
 
-    def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> Frontier:
+    def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> BranchTip:
         """A turn has ended: its tip."""
         request, job = turn.request, turn.job
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
-        tip = Frontier(
+        tip = BranchTip(
             job,
             request.request_id,
             turn.number,
@@ -94,20 +94,20 @@ class Branches:
         self._ended[request.request_id] = tip
         for listener in self._listeners:
             listener.on_opened(tip, block_hashes, now)
-        if len(job.frontiers) > MAX_FRONTIERS:
-            oldest = next((each for each in job.frontiers if each.pin is None), job.frontiers[0])
+        if len(job.tips) > MAX_FRONTIERS:
+            oldest = next((each for each in job.tips if each.pin is None), job.tips[0])
             self._drop(oldest, BranchEnd.CROWDED_OUT, now)
         return tip
 
-    def tools_known(self, tip: Frontier, now: float) -> None:
+    def tools_known(self, tip: BranchTip, now: float) -> None:
         for listener in self._listeners:
             listener.on_tools_known(tip, now)
 
-    def hinted(self, tip: Frontier, signal: ToolSignal, now: float) -> None:
+    def hinted(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
         for listener in self._listeners:
             listener.on_hint(tip, signal, now)
 
-    def continue_(self, tip: Frontier, turn: Turn, now: float) -> None:
+    def continue_(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """The turn takes the place of this tip and, when it is admitted, of its pin."""
         turn.gap_s = max(0.0, turn.request.arrival_time - tip.ended_s)
         self._ended.pop(tip.request_id, None)
@@ -116,7 +116,7 @@ class Branches:
         if tip.is_superseded:
             tip.is_superseded, turn.job.has_come_back = False, True
 
-    def restore(self, tip: Frontier, now: float) -> None:
+    def restore(self, tip: BranchTip, now: float) -> None:
         """The turn that had continued it came to nothing."""
         for listener in self._listeners:
             listener.on_restored(tip, now)
@@ -125,15 +125,15 @@ class Branches:
         """The turn begins a branch: there may be one that nobody will continue now. A job that did come back
         to such a one keeps several conversations, and is believed about none again."""
         job = turn.job
-        left = None if job.has_come_back else left_behind_by(job.frontiers, turn.request, self._block_size)
+        left = None if job.has_come_back else left_behind_by(job.tips, turn.request, self._block_size)
         if left is None:
             return
         if left.same_task:
-            turn.num_task_tokens = left.frontier.num_task_tokens
+            turn.num_task_tokens = left.tip.num_task_tokens
         for listener in self._listeners:
-            listener.on_superseded(left.frontier, turn, left.num_shared_blocks, now)
+            listener.on_superseded(left.tip, turn, left.num_shared_blocks, now)
 
-    def _drop(self, tip: Frontier, end: BranchEnd, now: float) -> None:
+    def _drop(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
         self._ended.pop(tip.request_id, None)
         for listener in self._listeners:
             listener.on_dropped(tip, end, now)
@@ -144,7 +144,7 @@ class Branches:
         """No turn will come any more: nothing of it is worth keeping, nor of the turns that run, when they
         end."""
         is_news, job.is_finished = not job.is_finished, True
-        for tip in list(job.frontiers):
+        for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_DONE, now)
         if not job.turns:
             self._job_gone(job, now)
@@ -153,7 +153,7 @@ class Branches:
                 listener.on_job_done(job, now)
 
     def forget_job(self, job: Job, now: float) -> None:
-        for tip in list(job.frontiers):
+        for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_FORGOTTEN, now)
         self._job_gone(job, now)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from continuum.admission import WorkingSet
 from continuum.config import ContinuumConfig
-from continuum.jobs import Turn
-from continuum.order import JobRanks, waiting_key
-from continuum.policy_trace import PolicyTrace
+from continuum.jobs.job import Turn
+from continuum.queueing.admission import WorkingSet
+from continuum.queueing.aging import Aging
+from continuum.queueing.order import JobRanks, waiting_key
+from continuum.reports.policy_trace import PolicyTrace
 from continuum.turns import Turns
-from continuum.wait_bound import WaitBound
-from engine.policy import WaitingKey
-from engine.request import Request
+from engine.core.policy import WaitingKey
+from engine.core.request import Request
 
 
 class JobQueue:
-    """Answers what a scheduler asks of the order of requests (``engine.policy.QueuePolicy``)."""
+    """Answers what a scheduler asks of the order of requests (``engine.core.policy.QueuePolicy``)."""
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class JobQueue:
         turns: Turns,
         ranks: JobRanks,
         working_set: WorkingSet,
-        wait_bound: WaitBound,
+        aging: Aging,
         trace: PolicyTrace,
     ) -> None:
         self._config = config
         self._turns = turns
         self._ranks = ranks
         self._working_set = working_set
-        self._wait_bound = wait_bound
+        self._aging = aging
         self._trace = trace
         self._changed: list[Request] = []
 
@@ -40,9 +40,9 @@ class JobQueue:
     def arrived(self, request: Request, turn: Turn | None) -> None:
         """It waits from now on; one that repeats another, since that one did."""
         if turn is None:
-            self._wait_bound.arrived(request, self._config.max_wait_s)
+            self._aging.arrived(request, self._config.max_wait_s)
             return
-        self._wait_bound.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
+        self._aging.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
         self._ranks.rank(turn)
 
     def _max_wait_s(self, turn: Turn) -> float:
@@ -59,23 +59,23 @@ class JobQueue:
         self._changed.extend(turn.request for turn in turns if turn.num_cached_tokens is None)
 
     def admitted(self, request: Request, turn: Turn | None) -> None:
-        self._wait_bound.admitted(request)
+        self._aging.admitted(request)
         self._working_set.came(request, None if turn is None else turn.job)
 
     def gone(self, request: Request) -> None:
-        self._wait_bound.gone(request)
+        self._aging.gone(request)
         self._working_set.went(request)
 
     # ---- the scheduler asks ----
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request)
-        is_overdue = self._wait_bound.queued(request, now)
+        is_overdue = self._aging.queued(request, now)
         is_parked = not is_overdue and turn is not None and self._working_set.parks(turn)
         return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
 
     def changed_keys(self, now: float) -> Iterable[Request]:
-        self._changed.extend(self._wait_bound.newly_overdue(now))
+        self._changed.extend(self._aging.newly_overdue(now))
         if self._config.work_weight:
             self._changed.extend(turn.request for turn in self._ranks.rank_again(self._turns))
         if not self._changed:
@@ -85,7 +85,7 @@ class JobQueue:
 
     def may_admit(self, request: Request, now: float) -> bool:
         turn = self._turns.get(request)
-        if turn is None or self._wait_bound.is_overdue(request) or self._working_set.admits(turn, now):
+        if turn is None or self._aging.is_overdue(request) or self._working_set.admits(turn, now):
             return True
         if self._working_set.park(turn):
             self._changed.append(request)
@@ -93,13 +93,13 @@ class JobQueue:
         return False
 
     def is_overdue(self, request: Request) -> bool:
-        return self._wait_bound.is_overdue(request)
+        return self._aging.is_overdue(request)
 
     def may_pass(self, request: Request) -> bool:
         """A warm turn holds memory that only running it can free: it must not wait behind one that has none,
         unless that has waited for too long, and may take what the warm one holds."""
         turn = self._turns.get(request)
-        return turn is not None and turn.warm and not self._wait_bound.is_exceeded
+        return turn is not None and turn.warm and not self._aging.is_exceeded
 
     def victim(self, running: Sequence[Request]) -> Request:
         """Of those of the worst priority the youngest job's turn, those of jobs with no pin first; least

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from continuum.gap_lessons import GapLessons
-from continuum.job_registry import JobRegistry
-from continuum.job_status import frontier_status, job_status
-from continuum.job_tally import JobTally
-from continuum.jobs import Job
-from continuum.turn_log import TurnLog
+from continuum.jobs.job import Job
+from continuum.jobs.registry import JobRegistry
+from continuum.learning.gap_learner import GapLearner
+from continuum.reports.job_metrics import JobMetrics
+from continuum.reports.job_status import job_status, tip_status
+from continuum.reports.turn_history import TurnHistory
 from engine.messages import JobStats, JobStatus, PastTurn
 
 
 class JobReports:
-    """Answers what ``engine.policy.JobDirectory`` asks."""
+    """Answers what ``engine.core.policy.JobDirectory`` asks."""
 
     def __init__(
-        self, jobs: JobRegistry, gaps: GapLessons, tally: JobTally, log: TurnLog, block_size: int
+        self, jobs: JobRegistry, gaps: GapLearner, tally: JobMetrics, log: TurnHistory, block_size: int
     ) -> None:
         self._jobs = jobs
         self._gaps = gaps
@@ -39,8 +39,5 @@ class JobReports:
         return self._log.of_job(job_id, now)
 
     def _status(self, job: Job, now: float) -> JobStatus:
-        tips = [
-            frontier_status(tip, self._gaps.remaining(tip, now), self._block_size, now)
-            for tip in job.frontiers
-        ]
+        tips = [tip_status(tip, self._gaps.remaining(tip, now), self._block_size, now) for tip in job.tips]
         return job_status(job, tips, job.kind, now)

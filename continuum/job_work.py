@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from continuum.branches import BranchListener
-from continuum.forecast import WorkForecast
-from continuum.jobs import Frontier, Job, Turn
-from engine.core.block_hash import BlockHash
-from engine.request import Request
+from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.work_forecast import WorkForecast
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
 
 
 class JobWork(BranchListener):
@@ -36,7 +36,7 @@ class JobWork(BranchListener):
         if turn.request.first_scheduled_time is not None and turn.job.course is not None:
             turn.job.course.end_turn(now - turn.request.first_scheduled_time)
 
-    def on_tools_known(self, tip: Frontier, now: float) -> None:
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if not tip.tools:
             self.on_job_done(tip.job, now)  # whoever answers may have done it
 

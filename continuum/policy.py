@@ -11,33 +11,43 @@ from dataclasses import asdict, dataclass, field
 
 from msgspec import structs
 
-from continuum.admission import WorkingSet
 from continuum.branches import Branches
-from continuum.break_rule import BreakRule
 from continuum.config import PUBLISHED_RULES, ContinuumConfig
-from continuum.dead_ends import DeadEnds
-from continuum.forecast import WorkForecast
-from continuum.gap_lessons import GapLessons
-from continuum.holding import Holding
 from continuum.job_queue import JobQueue
-from continuum.job_registry import JobRegistry
 from continuum.job_reports import JobReports
-from continuum.job_tally import JobTally
 from continuum.job_work import JobWork
-from continuum.jobs import Frontier, Turn
-from continuum.kv_cost import KvCost
-from continuum.order import JobRanks
-from continuum.pins import PinTable
-from continuum.policy_trace import PolicyTrace
-from continuum.program_stats import QueueDelay, RecomputedShare
-from continuum.receipts import make_receipt
-from continuum.tool_gaps import PublishedGaps
-from continuum.tool_memory import ToolMemory
+from continuum.jobs.job import BranchTip, Turn
+from continuum.jobs.registry import JobRegistry
+from continuum.jobs.stale_prefixes import StalePrefixes
+from continuum.learning.gap_learner import GapLearner
+from continuum.learning.kv_cost import KvCost
+from continuum.learning.program_stats import QueueDelay, RecomputedShare
+from continuum.learning.tool_gaps import PublishedGaps
+from continuum.learning.tool_stats import ToolStats
+from continuum.learning.work_forecast import WorkForecast
+from continuum.queueing.admission import WorkingSet
+from continuum.queueing.aging import Aging
+from continuum.queueing.order import JobRanks
+from continuum.reports.job_metrics import JobMetrics
+from continuum.reports.policy_trace import PolicyTrace
+from continuum.reports.receipts import make_receipt
+from continuum.reports.turn_history import TurnHistory
+from continuum.retention.pins import PinTable
+from continuum.retention.retention import Retention
+from continuum.retention.revocation import RevocationRule
+from continuum.retention.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.tool_signals import ToolSignals
-from continuum.ttl import TtlDecision, TtlInputs, make_rule
-from continuum.turn_log import TurnLog
 from continuum.turns import Turns
-from continuum.wait_bound import WaitBound
+from engine.core.policy import (
+    Pin,
+    PinEnd,
+    PolicyContext,
+    PolicyDescription,
+    SchedulingPolicy,
+    StalePrefix,
+    WaitingKey,
+)
+from engine.core.request import Request, RequestStatus
 from engine.messages import (
     JobFinished,
     JobStats,
@@ -48,8 +58,6 @@ from engine.messages import (
     ToolSignal,
     TurnReceipt,
 )
-from engine.policy import DeadEnd, Pin, PinEnd, PolicyContext, PolicyDescription, SchedulingPolicy, WaitingKey
-from engine.request import Request, RequestStatus
 
 LAST_STEP = "last step of the job"
 
@@ -63,7 +71,7 @@ class ContinuumStatistics:
     num_pins: int
     num_pinned_blocks: int
     num_recognisable: int
-    """Branch tips by which a turn that nobody named would be recognised."""
+    """Branch tips by which a turn that nobody named would be recognized."""
 
 
 class ContinuumPolicy(SchedulingPolicy):
@@ -72,20 +80,20 @@ class ContinuumPolicy(SchedulingPolicy):
     name = "continuum"
     wants_signals = True
     lets_pass = True
-    tool_memory: type[ToolMemory] = ToolMemory
+    tool_stats: type[ToolStats] = ToolStats
     ranks: type[JobRanks] = JobRanks
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig | None = None) -> None:
         config = self._config = config or ContinuumConfig()
         block_size = self._block_size = context.block_size
-        self.tools = self.tool_memory(config, config.estimator_state)
+        self.tools = self.tool_stats(config, config.estimator_state)
         self._rule = make_rule(config)
         self._trace = PolicyTrace(context.tracer)
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, block_size)
         self._pins = PinTable(int(context.num_blocks * config.pin_budget), config.pin_tenant_share)
         # What is learned.
         published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
-        self._gaps = GapLessons(self.tools, published, block_size)
+        self._gaps = GapLearner(self.tools, published, block_size)
         self._work = JobWork(WorkForecast(), config.kind_tokens // block_size)
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
         self._queue_delay = QueueDelay()
@@ -94,7 +102,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._turns = Turns(
             self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=self._work.turn_began
         )
-        wait_bound = WaitBound()
+        aging = Aging()
         working_set = WorkingSet(self.tools, context.num_blocks, context.num_host_blocks, block_size, config)
         ranks = self.ranks(
             config,
@@ -104,9 +112,9 @@ class ContinuumPolicy(SchedulingPolicy):
             work_weight=config.work_weight,
             has_host_tier=context.has_host_tier,
         )
-        self._queue = JobQueue(config, self._turns, ranks, working_set, wait_bound, self._trace)
+        self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace)
         # What is kept, how long, and who gives way.
-        self._holding = Holding(
+        self._holding = Retention(
             context,
             config,
             self._pins,
@@ -118,23 +126,23 @@ class ContinuumPolicy(SchedulingPolicy):
             published=published,
             trace=self._trace,
         )
-        self._dead_ends = DeadEnds(
+        self._stale_prefixes = StalePrefixes(
             self._jobs, context.num_blocks, block_size, of_continued=config.release_superseded
         )
-        self._break_rule = BreakRule(
+        self._revocation_rule = RevocationRule(
             self._pins,
             self.tools,
             self._kv_cost,
             block_size=block_size,
-            wait_bound=wait_bound,
-            look_again_s=config.look_again_s,
+            aging=aging,
+            search_backoff_s=config.search_backoff_s,
         )
         # What is told. The order of the listeners is that in which each hears of a branch.
-        tally, self._log = JobTally(), TurnLog()
+        tally, self._log = JobMetrics(), TurnHistory()
         self._branches = Branches(
             block_size,
             (
-                *(self._jobs, self._dead_ends, working_set, self._gaps, self._work, tally),
+                *(self._jobs, self._stale_prefixes, working_set, self._gaps, self._work, tally),
                 *(self._holding, self._trace),
             ),
         )
@@ -147,7 +155,7 @@ class ContinuumPolicy(SchedulingPolicy):
 
     # ---- for subclasses that know more ----
 
-    def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
+    def choose_ttl(self, tip: BranchTip, inputs: TtlInputs) -> TtlDecision:
         """What the rule says; a subclass may know more than a rule is told."""
         return self._rule.choose_ttl(inputs)
 
@@ -169,8 +177,8 @@ class ContinuumPolicy(SchedulingPolicy):
             self._branches.forget_job(job, now)
         turn = self._turns.open(request, now)
         if turn is not None:
-            if turn.frontier is not None:
-                self._branches.continue_(turn.frontier, turn, now)
+            if turn.tip is not None:
+                self._branches.continue_(turn.tip, turn, now)
             elif self._config.release_superseded:
                 self._branches.supersede_by(turn, now)
         self._queue.arrived(request, turn)
@@ -179,12 +187,12 @@ class ContinuumPolicy(SchedulingPolicy):
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         turn = self._turns.get(request)
-        self._break_rule.forget(request)
+        self._revocation_rule.forget(request)
         self._queue.admitted(request, turn)
         if turn is None or turn.num_cached_tokens is not None:
             return ()
         turn.admitted(now)
-        if turn.frontier is not None and turn.pin is None:
+        if turn.tip is not None and turn.pin is None:
             self._queue_delay.observe(now - request.arrival_time)
         if turn.num_known_tokens:
             self._recomputed_share.observe(turn.num_known_tokens, turn.num_recomputed_tokens)
@@ -211,7 +219,7 @@ class ContinuumPolicy(SchedulingPolicy):
         return pin
 
     def on_request_gone(self, request: Request, now: float) -> None:
-        self._break_rule.forget(request)
+        self._revocation_rule.forget(request)
         turn = self._close_turn(request, now)
         if turn is None:
             return
@@ -220,12 +228,12 @@ class ContinuumPolicy(SchedulingPolicy):
             again = self._turns.cut_off(turn, now)
             if again is not None:
                 self._queue.moved_up(again)
-        if turn.frontier is not None:
-            self._branches.restore(turn.frontier, now)
+        if turn.tip is not None:
+            self._branches.restore(turn.tip, now)
         job = turn.job
         if job.is_finished:
             self._branches.finish_job(job, now)
-        elif not job.turns and not job.frontiers and job.is_inferred:
+        elif not job.turns and not job.tips and job.is_inferred:
             self._branches.forget_job(job, now)
 
     def _close_turn(self, request: Request, now: float) -> Turn | None:
@@ -273,19 +281,19 @@ class ContinuumPolicy(SchedulingPolicy):
     # ---- pins ----
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        return self._break_rule.breakable(requester, self._turns.get(requester), now, last_resort)
+        return self._revocation_rule.breakable(requester, self._turns.get(requester), now, last_resort)
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         return self._pins.due(now)
 
     def next_due_s(self) -> float | None:
-        return 0.0 if self._dead_ends else self._pins.next_due_s()
+        return 0.0 if self._stale_prefixes else self._pins.next_due_s()
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         tip = self._pins.ended(pin, cause)
         self._trace.ended(pin, tip, cause, by, now)
         if cause in (PinEnd.BROKEN, PinEnd.SUPERSEDED):
-            self._queue.lost_pin(turn for turn in tip.job.turns.values() if turn.frontier is tip)
+            self._queue.lost_pin(turn for turn in tip.job.turns.values() if turn.tip is tip)
 
     def on_pin_shrunk(
         self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
@@ -293,8 +301,8 @@ class ContinuumPolicy(SchedulingPolicy):
         self._pins.shrunk(pin, num_blocks_lost)
         self._trace.shrunk(pin, num_blocks_lost, cause, by, now)
 
-    def take_superseded(self) -> Iterator[DeadEnd]:
-        return self._dead_ends.take()
+    def take_superseded(self) -> Iterator[StalePrefix]:
+        return self._stale_prefixes.take()
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from continuum.branches import Branches
-from continuum.gap_lessons import GapLessons
-from continuum.holding import Holding
-from continuum.job_registry import JobRegistry
-from continuum.jobs import Frontier
-from continuum.told import Told
-from continuum.tool_gaps import tool_name
-from continuum.tool_memory import ToolMemory
-from continuum.ttl import TtlDecision
-from continuum.turn_log import TurnLog
+from continuum.jobs.client_hints import ClientHint
+from continuum.jobs.job import BranchTip
+from continuum.jobs.registry import JobRegistry
+from continuum.learning.gap_learner import GapLearner
+from continuum.learning.tool_gaps import tool_name
+from continuum.learning.tool_stats import ToolStats
+from continuum.reports.turn_history import TurnHistory
+from continuum.retention.retention import Retention
+from continuum.retention.ttl import TtlDecision
 from engine.messages import ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
 
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
@@ -27,10 +27,10 @@ class ToolSignals:
         self,
         jobs: JobRegistry,
         branches: Branches,
-        tools: ToolMemory,
-        gaps: GapLessons,
-        holding: Holding,
-        log: TurnLog,
+        tools: ToolStats,
+        gaps: GapLearner,
+        holding: Retention,
+        log: TurnHistory,
     ) -> None:
         self._jobs = jobs
         self._branches = branches
@@ -46,7 +46,7 @@ class ToolSignals:
             return None
         self._learn_tools(tip, signal.calls, now)
         if tip.job.is_established:
-            self._holding.decide_anew(tip, now)
+            self._holding.redecide(tip, now)
         else:
             self._holding.let_go(tip, ONE_QUESTION)
         self._log.told(tip)
@@ -59,23 +59,23 @@ class ToolSignals:
             return None
         if not tip.tools and signal.tool is not None:
             self._learn_tools(tip, [ToolCall(signal.tool)], now)
-        tip.told = tip.told or Told()
+        tip.told = tip.told or ClientHint()
         tip.told.take(signal, now - tip.ended_s, len(tip.tools or ()))
         self._branches.hinted(tip, signal, now)
         if tip.told.state is ToolState.CANCELLED:
             self._holding.let_go(tip, CANCELLED)
         else:
-            self._holding.decide_anew(tip, now, self._gaps.remaining(tip, now))
+            self._holding.redecide(tip, now, self._gaps.remaining(tip, now))
         self._log.told(tip)
         return tip.receipt
 
-    def _learn_tools(self, tip: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+    def _learn_tools(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
         tip.tools, tip.plain_tool = self._tools.keys(calls), tool_name(calls)
         self._branches.tools_known(tip, now)
 
-    def _meant_by(self, signal: ToolSignal) -> Frontier | None:
+    def _meant_by(self, signal: ToolSignal) -> BranchTip | None:
         """The turn that is named, else the job's latest of which no result has come yet."""
         job = self._jobs.get(signal.job_id)
-        latest_first = reversed(job.frontiers) if job is not None else iter(())
+        latest_first = reversed(job.tips) if job is not None else iter(())
         named = signal.request_id
         return next((each for each in latest_first if named in (None, each.external_id)), None)

@@ -1,6 +1,6 @@
 """Numbers that decisions rest on, and that nobody who runs a server should have to turn.
 
-No flag sets them. ``python -m eval.policy_bench --constants`` shows what each does at half and at double.
+No flag sets them. ``python -m benchmarks.policy --constants`` shows what each does at half and at double.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tuning:
     prompt."""
     telling: float = 0.5
     """Memoryfulness above which age tells more of what is left than it leaves open."""
-    telling_jobs: int = 20
+    min_ended_jobs: int = 20
     """So many jobs must have ended before what their lengths say counts there."""
     thrashing_share: float = 0.1
     """Of the tokens that come back: if so many must be computed again, age counts in full."""
@@ -47,7 +47,7 @@ class Tuning:
     """median-horizon: when so many of such calls are back, nearly all are."""
     past_usual: float = 16.0
     """median-horizon: nothing is held for more than so many times as long as that takes."""
-    look_again_s: float = 1e-4
+    search_backoff_s: float = 1e-4
     """For each pin that was looked at in vain: a search takes a thirtieth of it, so no more of all time."""
     unseen_return: float = 0.5
     """Probability that a turn is back before its pin's deadline, while none was seen to return."""
@@ -59,7 +59,7 @@ class Tuning:
     """Of the pool that may be needed where there is no host tier."""
     pool_horizon_s: float = 50.0
     """The same there: who is away for longer finds nothing held."""
-    little_share: float = 0.01
+    small_job_share: float = 0.01
     """Of the pool: a new job whose first prompt is smaller is not kept waiting, whoever else has begun."""
     prefill_smoothing: float = SMOOTHING
     """Weight of a new step against those of its size before, in what computing KV costs."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from continuum.continuation import Continuation, continuation_of, continuation_of_one
-from continuum.cut_turns import CutTurn, CutTurns
-from continuum.job_registry import JobRegistry
-from continuum.jobs import Job, Turn
-from engine.request import Request
+from continuum.jobs.continuation import Continuation, continuation_of, continuation_of_one
+from continuum.jobs.cut_turns import CutTurn, CutTurns
+from continuum.jobs.job import Job, Turn
+from continuum.jobs.registry import JobRegistry
+from engine.core.request import Request
 
 
 class Turns:
@@ -45,18 +45,18 @@ class Turns:
         """The turn of a request that arrived; None if it is of no job."""
         if request.job is None or (request.job.job_id is None and not self._infer_jobs):
             return None
-        job, recognised = self._jobs.open(request)
-        if recognised is not None:
-            continuation = continuation_of_one(recognised, request, self._block_size)
+        job, recognized = self._jobs.open(request)
+        if recognized is not None:
+            continuation = continuation_of_one(recognized, request, self._block_size)
         else:
-            continuation = continuation_of(job.frontiers, request, self._block_size)
+            continuation = continuation_of(job.tips, request, self._block_size)
         return self._begin(job, request, continuation, self._cut.take(request, now))
 
     def _begin(self, job: Job, request: Request, continuation: Continuation, cut: CutTurn | None) -> Turn:
         """``cut``: the turn that it repeats, and is, if that was this job's; not one more."""
         job.is_finished = False  # whatever was said
         job.priority = request.priority
-        tip = continuation.frontier
+        tip = continuation.tip
         if cut is not None and cut.job is job:
             number = cut.number
         else:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.core.disk_tier import DiskLevel
+from engine.core.offload.disk_tier import DiskLevel
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     them: their blocks are evicted first."""
 
 
-class FrontierStatus(msgspec.Struct, kw_only=True):
+class BranchStatus(msgspec.Struct, kw_only=True):
     """A branch tip: the end of a turn that no other turn has continued yet. Seconds are from now."""
 
     request_id: str
@@ -302,7 +302,7 @@ class JobStatus(msgspec.Struct, kw_only=True):
     """How long any of its KV is still retained; None if none is."""
     expected_return_s: float | None
     """Predicted time until its next turn; None if unknown."""
-    frontiers: list[FrontierStatus]
+    branches: list[BranchStatus]
 
 
 class TraceState(msgspec.Struct, kw_only=True):

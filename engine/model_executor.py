@@ -10,7 +10,7 @@ def model_executor(config: EngineConfig) -> Executor:
     """The model in the core's own process, or in processes of its own. Imported there: a front end stays free
     of torch."""
     if config.model.tensor_parallel_size > 1:
-        from engine.worker.parallel.multiproc_executor import MultiprocExecutor
+        from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 
         return MultiprocExecutor(config)
     from engine.worker.executor import UniProcExecutor

@@ -6,8 +6,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.errors import ConfigError
-from engine.policy import PolicyFactory, fcfs, priority
 
 BUILT_IN: dict[str, PolicyFactory] = {"fcfs": fcfs, "priority": priority}
 

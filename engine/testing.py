@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.config import CacheConfig, EngineConfig
-from engine.core.disk_tier import DiskLevel
+from engine.core.offload.disk_tier import DiskLevel
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineError, ModelLoadError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
 from engine.messages import TokenLogprobs
-from engine.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.sampling_params import SamplingParams
 
 BYTES_PER_BLOCK = 2**20

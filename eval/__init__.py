@@ -1,4 +1,4 @@
 """Workloads, the load generator, the demo and their reports.
 
-Never write a bare ``import eval``: it would hide the builtin. Write ``from eval.bench import main``.
+Never write a bare ``import eval``: it would hide the builtin. Write ``from eval.load.bench import main``.
 """

@@ -6,10 +6,10 @@ python examples/custom_policy.py MODEL_FOLDER
 import sys
 from collections.abc import Sequence
 
-from engine.llm import LLM
-from engine.policy import FcfsPolicy, WaitingKey
-from engine.request import Request
-from engine.request_output import RequestOutput
+from engine.core.policy import FcfsPolicy, WaitingKey
+from engine.core.request import Request
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
 
 

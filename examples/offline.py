@@ -6,7 +6,7 @@ python examples/offline.py MODEL_FOLDER
 import sys
 
 from continuum.policy import ContinuumPolicy
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 

@@ -15,8 +15,24 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import pytest
 from hypothesis import settings
+
+from engine.config import ModelConfig
+from engine.tokenization.tokenizer import Tokenizer
+from engine.worker.loading.tiny_models import make_model_folder
 
 # Wall time says nothing about a property on a shared machine.
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights; making it takes seconds."""
+    return make_model_folder(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer.load(ModelConfig(model=str(model_folder)))

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from continuum.cli import main
-from eval.intervals import ratio_interval
-from eval.report import ratio
-from eval.results import ResultFile, read_results
+from eval.cli.main import main
+from eval.report.intervals import ratio_interval
+from eval.report.results import ResultFile, read_results
+from eval.report.tables import ratio
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TUTORIAL = REPOSITORY / "docs" / "simulator.md"

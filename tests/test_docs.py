@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from continuum.flag_reference import reference
 from engine.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from engine.tool_parsers.formats import (
     REASONING_PARSERS,
@@ -25,6 +23,8 @@ from engine.tool_parsers.formats import (
     TOOL_FORMATS,
 )
 from engine.worker.models.decoder import NATIVE_MODEL_TYPES
+from eval.cli.flag_reference import reference
+from eval.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -80,7 +80,7 @@ def name(path: Path) -> str:
 
 
 def test_the_reference_of_flags_is_as_they_are() -> None:
-    """Else run ``python -m continuum.flag_reference > docs/configuration.md``."""
+    """Else run ``python -m eval.cli.flag_reference > docs/configuration.md``."""
     assert (DOCS / "configuration.md").read_text() == reference()
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "grafana"

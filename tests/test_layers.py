@@ -19,11 +19,26 @@ MAY_IMPORT = {
     "estimator": {"tracing"},
     "continuum": {"engine", "estimator", "tracing"},
     "eval": {"continuum", "engine", "estimator", "tracing"},
+    "benchmarks": {"continuum", "engine", "estimator", "eval", "tracing"},
 }
+"""``benchmarks`` is in no wheel; it may use all that is."""
 OURS = MAY_IMPORT.keys() | {"tests"}
 
-COMPOSITION_ROOT = "continuum/cli.py"
-"""The one file of continuum that may import eval, inside the functions of its sub-commands."""
+FLOORS = {
+    "engine": (
+        ("process", "tokenization"),
+        ("core",),
+        ("tool_parsers", "reasoning"),
+        ("structured_output", "watch"),
+        ("worker",),
+        ("core_process",),
+        ("frontend",),
+        ("api",),
+    ),
+    "continuum": (("jobs", "learning"), ("queueing",), ("retention", "reports")),
+}
+"""The rooms of a package from the ground up: a room imports none of a floor above its own. Files that lie
+beside the rooms (messages, errors, configuration) belong to no floor."""
 
 IMPURE = {
     "torch",
@@ -40,10 +55,10 @@ IMPURE = {
 
 TORCH_USERS = (
     "engine/worker/",
-    "eval/gpu_check/measures/",
-    *(f"eval/agent_model/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
+    "benchmarks/gpu/measures/",
+    *(f"eval/agent_model/training/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )
-"""Only the worker computes, who checks it on a GPU, and who trains the model in the box; all else must start
+"""Only the worker computes, who checks it on a GPU, and who trains the bundled model; all else must start
 without torch."""
 
 
@@ -86,14 +101,24 @@ def fault_of(found: Import) -> str | None:
     if found.root == "eval" and found.bare:
         return "hides the builtin eval: write `from eval.x import y`"
     if found.root in OURS and found.root != found.package and found.root not in MAY_IMPORT[found.package]:
-        if found.path == COMPOSITION_ROOT and found.root == "eval":
-            return None if found.lazy else "may import eval only inside a function"
         return f"{found.package} must not know {found.root}"
+    if (room := _room_above(found)) is not None:
+        return f"{room} is on a floor above"
     if found.path.startswith("engine/core/") and found.root in IMPURE:
         return "the core is pure"
     if found.root == "torch" and not found.path.startswith(TORCH_USERS):
         return "only the worker may import torch"
     return None
+
+
+def _room_above(found: Import) -> str | None:
+    """The room that an import points up to, within a package that has floors."""
+    floors = FLOORS.get(found.package, ())
+    height = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
+    own, other = found.path.split("/")[1], [*found.target.split("."), ""][1]
+    if found.root != found.package or own not in height or other not in height:
+        return None
+    return f"{found.package}.{other}" if height[other] > height[own] else None
 
 
 def violations(root: Path) -> list[str]:
@@ -116,8 +141,8 @@ def test_the_core_loads_no_heavy_library() -> None:
     """Importing the scheduler pulls in neither torch nor sockets nor tokenizers, even indirectly."""
     code = (
         "import sys, pkgutil, importlib, engine.core as core\n"
-        "names = [module.name for module in pkgutil.iter_modules(core.__path__)]\n"
-        "for name in names: importlib.import_module('engine.core.' + name)\n"
+        "names = [module.name for module in pkgutil.walk_packages(core.__path__, 'engine.core.')]\n"
+        "for name in names: importlib.import_module(name)\n"
         "heavy = {'torch', 'zmq', 'transformers', 'tokenizers', 'llguidance', 'fastapi'}\n"
         "print(*sorted(heavy & set(sys.modules)))"
     )
@@ -130,14 +155,19 @@ def test_the_core_loads_no_heavy_library() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "complaint"),
     [
-        ("engine/llm.py", "from continuum.policy import X", "engine must not know continuum"),
-        ("engine/llm.py", "from estimator.cost import X", "engine must not know estimator"),
-        ("estimator/cost.py", "import engine.request", "estimator must not know engine"),
+        ("engine/frontend/llm.py", "from continuum.policy import X", "engine must not know continuum"),
+        ("engine/frontend/llm.py", "from estimator.cost import X", "engine must not know estimator"),
+        ("estimator/cost.py", "import engine.core.request", "estimator must not know engine"),
         ("tracing/writer.py", "from engine.clock import Clock", "tracing must not know engine"),
-        ("continuum/pins.py", "def f():\n    from eval.bench import main", "continuum must not know eval"),
-        ("continuum/cli.py", "from eval.bench import main", "only inside a function"),
-        ("eval/bench.py", "from tests.conftest import x", "eval must not know tests"),
-        ("eval/bench.py", "import eval", "hides the builtin"),
+        (
+            "continuum/retention/pins.py",
+            "def f():\n    from eval.load.bench import main",
+            "continuum must not know eval",
+        ),
+        ("engine/core/scheduler.py", "from engine.frontend.llm import LLM", "a floor above"),
+        ("continuum/jobs/job.py", "from continuum.retention.pins import Pin", "a floor above"),
+        ("eval/load/bench.py", "from tests.conftest import x", "eval must not know tests"),
+        ("eval/load/bench.py", "import eval", "hides the builtin"),
         ("engine/core/scheduler.py", "import time", "the core is pure"),
         ("engine/core/scheduler.py", "def f():\n    from logging import info", "the core is pure"),
         ("engine/api/processes/server.py", "import torch.nn", "only the worker"),
@@ -156,11 +186,11 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str, c
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("continuum/cli.py", "def demo():\n    from eval.demo import main"),
-        ("continuum/policy.py", "from engine.policy import Pin\nfrom estimator.durations import D"),
+        ("eval/cli/main.py", "def demo():\n    from eval.demo.command import main"),
+        ("continuum/policy.py", "from engine.core.policy import Pin\nfrom estimator.durations import D"),
         ("engine/worker/sampler.py", "import torch"),
         ("engine/clock.py", "import time"),
-        ("eval/bench.py", "from continuum.cli import main\nfrom eval.report import table"),
+        ("eval/load/bench.py", "from eval.cli.main import main\nfrom eval.report.tables import table"),
     ],
 )
 def test_a_proper_import_passes(tmp_path: Path, path: str, source: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 LOGGED = r"""
 import logging
-from engine.process_log import begin_log
+from engine.process.process_log import begin_log
 begin_log(logging.INFO, "core 1")
 logging.getLogger("engine.x").info("The job %s has ended", "\x1b[31mred\nERROR engine.y: forged")
 try:

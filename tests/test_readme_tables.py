@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.comparison import Comparison
-from eval.report import main_table
-from eval.results import read_results
+from eval.report.comparison import Comparison
+from eval.report.results import read_results
+from eval.report.tables import main_table
 from tests.readme_tables import (
     ELIDED,
     MEASUREMENTS,

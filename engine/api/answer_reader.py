@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.frontend.request_output import CompletionOutput
 from engine.messages import ToolCall
-from engine.request_output import CompletionOutput
 from engine.tool_parsers import (
     ParsedReply,
     ReasoningDelta,

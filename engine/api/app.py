@@ -20,7 +20,7 @@ from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
 from engine.api.dashboard import endpoints as dashboard
-from engine.api.dashboard.audience import Audience
+from engine.api.dashboard.audience import Viewers
 from engine.api.endpoints import answer_error
 from engine.api.http.auth import ApiKeys, AuthMiddleware
 from engine.api.http.content_encoding import ContentEncodingMiddleware
@@ -62,7 +62,7 @@ def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
     """All endpoints, with their OpenAPI description."""
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
-    app.state.audience = Audience(model)
+    app.state.audience = Viewers(model)
     app.state.response_keeper = ResponseKeeper.create(model.config.responses, model.siblings)
     for router in routers:
         app.include_router(router)

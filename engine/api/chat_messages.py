@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.call_arguments import read_arguments
 from engine.errors import RequestError
-from engine.parted_text import PartedText
+from engine.tokenization.parted_text import PartedText
+from engine.tokenization.tool_arguments import read_arguments
 
 Message = dict[str, Any]
 """A message keeps all fields of the client's JSON: templates read fields that are unknown here."""
@@ -20,13 +20,13 @@ them."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
-def normalise(messages: list[Message]) -> list[Message]:
+def normalize(messages: list[Message]) -> list[Message]:
     """Contents become strings that remember their parts, tool call arguments become objects. A
     RequestError names the message at fault."""
-    return [_normalise_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_normalize_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _normalise_one(message: Message, where: str) -> Message:
+def _normalize_one(message: Message, where: str) -> Message:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
@@ -38,7 +38,7 @@ def _normalise_one(message: Message, where: str) -> Message:
     if reasoning := _reasoning_of(message):
         normal.update(dict.fromkeys(_REASONING_FIELDS, reasoning))
     if calls:
-        normal["tool_calls"] = _normalise_calls(calls, f"{where}.tool_calls")
+        normal["tool_calls"] = _normalize_calls(calls, f"{where}.tool_calls")
     else:
         normal.pop("tool_calls", None)
     return normal
@@ -81,13 +81,13 @@ def _text_of_part(part: object, where: str) -> str:
     return text
 
 
-def _normalise_calls(calls: object, where: str) -> list[Message]:
+def _normalize_calls(calls: object, where: str) -> list[Message]:
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list.", where)
-    return [_normalise_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+    return [_normalize_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
-def _normalise_call(call: object, where: str) -> Message:
+def _normalize_call(call: object, where: str) -> Message:
     function = call.get("function") if isinstance(call, dict) else None
     if (
         not isinstance(call, dict)

@@ -17,8 +17,8 @@ from engine.api.identity import with_history
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage
 from engine.errors import EngineGenerateError
+from engine.frontend.request_output import RequestOutput
 from engine.messages import TurnReceipt
-from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
     ReplyGrammar,

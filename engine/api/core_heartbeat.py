@@ -10,8 +10,8 @@ import asyncio
 from contextlib import suppress
 
 from engine.api.errors import CoreStalledError
-from engine.async_llm import AsyncLLM
 from engine.errors import EngineError
+from engine.frontend.async_llm import AsyncLLM
 
 ASK_EVERY_S = 1.0
 

@@ -13,7 +13,7 @@ from engine.errors import RequestError
 
 
 @contextmanager
-def told_as_sent(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     """Renames the field of a RequestError to what the client sent."""
     try:
         yield

@@ -12,18 +12,18 @@ from typing import cast
 
 from engine.api.errors import RequestTimeoutError, ServerClosingError
 from engine.api.limits import Permit
-from engine.api.processes.load_board import LoadBoard, Tally
-from engine.async_llm import AsyncLLM
+from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.errors import EngineDeadError
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.request_output import RequestOutput
 from engine.messages import RequestContext, ToolCall, TurnReceipt
-from engine.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
 
 
 class Generation:
     """The requests that this process generates for, by id."""
 
-    def __init__(self, engine: AsyncLLM, board: LoadBoard, timeout_s: float | None) -> None:
+    def __init__(self, engine: AsyncLLM, board: SharedLoad, timeout_s: float | None) -> None:
         """``board`` counts the requests. ``timeout_s``: the most time of a request; None is no
         limit."""
         self._engine = engine

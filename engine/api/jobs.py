@@ -14,8 +14,8 @@ from starlette.responses import Response
 from engine.api.endpoints import endpoint, json_response, model_of, read_body, whole_number
 from engine.api.errors import NotFoundError
 from engine.api.identity import MAX_ID_CHARS, owned_id, owner_of
-from engine.async_llm import AsyncLLM
 from engine.errors import RequestError
+from engine.frontend.async_llm import AsyncLLM
 from engine.messages import JobStatus, ToolSignal, ToolState
 
 DEFAULT_LIMIT = 100
@@ -142,9 +142,9 @@ async def _job(request: Request) -> JobStatus:
 
 def _check_turn(job: JobStatus, request_id: str | None) -> None:
     """Checks that the turn has ended and that no other turn has continued it."""
-    if not job.frontiers:
+    if not job.branches:
         raise NotFoundError("The job has no turn whose tools could be running.", "request_id")
-    if request_id is not None and all(each.request_id != request_id for each in job.frontiers):
+    if request_id is not None and all(each.request_id != request_id for each in job.branches):
         raise NotFoundError(
             f"The job has no turn `{request_id[:200]}` whose tools could be running.", "request_id"
         )

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from engine.api.config import LimitsConfig
 from engine.api.errors import OverloadedError, ServerClosingError
-from engine.api.processes.load_board import NAMED_SHARES, OTHER_SHARES, LoadBoard, Tally
+from engine.api.processes.shared_load import NAMED_SHARES, OTHER_SHARES, SharedLoad, Tally
 from engine.messages import JobRef, RequestContext
 
 
@@ -27,7 +27,7 @@ class Admission:
     def __init__(
         self,
         limits: LimitsConfig,
-        board: LoadBoard,
+        board: SharedLoad,
         on_rejection: Callable[[str], None],
         owners: Sequence[str] = (),
     ) -> None:

@@ -10,15 +10,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.chat_messages import Message, normalise
+from engine.api.chat_messages import Message, normalize
 from engine.api.config import ServerConfig
-from engine.api.prefix_killers import BILLING_HEADER, without_billing_header
 from engine.api.strict_templates import in_some_shape
 from engine.api.system_messages import with_one_system
-from engine.content_format import ContentFormat
+from engine.api.volatile_prefix import BILLING_HEADER, without_billing_header
 from engine.errors import ContextLengthError, RequestError
-from engine.input_processor import may_fit, prompt_too_long
-from engine.tokenizer import INLINE_CHARS, Tokenizer
+from engine.frontend.input_processor import may_fit, prompt_too_long
+from engine.tokenization.content_format import ContentFormat
+from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
 
 MAX_COUNTED_CHARS = 2**20
 """A prompt that cannot fit is tokenized up to this length, to report its token count within a
@@ -95,7 +95,7 @@ class Prompts:
                 "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
-        normal = with_one_system(self._without_prefix_killers(normalise(chat.messages)))
+        normal = with_one_system(self._without_prefix_killers(normalize(chat.messages)))
 
         def render(shape: list[Message]) -> str:
             return self._tokenizer.chat_text(

@@ -16,13 +16,13 @@ from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
 from engine.api.identity import ClientIdentity, request_context
 from engine.api.limits import Admission
-from engine.api.processes.load_board import LoadBoard, Tally
-from engine.api.processes.siblings import ALONE, Siblings
+from engine.api.processes.server_group import ALONE, ServerGroup
+from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.prompts import Prompts
-from engine.async_llm import AsyncLLM
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.metrics import Metrics
+from engine.frontend.request_output import RequestOutput
 from engine.messages import RequestContext, ToolCall, TurnReceipt
-from engine.metrics import Metrics
-from engine.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
 
@@ -30,7 +30,7 @@ from engine.tool_parsers.formats import ReplyFormat
 class ServedModel:
     """Everything that an endpoint needs of the engine."""
 
-    def __init__(self, engine: AsyncLLM, config: ServerConfig, siblings: Siblings = ALONE) -> None:
+    def __init__(self, engine: AsyncLLM, config: ServerConfig, siblings: ServerGroup = ALONE) -> None:
         """``siblings``: the API server processes that count their load together."""
         self.engine = engine
         self.config = config
@@ -41,7 +41,7 @@ class ServedModel:
         self.metrics = Metrics(self.name, engine.ready.max_model_len, shared_folder=siblings.folder)
         self.metrics.record_pool(engine.ready.block_size, engine.ready.num_gpu_blocks)
         engine.add_stats_listener(self.metrics.record)
-        self._board = LoadBoard(siblings)
+        self._board = SharedLoad(siblings)
         owners = ApiKeys(config.access.api_keys).names
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
         self.prompts = Prompts(

@@ -18,7 +18,7 @@ from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
 from engine.api.prompts import ChatPrompt
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
-from engine.tokenizer import INLINE_CHARS
+from engine.tokenization.tokenizer import INLINE_CHARS
 
 router = APIRouter()
 

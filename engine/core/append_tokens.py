@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.request import Request, RequestStatus
 from engine.core.token_grammar import TokenGrammar
-from engine.request import Request, RequestStatus
 from engine.row_failures import GRAMMAR_LEFT, processing_failed
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.core.request import Request
 from engine.messages import EngineCoreOutput, TurnReceipt
-from engine.request import Request
 
 
 def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | None) -> EngineCoreOutput:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from engine.policy import WaitingKey
-from engine.request import Request
+from engine.core.policy import WaitingKey
+from engine.core.request import Request
 
 
 class QueueEntry:

@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.config import SchedulerConfig
 from engine.core.append_tokens import append_tokens, fail_request
-from engine.core.block_hash import BlockHasher
-from engine.core.block_pool import KVCacheBlock
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.fair_preemption import FairPreemption
 from engine.core.fair_queue import FairQueue
-from engine.core.kv_cache_manager import NO_BLOCKS, KVCacheManager
-from engine.core.kv_connector import KVConnector, NoConnector
-from engine.core.load_holder import LoadHolder
-from engine.core.pin_holder import PinHolder
+from engine.core.kv_cache.block_hash import BlockHasher
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.kv_cache.kv_cache_manager import NO_BLOCKS, KVCacheManager
+from engine.core.offload.kv_connector import KVConnector, NoConnector
+from engine.core.offload.pending_kv_loads import PendingKVLoads
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.pin_manager import PinManager
+from engine.core.policy import PinEnd, SchedulingPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import QueueEntry
 from engine.core.scheduler_report import (
     PauseState,
@@ -38,9 +41,6 @@ from engine.core.steps_in_flight import StepsInFlight
 from engine.core.tenant_seats import TenantSeats
 from engine.core.token_grammar import TokenGrammar
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import PinEnd, SchedulingPolicy
-from engine.request import Request, RequestStatus
 from engine.row_failures import NOT_NUMBERS
 
 MAX_SKIPPED = 16
@@ -72,8 +72,8 @@ class Scheduler:
         self.policy = policy
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
-        self.loads = LoadHolder(self.kv, NoConnector() if kv_connector is None else kv_connector)
-        self.pins = PinHolder(self.kv, self.loads, policy)
+        self.loads = PendingKVLoads(self.kv, NoConnector() if kv_connector is None else kv_connector)
+        self.pins = PinManager(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.steps = StepsInFlight(
@@ -213,7 +213,7 @@ class Scheduler:
             blocks = self.kv.allocate_slots(request, num_new)
             while blocks is None:
                 num_needed = request.num_computed_tokens + num_new
-                if self._soon_has_room(request, num_needed, NO_BLOCKS):
+                if self._will_fit_after_inflight(request, num_needed, NO_BLOCKS):
                     step.awaits_blocks = True
                     break
                 runs_alone = self._runs_alone(request)
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _admit(self, request: Request, step: Step) -> bool:
         """Start the head of the queue if it fits, or load it first if another tier has more of its prefix."""
-        if self._surely_short(request, step.now):
+        if self._cannot_fit_yet(request, step.now):
             return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
         num_loadable = self.loads.num_loadable_tokens(request, num_hit_tokens)
@@ -330,10 +330,10 @@ class Scheduler:
         self.waiting.take_seat(request)
         request.num_computed_tokens = num_hit_tokens
         self._start(request, num_new, blocks, step)
-        self._note_admission(request, num_hit_tokens, step.now)
+        self._record_admission(request, num_hit_tokens, step.now)
         return True
 
-    def _surely_short(self, request: Request, now: float) -> bool:
+    def _cannot_fit_yet(self, request: Request, now: float) -> bool:
         """Whether it is known, without a look-up, that the request still does not fit.
 
         The look-up of a long prompt costs as much as a step.
@@ -342,7 +342,7 @@ class Scheduler:
             return False
         if self.seats.owes(request.tenant) is not None:
             return False
-        missing = self.kv.num_surely_missing(request)
+        missing = self.kv.min_missing_blocks(request)
         if missing > 0 and self.kv.num_pins:
             for pin in self.policy.breakable(request, now, last_resort=False):
                 missing -= pin.num_blocks
@@ -359,10 +359,10 @@ class Scheduler:
             return False
         self.waiting.take_seat(request)
         self.loads.start(request, hit, num_tokens)
-        self._note_admission(request, request.num_computed_tokens + num_tokens, step.now)
+        self._record_admission(request, request.num_computed_tokens + num_tokens, step.now)
         return True
 
-    def _note_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
+    def _record_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Record that the request has its blocks, and hand the pins of its prefix over to it.
 
         ``num_cached_tokens`` are in the pool, or are being loaded.
@@ -402,16 +402,18 @@ class Scheduler:
         """
         if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
             return True
-        if self._soon_has_room(request, num_tokens, hit):
+        if self._will_fit_after_inflight(request, num_tokens, hit):
             return False
         if self.pins.make_room(request, num_tokens, hit, step.now, runs_alone=self._runs_alone(request)):
             return True
         if self._preempt_for(request, num_tokens, hit, step):
             return self.kv.are_cached(hit)  # else a victim was to compute some of it in this step
-        self.kv.note_shortage(request, hit)
+        self.kv.record_shortage(request, hit)
         return False
 
-    def _soon_has_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
+    def _will_fit_after_inflight(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]
+    ) -> bool:
         """Whether the request fits once the steps under way are back: then nobody else is to lose blocks.
 
         A request that runs alone waits for them in any case.

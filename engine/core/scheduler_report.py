@@ -7,14 +7,14 @@ from enum import Enum
 from typing import Protocol
 
 from engine.core.fair_queue import FairQueue
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.load_holder import LoadHolder
-from engine.core.pin_holder import PinHolder
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.offload.pending_kv_loads import PendingKVLoads
+from engine.core.pin_manager import PinManager
+from engine.core.policy import SchedulingPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.steps_in_flight import StepsInFlight
 from engine.core.tenant_seats import TenantSeats
 from engine.messages import SchedulerStats
-from engine.policy import SchedulingPolicy
-from engine.request import Request, RequestStatus
 
 
 class PauseState(Enum):
@@ -65,8 +65,8 @@ class SchedulerView(Protocol):
 
     policy: SchedulingPolicy
     kv: KVCacheManager
-    loads: LoadHolder
-    pins: PinHolder
+    loads: PendingKVLoads
+    pins: PinManager
     seats: TenantSeats
     steps: StepsInFlight
     requests: dict[str, Request]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.core.block_pool import KVCacheBlock
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from engine.core.request import Request
 from engine.core.step_shares import StepLimit
-from engine.outputs import CachedRequestData, NewRequestData, SchedulerOutput
-from engine.request import Request
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
-from engine.outputs import SchedulerOutput
-from engine.request import Request
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request
 
 RECENT_S = 10.0
 """An owner that has asked for something within this time may ask again, so no step is to be long."""

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.outputs import SchedulerOutput
-from engine.request import Request
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request
 
 MAX_STEPS = 2
 """One step runs, and the next one waits for it."""
@@ -92,7 +92,7 @@ class StepsInFlight:
             return self._requests
         requests = self.requests_of(plan)
         step = self._steps.popleft()
-        self._kv.end_fence(step.step_id)
+        self._kv.release_deferred(step.step_id)
         for request in step.sampled.values():
             if request.num_output_placeholders:
                 request.num_output_placeholders -= 1

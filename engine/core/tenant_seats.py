@@ -6,7 +6,7 @@ Which of a tenant's own requests has one is decided elsewhere.
 
 from __future__ import annotations
 
-from engine.request import Request
+from engine.core.request import Request
 
 
 class TenantSeats:

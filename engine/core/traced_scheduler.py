@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.core.input_trace import InputTrace
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
-from engine.core.step_trace import StepTrace
 from engine.core.token_grammar import TokenGrammar
-from engine.core.trace_header import trace_header
+from engine.core.trace.header import trace_header
+from engine.core.trace.inputs import InputTrace
+from engine.core.trace.steps import StepTrace
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.request import Request, RequestStatus
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 

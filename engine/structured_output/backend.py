@@ -23,7 +23,7 @@ from engine.structured_output.grammar_text import grammar_text
 from engine.structured_output.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from engine.tokenizer import Tokenizer
+    from engine.tokenization.tokenizer import Tokenizer
 
 MAX_FILL_THREADS = 8
 MAX_REASON_CHARS = 300

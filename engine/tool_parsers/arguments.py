@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable
 
-from engine.call_arguments import INVALID_JSON, MAX_DEPTH
+from engine.tokenization.tool_arguments import INVALID_JSON, MAX_DEPTH
 
 MAX_KEY_CHARS = 1000
 MAX_SCALAR_CHARS = 400

@@ -6,9 +6,9 @@ import json
 import re
 from dataclasses import dataclass
 
+from engine.tokenization.unicode_text import is_unicode
 from engine.tool_parsers.parameters import ToolSchemas
 from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
-from engine.unicode_text import is_unicode
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type"}

@@ -11,8 +11,8 @@ from itertools import islice
 
 import numpy as np
 
-from engine.core.block_pool import KVCacheBlock
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.watch.view import SHARED, BlockMap
 
 MAX_CELLS = 2048
@@ -26,7 +26,7 @@ _FREE, _CACHED, _PINNED, _RUNNING = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Retention:
     """Blocks that a request or a pin held when it was looked at."""
 
     job_id: str | None
@@ -46,7 +46,7 @@ class BlockPainter:
         """By a pin, whoever else uses it."""
         self._jobs: dict[str, int] = {}
 
-    def paint(self, holdings: Sequence[Holding]) -> BlockMap:
+    def paint(self, holdings: Sequence[Retention]) -> BlockMap:
         """What was held counts as held, though it may be let go meanwhile: a picture is old when it is
         seen."""
         self._paint_cached()
@@ -60,7 +60,7 @@ class BlockPainter:
             found = [block.block_hash is not None for block in islice(blocks, SLICE_BLOCKS)]
             self._kinds[start : start + len(found)] = found  # True is _CACHED
 
-    def _paint_holding(self, holding: Holding) -> None:
+    def _paint_holding(self, holding: Retention) -> None:
         ids = np.fromiter((block.block_id for block in holding.blocks), np.intp, len(holding.blocks))
         self._kinds[ids] = _PINNED if holding.is_pin else _RUNNING
         self._held[ids] |= holding.is_pin

@@ -15,10 +15,10 @@ from itertools import chain, islice
 import msgspec
 
 from engine.clock import Clock
+from engine.core.policy import Pin
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.policy import Pin
-from engine.request import Request, RequestStatus
-from engine.watch.block_map import BlockPainter, Holding
+from engine.watch.block_map import BlockPainter, Retention
 from engine.watch.digest import Digest
 from engine.watch.feed import Feed, Watched
 from engine.watch.view import Gauges, HeldPin, OpenRequest, Phase, Scene, View
@@ -48,7 +48,7 @@ class _Look:
     gauges: Gauges
 
 
-class CoreWatch:
+class LiveFeed:
     """Called on any thread; the lock of the core is taken for as short as can be."""
 
     def __init__(
@@ -157,12 +157,12 @@ class CoreWatch:
             blocks=blocks,
         )
 
-    def _holdings(self, requests: list[OpenRequest]) -> tuple[list[Holding], list[HeldPin]]:
+    def _holdings(self, requests: list[OpenRequest]) -> tuple[list[Retention], list[HeldPin]]:
         """All that is held by those requests and by pins, and the pins that run out first."""
         kv, pins = self._scheduler.kv, list(self._scheduler.policy.pins())
-        holdings = [Holding(pin.job_id, True, kv.blocks_of_pin(pin.pin_id)) for pin in pins]
+        holdings = [Retention(pin.job_id, True, kv.blocks_of_pin(pin.pin_id)) for pin in pins]
         holdings += [
-            Holding(each.job_id, False, kv.blocks_of_request(each.req_id))
+            Retention(each.job_id, False, kv.blocks_of_request(each.req_id))
             for each in requests
             if each.phase is not Phase.QUEUE
         ]

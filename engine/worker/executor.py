@@ -8,20 +8,20 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
+from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError
 from engine.executor import ModelInfo, PendingOutput
-from engine.outputs import SchedulerOutput
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import resolve_attention, storage_dtype
-from engine.worker.disk_level import open_disk
-from engine.worker.gpu.device_host_pool import select_host_pool
-from engine.worker.host_path import HostPath
-from engine.worker.host_pool import HostTransfers, choose_num_host_blocks
+from engine.worker.cpu.backend import CPUBackend
 from engine.worker.kv_pool import choose_num_blocks
-from engine.worker.loader import LoadedModel, load_model
+from engine.worker.kv_tiers.device_host_pool import select_host_pool
+from engine.worker.kv_tiers.disk_level import open_disk
+from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
+from engine.worker.loading.loader import LoadedModel, load_model
+from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed
-from engine.worker.model_folder import choose_device
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.profile_run import measure_activations, measure_device_path, measure_token_s
 from engine.worker.step_runner import StepRunner
@@ -114,9 +114,9 @@ def _open_path(
     group: TensorParallelGroup,
 ) -> StepPath:
     if backend != "triton":
-        return HostPath(loaded, pool, backend, config, group)
-    from engine.worker.gpu.device_path import DevicePath  # Triton is not installed everywhere
+        return CPUBackend(loaded, pool, backend, config, group)
+    from engine.worker.gpu.backend import GPUBackend  # Triton is not installed everywhere
 
-    path = DevicePath(loaded, pool, config, group)
+    path = GPUBackend(loaded, pool, config, group)
     path.capture()
     return path

@@ -64,7 +64,7 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor on pages of its own, from the begin of what could be a large page on."""
+    """An uninitialized tensor on pages of its own, from the begin of what could be a large page on."""
     num_numbers = math.prod(shape)
     memory = _map(num_numbers * dtype.itemsize + _LARGE_PAGE)
     start = _address(memory)

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
-from engine.worker.loader import LoadedModel
+from engine.worker.loading.loader import LoadedModel
 from engine.worker.memory import available_bytes
 from engine.worker.parallel.group import TensorParallelGroup
 
@@ -53,11 +53,11 @@ def measure_device_path(
 ) -> int:
     """Bytes that steps on the device take with all they keep, graphs too: those that are gone once steps of
     all kinds have run over a pool of next to nothing. Their kernels are compiled by then."""
-    from engine.worker.gpu.device_path import DevicePath  # Triton is not installed everywhere
+    from engine.worker.gpu.backend import GPUBackend  # Triton is not installed everywhere
 
     torch.cuda.empty_cache()
     available = available_bytes(loaded.device)
-    path = DevicePath(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
+    path = GPUBackend(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
     path.capture()
     path.rehearse()  # last: whoever captures gives back what the allocator keeps, which are the steps' peaks
     torch.cuda.synchronize(loaded.device)

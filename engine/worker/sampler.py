@@ -42,7 +42,7 @@ class SamplerOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class ForbiddenTokens:
+class TokenBitmask:
     """What the grammars of some of the requests rule out."""
 
     indices: list[int]
@@ -61,7 +61,7 @@ class Sampler:
         logits: torch.Tensor,
         batch: SamplingBatch,
         history: IntArray,
-        forbidden: ForbiddenTokens | None = None,
+        forbidden: TokenBitmask | None = None,
     ) -> SamplerOutput:
         """logits [num_samples, vocab_size]; they may be overwritten. ``history``: the tokens of all rows."""
         failed = _broken(logits)
@@ -77,7 +77,7 @@ class Sampler:
                 failed[i] = processing_failed("The sampling", error)
         if forbidden is not None:
             _forbid(logits, forbidden)
-        logits = _penalise(logits, batch, history)
+        logits = _penalize(logits, batch, history)
         _find_those_without_choice(logits, batch, forbidden, failed)
         token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
         for i, params in batch.special:
@@ -127,11 +127,11 @@ def _has_best(row: torch.Tensor) -> bool:
 
 
 def _find_those_without_choice(
-    logits: torch.Tensor, batch: SamplingBatch, forbidden: ForbiddenTokens | None, failed: dict[int, str]
+    logits: torch.Tensor, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
 ) -> None:
     """Add the rows in which limits or penalties have left nothing that can be chosen."""
     limited = dict.fromkeys([i for i, _ in batch.special], NOTHING_ALLOWED)
-    limited |= dict.fromkeys(np.flatnonzero(batch.penalised).tolist(), NOTHING_ALLOWED)
+    limited |= dict.fromkeys(np.flatnonzero(batch.penalized).tolist(), NOTHING_ALLOWED)
     limited |= dict.fromkeys(forbidden.indices if forbidden is not None else (), GRAMMAR_LEFT)
     replayed = {i for i, params in batch.special if _is_replayed(params, batch, i)}
     rows = [i for i in limited if i not in failed and i not in replayed]
@@ -212,7 +212,7 @@ def _constrain(
         logits[list(params.logit_bias)] += biases
 
 
-def _forbid(logits: torch.Tensor, forbidden: ForbiddenTokens) -> None:
+def _forbid(logits: torch.Tensor, forbidden: TokenBitmask) -> None:
     """Row by row and in place: gathering the rows of a large vocabulary costs more than masking them."""
     masks = torch.from_numpy(forbidden.mask).to(logits.device, non_blocking=True)
     for index, mask in zip(forbidden.indices, masks, strict=True):
@@ -228,22 +228,22 @@ def _completed_bad_words(words: list[list[int]], output: list[int], vocab_size: 
     ]
 
 
-def _penalise(logits: torch.Tensor, batch: SamplingBatch, history: IntArray) -> torch.Tensor:
+def _penalize(logits: torch.Tensor, batch: SamplingBatch, history: IntArray) -> torch.Tensor:
     """Repetition over prompt and output; presence and frequency over the output."""
-    penalised = np.flatnonzero(batch.penalised)
-    if not len(penalised):
+    penalized = np.flatnonzero(batch.penalized)
+    if not len(penalized):
         return logits
-    rows = torch.from_numpy(penalised).to(logits.device)
+    rows = torch.from_numpy(penalized).to(logits.device)
     part = logits[rows]
-    histories = [batch.tokens_of(i, history) for i in penalised.tolist()]
+    histories = [batch.tokens_of(i, history) for i in penalized.tolist()]
     in_output = _count_tokens([output for _, output in histories], part)
     in_prompt = _count_tokens([prompt for prompt, _ in histories], part)
 
-    repetition = _column(batch.repetition_penalty, penalised, logits)
+    repetition = _column(batch.repetition_penalty, penalized, logits)
     repeated = torch.where(part > 0, part / repetition, part * repetition)
     part = torch.where(in_output + in_prompt > 0, repeated, part)
-    part -= _column(batch.frequency_penalty, penalised, logits) * in_output
-    part -= _column(batch.presence_penalty, penalised, logits) * (in_output > 0)
+    part -= _column(batch.frequency_penalty, penalized, logits) * in_output
+    part -= _column(batch.presence_penalty, penalized, logits) * (in_output > 0)
     logits[rows] = part
     return logits
 

@@ -37,7 +37,7 @@ class SamplingBatch:
     """Their rows of the input batch."""
 
     @property
-    def penalised(self) -> BoolArray:
+    def penalized(self) -> BoolArray:
         """[num_samples]"""
         penalties = (self.presence_penalty, self.frequency_penalty)
         changed: BoolArray = self.repetition_penalty != 1.0
@@ -48,7 +48,7 @@ class SamplingBatch:
     @property
     def takes_the_best(self) -> bool:
         """Whether all that is asked for is the best token of each row."""
-        return bool(self.greedy.all()) and not self.special and not self.penalised.any()
+        return bool(self.greedy.all()) and not self.special and not self.penalized.any()
 
     def tokens_of(self, index: int, token_ids: IntArray) -> tuple[IntArray, IntArray]:
         """Prompt and output tokens of one request, out of those of all rows."""

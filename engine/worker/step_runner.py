@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.executor import FinishedOutput, PendingOutput
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
 
 
 class StepRunner(Protocol):
@@ -19,7 +19,7 @@ class StepRunner(Protocol):
         """End what goes on beside the steps."""
 
 
-class WaitingRunner(Protocol):
+class SyncRunner(Protocol):
     """Runs a step while its caller waits."""
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput: ...
@@ -27,10 +27,10 @@ class WaitingRunner(Protocol):
     def close(self) -> None: ...
 
 
-class RunnerInCall:
+class InlineRunner:
     """A StepRunner whose steps are done when they are launched."""
 
-    def __init__(self, runner: WaitingRunner) -> None:
+    def __init__(self, runner: SyncRunner) -> None:
         self._runner = runner
 
     def launch(self, plan: SchedulerOutput) -> PendingOutput:
@@ -40,10 +40,10 @@ class RunnerInCall:
         self._runner.close()
 
 
-class RunnerInThread:
+class ThreadedRunner:
     """A StepRunner for a host that plans meanwhile."""
 
-    def __init__(self, runner: WaitingRunner) -> None:
+    def __init__(self, runner: SyncRunner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "model-steps")
 

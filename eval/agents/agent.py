@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from eval.agents.model import Call, ChatModel, Message, ModelReply, Schema
-from eval.client import TurnFailedError
+from eval.load.client import TurnFailedError
 
 
 class Tools(Protocol):

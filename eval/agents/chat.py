@@ -27,8 +27,8 @@ from eval.agents.screen import Screen, Style
 from eval.agents.server import MODEL_NAME, served
 from eval.agents.tools import Toolbox
 from eval.arguments import amount, count
-from eval.client import ServerClient
 from eval.errors import EvalError, UsageError
+from eval.load.client import ServerClient
 
 PROMPT = "> "
 MAX_TURNS = 20

@@ -14,9 +14,9 @@ from eval.agents.evaluation import Evaluation, EvaluationOptions, Outcome, TaskR
 from eval.agents.server import MODEL_NAME, served
 from eval.agents.task import Task
 from eval.arguments import amount, count
-from eval.client import ServerClient
 from eval.errors import EvalError
-from eval.report import aligned
+from eval.load.client import ServerClient
+from eval.report.tables import aligned
 
 _FAILURES = tuple(outcome for outcome in Outcome if outcome is not Outcome.SOLVED)
 _HEADS = tuple(outcome.replace("_", " ") for outcome in _FAILURES)

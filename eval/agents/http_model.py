@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from eval.agents.model import Message, ModelReply, OnText, ReplyBuilder, Sampling, Schema
-from eval.client import ServerClient, TurnFailedError
 from eval.errors import UNREADABLE
-from eval.stream_chunk import ChunkError, ChunkUsage
+from eval.load.client import ServerClient, TurnFailedError
+from eval.load.stream_chunk import ChunkError, ChunkUsage
 
 PATH = "/v1/chat/completions"
 

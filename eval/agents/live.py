@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.agent_model import MAX_REPLY_TOKENS
-from eval.agent_model.tasks import Task
+from eval.agent_model.training.tasks import Task
 from eval.agents.agent import Agent, AgentRun, AgentTurn, Ending, Event, ReplyCame
 from eval.agents.http_model import HttpModel
 from eval.agents.model import ChatModel, Sampling
 from eval.agents.sandbox import folder_of
 from eval.agents.tool_latency import RecordedDelays
 from eval.agents.tools import Toolbox
-from eval.bench_run import BenchRun, settled_metrics
-from eval.client import ServerClient
-from eval.journal import Journal
-from eval.metrics import RunSetting, summarise
-from eval.progress import Progress, shown
-from eval.records import JobRecord, RunHeader, TurnRecord, recomputed_tokens
+from eval.load.bench_run import BenchRun, settled_metrics
+from eval.load.client import ServerClient
+from eval.load.journal import Journal
+from eval.load.progress import Progress, shown
+from eval.load.records import JobRecord, RunHeader, TurnRecord, recomputed_tokens
+from eval.report.metrics import RunSetting, summarize
 
 SOURCE = "live agents"
 
@@ -68,7 +68,7 @@ async def run_live(options: LiveOptions) -> BenchRun:
         seed=options.seed,
         concurrency=options.concurrency,
     )
-    result = summarise(
+    result = summarize(
         setting, work.jobs, work.turns, after.counters_since(before), notes=_notes(options), detail=True
     )
     result.num_solved = work.num_solved

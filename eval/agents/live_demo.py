@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.agent_model import MAX_REPLY_TOKENS, NAME, folder
-from eval.agent_model.tasks import Task
+from eval.agent_model.training.tasks import Task
 from eval.agents.expression import evaluate_here
 from eval.agents.live import LiveOptions, run_live
 from eval.agents.live_tasks import live_tasks
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import SCHEMAS, Toolbox
-from eval.bench_run import BenchRun
-from eval.demo_server import BLOCK_SIZE, DemoServer
+from eval.demo.demo_server import BLOCK_SIZE, DemoServer
 from eval.errors import EvalError
+from eval.load.bench_run import BenchRun
 from eval.say import say
 
 ROOM = 1.25

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.messages import TurnReceipt
-from eval.client import TurnFailedError
+from eval.load.client import TurnFailedError
 
 Message = dict[str, Any]
 """As OpenAI's chat API has it."""

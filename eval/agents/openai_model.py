@@ -9,8 +9,8 @@ import msgspec
 
 from engine.messages import TurnReceipt
 from eval.agents.model import Message, ModelReply, OnText, ReplyBuilder, Sampling, Schema
-from eval.client import TIMEOUT_S, TurnFailedError
 from eval.errors import EvalError, ServerGoneError
+from eval.load.client import TIMEOUT_S, TurnFailedError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

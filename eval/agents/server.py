@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from eval.server_process import ServerProcess, unwound_by_sigterm
+from eval.load.server_process import ServerProcess, unwound_by_sigterm
 
 MODEL_NAME = "agent"
 """What the model is called there."""

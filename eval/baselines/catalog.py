@@ -12,8 +12,8 @@ from typing import Any
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
 from continuum.tuning import Tuning
+from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
 from engine.errors import ConfigError
-from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
 from engine.policy_loader import load_policy
 from estimator.state import EstimatorStateError, load_learned, snapshot
 from eval.baselines.fixed_ttl import FixedTtlPolicy

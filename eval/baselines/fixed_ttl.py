@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from continuum.jobs import Frontier
-from continuum.order import waiting_key
-from engine.policy import PolicyContext, PolicyDescription, WaitingKey
-from engine.request import Request
-from eval.baselines.holding import HoldingPolicy
+from continuum.jobs.job import BranchTip
+from continuum.queueing.order import waiting_key
+from engine.core.policy import PolicyContext, PolicyDescription, WaitingKey
+from engine.core.request import Request
+from eval.baselines.holding import RetainingPolicy
 
 
-class FixedTtlPolicy(HoldingPolicy):
+class FixedTtlPolicy(RetainingPolicy):
     """Preempted turns, then warm ones, then by the age of the program; a pin holds until its end."""
 
     name = "fixed-ttl"
@@ -25,5 +25,5 @@ class FixedTtlPolicy(HoldingPolicy):
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return waiting_key(request, self._turns.get(request.request_id))
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         return self._ttl_s

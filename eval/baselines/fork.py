@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from continuum.jobs import Frontier
-from continuum.ttl import ForkRule
-from engine.policy import Pin, WaitingKey
-from engine.request import Request
+from continuum.jobs.job import BranchTip
+from continuum.retention.ttl import ForkRule
+from engine.core.policy import Pin, WaitingKey
+from engine.core.request import Request
 from eval.baselines.holding import GRACE_S
 from eval.baselines.tool_means import ToolMeanPolicy
 
@@ -27,10 +27,10 @@ class ForkPolicy(ToolMeanPolicy):
 
     name = "fork"
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
-        if frontier.tools is None:
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
+        if tip.tools is None:
             return GRACE_S  # the fork parses the reply in the scheduler; here the front end is about to tell
-        return RULE.decide(self.mean_gap_s(frontier), has_tool=bool(frontier.tools)).ttl_s
+        return RULE.decide(self.mean_gap_s(tip), has_tool=bool(tip.tools)).ttl_s
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request.request_id)

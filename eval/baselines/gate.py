@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from continuum.jobs import Job
-from engine.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
-from engine.request import Request
+from continuum.jobs.job import Job
+from engine.core.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
+from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 FORCED_AFTER_S = 1800.0

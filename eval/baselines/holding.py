@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from continuum.jobs import Frontier, Turn
-from continuum.pins import PinTable
+from continuum.jobs.job import BranchTip, Turn
+from continuum.retention.pins import PinTable
+from engine.core.policy import Pin, PinEnd, PolicyContext
+from engine.core.request import Request
 from engine.messages import ToolCall
-from engine.policy import Pin, PinEnd, PolicyContext
-from engine.request import Request
 from eval.baselines.program import ProgramPolicy
 
 GRACE_S = 1.0
 """A rule that goes by the tool holds so long at most until the front end has said which tool was called."""
 
 
-class HoldingPolicy(ProgramPolicy):
+class RetainingPolicy(ProgramPolicy):
     """Holds what a turn leaves behind for as long as ``ttl_s`` says, and hands it to the program's next turn.
 
     Only the progress valve (nothing runs, the head of the queue does not fit) breaks a pin, unless the
@@ -27,28 +27,28 @@ class HoldingPolicy(ProgramPolicy):
         self._pins = PinTable(context.num_blocks, 1.0)
         self._num_pins = 0
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         """Seconds to hold from the end of the turn, 0 for not at all; ``request`` while it ends, None when
         the tools are told."""
         raise NotImplementedError
 
-    def hold(self, frontier: Frontier, request: Request, now: float) -> Pin | None:
-        block_hashes = request.block_hashes[: len(frontier.chain)]
-        ttl_s = self.ttl_s(frontier, request, now) if block_hashes else 0.0
+    def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:
+        block_hashes = request.block_hashes[: len(tip.chain)]
+        ttl_s = self.ttl_s(tip, request, now) if block_hashes else 0.0
         if ttl_s <= 0:
             return None
         self._num_pins += 1
-        pin = Pin(self._num_pins, frontier.job.job_id, frontier.request_id, block_hashes, now + ttl_s)
-        self._pins.add(pin, frontier)
+        pin = Pin(self._num_pins, tip.job.job_id, tip.request_id, block_hashes, now + ttl_s)
+        self._pins.add(pin, tip)
         return pin
 
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
-        if frontier.pin is not None:
-            self._pins.set_deadline(frontier.pin, frontier.ended_s + self.ttl_s(frontier, None, now))
+    def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
+        if tip.pin is not None:
+            self._pins.set_deadline(tip.pin, tip.ended_s + self.ttl_s(tip, None, now))
 
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        if frontier.pin is not None:
-            self._pins.claim(frontier.pin)
+    def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
+        if tip.pin is not None:
+            self._pins.claim(tip.pin)
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         super().on_admitted(request, now)
@@ -57,17 +57,17 @@ class HoldingPolicy(ProgramPolicy):
 
     def _close(self, request: Request, now: float) -> Turn | None:
         turn = super()._close(request, now)
-        if turn is not None and turn.frontier is not None:
-            self._let_go(turn.frontier)
+        if turn is not None and turn.tip is not None:
+            self._let_go(turn.tip)
         return turn
 
-    def drop(self, frontier: Frontier) -> None:
-        super().drop(frontier)
-        self._let_go(frontier)
+    def drop(self, tip: BranchTip) -> None:
+        super().drop(tip)
+        self._let_go(tip)
 
-    def _let_go(self, frontier: Frontier) -> None:
-        if frontier.pin is not None:
-            self._pins.let_go(frontier.pin)
+    def _let_go(self, tip: BranchTip) -> None:
+        if tip.pin is not None:
+            self._pins.let_go(tip.pin)
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         if last_resort:
@@ -88,8 +88,8 @@ class HoldingPolicy(ProgramPolicy):
         return self._pins.next_due_s()
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        frontier = self._pins.ended(pin, cause)
-        waiting = (turn for turn in frontier.job.turns.values() if turn.frontier is frontier)
+        tip = self._pins.ended(pin, cause)
+        waiting = (turn for turn in tip.job.turns.values() if turn.tip is tip)
         self._changed.extend(turn.request for turn in waiting if turn.num_cached_tokens is None)
 
     def on_pin_shrunk(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from continuum.jobs import Frontier, Turn
-from engine.policy import Pin, PolicyContext
-from engine.request import Request
+from continuum.jobs.job import BranchTip, Turn
+from engine.core.policy import Pin, PolicyContext
+from engine.core.request import Request
 from eval.baselines.knowledge import Knowledge
 from eval.baselines.tool_means import ToolMeanPolicy
 
@@ -28,14 +28,14 @@ class InferceptPolicy(ToolMeanPolicy):
         self._knowledge = knowledge
         self._running: dict[str, Request] = {}
         self._break_even_s: dict[str, float] = {}
-        """Of frontiers not yet continued, by request id."""
+        """Of tips not yet continued, by request id."""
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         if request is not None:
             self._break_even_s[request.request_id] = self._least_waste_s(request)
             return self._break_even_s[request.request_id]
-        break_even_s = self._break_even_s[frontier.request_id]
-        mean_s = self.mean_gap_s(frontier) or 0.0
+        break_even_s = self._break_even_s[tip.request_id]
+        mean_s = self.mean_gap_s(tip) or 0.0
         return break_even_s if mean_s <= break_even_s else 0.0
 
     def _least_waste_s(self, request: Request) -> float:
@@ -63,10 +63,10 @@ class InferceptPolicy(ToolMeanPolicy):
         self._running.pop(request.request_id, None)
         super().on_request_gone(request, now)
 
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        super().gap_over(turn, frontier, gap_s, now)
-        self._break_even_s.pop(frontier.request_id, None)
+    def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
+        super().gap_over(turn, tip, gap_s, now)
+        self._break_even_s.pop(tip.request_id, None)
 
-    def drop(self, frontier: Frontier) -> None:
-        super().drop(frontier)
-        self._break_even_s.pop(frontier.request_id, None)
+    def drop(self, tip: BranchTip) -> None:
+        super().drop(tip)
+        self._break_even_s.pop(tip.request_id, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.policy import PolicyContext, SchedulingPolicy
+from engine.core.policy import PolicyContext, SchedulingPolicy
 
 
 class Knowledge(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from continuum.config import ContinuumConfig
-from continuum.jobs import Turn
+from continuum.jobs.job import Turn
 from continuum.policy import ContinuumPolicy
-from engine.policy import PolicyContext
+from engine.core.policy import PolicyContext
 from eval.baselines.knowledge import Knowledge
 
 

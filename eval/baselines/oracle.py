@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from continuum.config import ContinuumConfig
-from continuum.jobs import Frontier
+from continuum.jobs.job import BranchTip
 from continuum.policy import ContinuumPolicy
-from continuum.ttl import TtlDecision, TtlInputs
-from engine.policy import Pin, PolicyContext
-from engine.request import Request
+from continuum.retention.ttl import TtlDecision, TtlInputs
+from engine.core.policy import Pin, PolicyContext
+from engine.core.request import Request
 from eval.baselines.knowledge import Knowledge
 
 SLACK_S = 1.0
@@ -24,9 +24,9 @@ to 3 (5 % worse at 1 and at 5), and with a host tier from 1 to 4 (3 % worse at 8
 class OraclePolicy(ContinuumPolicy):
     """Holds all that comes back, for exactly as long, and gives up what is worth least when room is short.
 
-    Whenever a waiting turn does not fit, frontiers are let go until it does, those that return latest for
+    Whenever a waiting turn does not fit, tips are let go until it does, those that return latest for
     their worth first. Held for the D that remain, m of N blocks take m·D/N seconds of the whole pool; held no
-    longer, they take PrefillReload seconds of the device. A frontier for which the first is less than
+    longer, they take PrefillReload seconds of the device. A tip for which the first is less than
     ``PRICE`` times the second is worth its memory whoever waits, and stays.
     """
 
@@ -41,8 +41,8 @@ class OraclePolicy(ContinuumPolicy):
         self._seconds_again: dict[int, float] = {}
         """PrefillReload by number of blocks."""
 
-    def choose_ttl(self, frontier: Frontier, inputs: TtlInputs) -> TtlDecision:
-        gap_s = self._knowledge.gap_s(frontier.request_id)
+    def choose_ttl(self, tip: BranchTip, inputs: TtlInputs) -> TtlDecision:
+        gap_s = self._knowledge.gap_s(tip.request_id)
         if gap_s is None:
             return TtlDecision(0.0, "the last turn")
         return TtlDecision(gap_s + SLACK_S, "until it returns")

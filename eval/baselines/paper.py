@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from continuum.jobs import Frontier, Job, Turn
-from continuum.order import waiting_key
-from continuum.program_stats import Memoryfulness, QueueDelay
-from continuum.tool_gaps import ObservedGaps, tool_name
-from continuum.ttl import PaperRule, TtlInputs
+from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.program_stats import Memoryfulness, QueueDelay
+from continuum.learning.tool_gaps import ObservedGaps, tool_name
+from continuum.queueing.order import waiting_key
+from continuum.retention.ttl import PaperRule, TtlInputs
+from engine.core.policy import Pin, PolicyContext, WaitingKey
+from engine.core.request import Request
 from engine.messages import ToolCall
-from engine.policy import Pin, PolicyContext, WaitingKey
-from engine.request import Request
 from estimator.tool_key import ToolKey
-from eval.baselines.holding import GRACE_S, HoldingPolicy
+from eval.baselines.holding import GRACE_S, RetainingPolicy
 from eval.baselines.knowledge import Knowledge
 
 NO_TOOL = ToolKey(("no tool",))
 
 
-class PaperPolicy(HoldingPolicy):
+class PaperPolicy(RetainingPolicy):
     """τ = argmax P(τ, f)·(T̄·η + PrefillReload) − τ over the gaps seen after tool f.
 
     Whoever cannot be given its blocks breaks pins, the latest program's first, until it fits.
@@ -41,17 +41,17 @@ class PaperPolicy(HoldingPolicy):
         self._queue_delay = QueueDelay()
         self._memoryfulness = Memoryfulness()
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
-        if frontier.tools is None:
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
+        if tip.tools is None:
             return GRACE_S
         inputs = TtlInputs(
-            curve=self._gaps[frontier.tools[0]].curve(),
+            curve=self._gaps[tip.tools[0]].curve(),
             global_curve=self._all_gaps.curve(),
-            num_blocks=len(frontier.chain),
-            prefill_s=self._prefill_or_reload_s(len(frontier.chain) * self._block_size),
+            num_blocks=len(tip.chain),
+            prefill_s=self._prefill_or_reload_s(len(tip.chain) * self._block_size),
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._memoryfulness.value,
-            called_tools=frontier.tools[0] is not NO_TOOL,
+            called_tools=tip.tools[0] is not NO_TOOL,
         )
         return self._rule.choose_ttl(inputs).ttl_s
 
@@ -59,20 +59,20 @@ class PaperPolicy(HoldingPolicy):
         reload_s = self._knowledge.reload_s(num_tokens)
         return self._knowledge.prefill_s(num_tokens) if reload_s is None else reload_s
 
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+    def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
         name = tool_name(calls)
-        frontier.tools = [NO_TOOL if name is None else ToolKey((name,))]
-        super().tools_known(frontier, calls, now)
+        tip.tools = [NO_TOOL if name is None else ToolKey((name,))]
+        super().tools_known(tip, calls, now)
 
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        super().gap_over(turn, frontier, gap_s, now)
+    def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
+        super().gap_over(turn, tip, gap_s, now)
         self._all_gaps.observe(gap_s)
-        if frontier.tools:
-            self._gaps[frontier.tools[0]].observe(gap_s)
+        if tip.tools:
+            self._gaps[tip.tools[0]].observe(gap_s)
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         turn = self._turns.get(request.request_id)
-        evicted = turn is not None and turn.frontier is not None and not turn.warm
+        evicted = turn is not None and turn.tip is not None and not turn.warm
         if evicted and request.num_preemptions == 0:
             self._queue_delay.observe(now - request.arrival_time)
         return super().on_admitted(request, now)

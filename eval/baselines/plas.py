@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from continuum.jobs import Job
-from engine.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
-from engine.request import Request
+from continuum.jobs.job import Job
+from engine.core.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
+from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 PROMOTE_AT = 10.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from continuum.jobs import BlockChain, Frontier, Job, JobTable, Turn
+from continuum.jobs.job import BlockChain, BranchTip, Job, JobTable, Turn
+from engine.core.policy import FcfsPolicy, Pin, PolicyContext, WaitingKey
+from engine.core.request import Request
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnReceipt
-from engine.policy import FcfsPolicy, Pin, PolicyContext, WaitingKey
-from engine.request import Request
 
 MAX_PROGRAMS = 10_000
 PROGRAM_IDLE_S = 3600.0
@@ -21,7 +21,7 @@ PROGRAM_IDLE_S = 3600.0
 class ProgramPolicy(FcfsPolicy):
     """Orders by the first arrival of the program, preempts the youngest program, holds nothing.
 
-    Subclasses fill in what they learn (``gap_over``, ``tools_known``, ``program_over``); ``HoldingPolicy``
+    Subclasses fill in what they learn (``gap_over``, ``tools_known``, ``program_over``); ``RetainingPolicy``
     holds.
     """
 
@@ -31,17 +31,17 @@ class ProgramPolicy(FcfsPolicy):
         self._block_size = context.block_size
         self._jobs = JobTable(MAX_PROGRAMS, PROGRAM_IDLE_S)
         self._turns: dict[str, Turn] = {}
-        self._frontiers: dict[str, Frontier] = {}
+        self._tips: dict[str, BranchTip] = {}
         """Not yet continued, by request id."""
         self._changed: list[Request] = []
         """Requests whose place in the queue is another now."""
 
     # ---- for subclasses ----
 
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
+    def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
         """The program's next turn came ``gap_s`` after the one before had ended."""
 
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+    def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
         """The front end has read which tools the turn that just ended called."""
 
     def program_over(self, job: Job, now: float) -> None:
@@ -50,9 +50,9 @@ class ProgramPolicy(FcfsPolicy):
     def program_gone(self, job: Job) -> None:
         """The program is remembered no longer."""
 
-    def drop(self, frontier: Frontier) -> None:
-        """Nothing will continue this frontier."""
-        self._forget(frontier)
+    def drop(self, tip: BranchTip) -> None:
+        """Nothing will continue this tip."""
+        self._forget(tip)
 
     # ---- the scheduler asks and tells ----
 
@@ -64,13 +64,13 @@ class ProgramPolicy(FcfsPolicy):
             return
         job = self._jobs.open(request.job.job_id, request.job.tenant, request.arrival_time)
         job.num_turns += 1
-        frontier = job.frontiers[-1] if job.frontiers else None
-        turn = Turn(job, request, job.num_turns, frontier)
+        tip = job.tips[-1] if job.tips else None
+        turn = Turn(job, request, job.num_turns, tip)
         job.turns[request.request_id] = self._turns[request.request_id] = turn
-        if frontier is not None:
-            self._forget(frontier)
-            turn.gap_s = max(0.0, request.arrival_time - frontier.ended_s)
-            self.gap_over(turn, frontier, turn.gap_s, now)
+        if tip is not None:
+            self._forget(tip)
+            turn.gap_s = max(0.0, request.arrival_time - tip.ended_s)
+            self.gap_over(turn, tip, turn.gap_s, now)
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return (self.program_arrival_s(request),)
@@ -103,14 +103,14 @@ class ProgramPolicy(FcfsPolicy):
             return None
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         chain = BlockChain(block_hashes)
-        frontier = Frontier(
+        tip = BranchTip(
             turn.job, request.request_id, turn.number, chain, request.num_prompt_tokens, now, turn.job.place
         )
-        turn.job.frontiers.append(frontier)
-        self._frontiers[request.request_id] = frontier
-        return self.hold(frontier, request, now)
+        turn.job.tips.append(tip)
+        self._tips[request.request_id] = tip
+        return self.hold(tip, request, now)
 
-    def hold(self, frontier: Frontier, request: Request, now: float) -> Pin | None:
+    def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:
         """Pin what the turn leaves behind, or not."""
         return None
 
@@ -120,11 +120,11 @@ class ProgramPolicy(FcfsPolicy):
     def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         match signal:
             case ToolGapStarted():
-                frontier = self._frontiers.get(signal.request_id)
-                if frontier is not None:
-                    self.tools_known(frontier, signal.calls, now)
+                tip = self._tips.get(signal.request_id)
+                if tip is not None:
+                    self.tools_known(tip, signal.calls, now)
                     if not signal.calls:
-                        self.program_over(frontier.job, now)
+                        self.program_over(tip.job, now)
             case JobFinished():
                 job = self._jobs.get(signal.job_id)
                 if job is not None:
@@ -139,13 +139,13 @@ class ProgramPolicy(FcfsPolicy):
             turn.job.last_active_s = now
         return turn
 
-    def _forget(self, frontier: Frontier) -> None:
-        frontier.job.frontiers.remove(frontier)
-        self._frontiers.pop(frontier.request_id, None)
+    def _forget(self, tip: BranchTip) -> None:
+        tip.job.tips.remove(tip)
+        self._tips.pop(tip.request_id, None)
 
     def _drop_all(self, job: Job) -> None:
-        for frontier in list(job.frontiers):
-            self.drop(frontier)
+        for tip in list(job.tips):
+            self.drop(tip)
 
     def _finish(self, job: Job, now: float) -> None:
         self.program_over(job, now)

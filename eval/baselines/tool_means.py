@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from continuum.jobs import Frontier, Turn
-from continuum.tool_gaps import MeanGaps, tool_name
+from continuum.jobs.job import BranchTip, Turn
+from continuum.learning.tool_gaps import MeanGaps, tool_name
+from engine.core.policy import PolicyContext
 from engine.messages import ToolCall
-from engine.policy import PolicyContext
 from estimator.tool_key import ToolKey
-from eval.baselines.holding import HoldingPolicy
+from eval.baselines.holding import RetainingPolicy
 
 
-class ToolMeanPolicy(HoldingPolicy):
+class ToolMeanPolicy(RetainingPolicy):
     """A turn with no call, or with several, has no tool."""
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self._gaps = MeanGaps()
 
-    def mean_gap_s(self, frontier: Frontier) -> float | None:
+    def mean_gap_s(self, tip: BranchTip) -> float | None:
         """None without a tool, and for one never seen."""
-        return self._gaps.mean_s(str(frontier.tools[0])) if frontier.tools else None
+        return self._gaps.mean_s(str(tip.tools[0])) if tip.tools else None
 
-    def tools_known(self, frontier: Frontier, calls: Sequence[ToolCall], now: float) -> None:
+    def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
         name = tool_name(calls)
-        frontier.tools = [] if name is None else [ToolKey((name,))]
-        super().tools_known(frontier, calls, now)
+        tip.tools = [] if name is None else [ToolKey((name,))]
+        super().tools_known(tip, calls, now)
 
-    def gap_over(self, turn: Turn, frontier: Frontier, gap_s: float, now: float) -> None:
-        super().gap_over(turn, frontier, gap_s, now)
-        if frontier.tools:
-            self._gaps.observe(str(frontier.tools[0]), gap_s)
+    def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
+        super().gap_over(turn, tip, gap_s, now)
+        if tip.tools:
+            self._gaps.observe(str(tip.tools[0]), gap_s)

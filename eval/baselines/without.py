@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from continuum.config import ContinuumConfig
-from continuum.order import COLD, WARM, JobRanks
+from continuum.learning.tool_stats import ToolStats
 from continuum.policy import ContinuumPolicy
-from continuum.tool_memory import ToolMemory
+from continuum.queueing.order import COLD, WARM, JobRanks
+from engine.core.policy import Pin, PolicyContext, SchedulingPolicy, WaitingKey
+from engine.core.request import Request
 from engine.messages import ToolCall
-from engine.policy import Pin, PolicyContext, SchedulingPolicy, WaitingKey
-from engine.request import Request
 from estimator.survival import SurvivalCurve
 from estimator.tool_key import ToolKey
 
@@ -79,7 +79,7 @@ class WithoutFadingAge(ContinuumPolicy):
     ranks = _ByAge
 
 
-class _OneKind(ToolMemory):
+class _OneKind(ToolStats):
     def keys(self, calls: Sequence[ToolCall]) -> list[ToolKey]:
         return [ANY_CALL for _ in calls]
 
@@ -88,10 +88,10 @@ class WithoutToolKinds(ContinuumPolicy):
     """All tool calls are of one kind."""
 
     name = "without-tool-kinds"
-    tool_memory = _OneKind
+    tool_stats = _OneKind
 
 
-class _OfNoJob(ToolMemory):
+class _OfNoJob(ToolStats):
     def curve(
         self, tools: Sequence[ToolKey] | None, job_id: str | None = None, tenant: str | None = None
     ) -> SurvivalCurve:
@@ -102,7 +102,7 @@ class WithoutOwnCalls(ContinuumPolicy):
     """What a job's own calls took tells no more of its next one than any other job's."""
 
     name = "without-own-calls"
-    tool_memory = _OfNoJob
+    tool_stats = _OfNoJob
 
 
 WITHOUT: tuple[type[ContinuumPolicy], ...] = (

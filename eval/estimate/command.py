@@ -14,7 +14,7 @@ from eval.estimate import boosting
 from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
 from eval.estimate.table import render
-from eval.results import require_own_files, require_writable
+from eval.report.results import require_own_files, require_writable
 from eval.sim.command import asked
 from eval.workloads.catalog import RecordedWorkload, Workload, describe, files_of, open_workload
 from eval.workloads.command import add_limits, limits_from

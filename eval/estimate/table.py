@@ -9,7 +9,7 @@ from eval.estimate.evaluation import ESTIMATOR, PER_TOOL, Evaluation, Protocol
 from eval.estimate.scores import SHOWN, Interval
 from eval.estimate.timing import Microseconds, Timing
 from eval.estimate.turns import TurnScores
-from eval.report import MAX_WIDTH, NOTHING, aligned
+from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 
 NUM_PROGRAMS = 12
 """The most frequent ones are shown; all are in the JSON."""

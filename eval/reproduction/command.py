@@ -10,10 +10,10 @@ from pathlib import Path
 
 from eval.arguments import add_processes, count
 from eval.errors import UsageError
+from eval.report.results import ResultFile, require_folder, require_own_files, require_writable, write_results
 from eval.reproduction.experiment import PRESSURE_SHARE, Experiment, Point
 from eval.reproduction.published import FIGURES, LEFT_OUT, PaperFigure
 from eval.reproduction.table import bullets, figure_table, summary
-from eval.results import ResultFile, require_folder, require_own_files, require_writable, write_results
 from eval.sim.command import asked
 
 NUM_JOBS = 100
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_own_files([("--json", arguments.json), ("--html", arguments.html)])
     require_writable(arguments.json)
     if arguments.html:
-        from eval.html_report import require_plotly
+        from eval.report.html_report import require_plotly
 
         require_plotly()
         require_folder(arguments.html)
@@ -148,7 +148,7 @@ def _result_file(arguments: argparse.Namespace, experiment: Experiment) -> Resul
 
 def _write_pages(folder: Path, command: str, done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> None:
     """A page per setting: its policies on one hardware, at the loads it was run at."""
-    from eval.html_report import write_html  # loads the plotting library
+    from eval.report.html_report import write_html  # loads the plotting library
 
     for figure, points in done:
         pages: dict[str, list[Point]] = {}

@@ -10,9 +10,9 @@ from itertools import pairwise
 import msgspec
 
 from engine.config import SchedulerConfig
-from eval.intervals import Estimate, mean_interval, ratio_interval
-from eval.metrics import RunResult
-from eval.records import Occupancy
+from eval.load.records import Occupancy
+from eval.report.intervals import Estimate, mean_interval, ratio_interval
+from eval.report.metrics import RunResult
 from eval.reproduction.observed_rule import HoldTimes, observe_rule
 from eval.reproduction.published import BASELINE, GB, ORDER, PEERS, RULE, Measure, Setting
 from eval.sim.roofline import make_cost

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from continuum.jobs import Frontier
-from engine.policy import PolicyContext
-from engine.request import Request
+from continuum.jobs.job import BranchTip
+from engine.core.policy import PolicyContext
+from engine.core.request import Request
 from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.baselines.paper import NO_TOOL, PaperPolicy
-from eval.metrics import RunResult
+from eval.report.metrics import RunResult
 from eval.sim.simulate import SimulationPlan, SimulationRun, simulate_one
 
 
@@ -56,10 +56,10 @@ class _ObservedRule(PaperPolicy):
         super().__init__(context, knowledge)
         self._decisions = decisions
 
-    def ttl_s(self, frontier: Frontier, request: Request | None, now: float) -> float:
-        ttl_s = super().ttl_s(frontier, request, now)
-        if frontier.tools and frontier.tools[0] is not NO_TOOL:
-            reload_s = self._prefill_or_reload_s(len(frontier.chain) * self._block_size)
+    def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
+        ttl_s = super().ttl_s(tip, request, now)
+        if tip.tools and tip.tools[0] is not NO_TOOL:
+            reload_s = self._prefill_or_reload_s(len(tip.chain) * self._block_size)
             self._decisions.append(Decision(ttl_s, reload_s, self._queue_delay.mean_s))
         return ttl_s
 

@@ -6,9 +6,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from eval.figures import seconds
-from eval.intervals import Estimate
-from eval.report import MAX_WIDTH, NOTHING, aligned
+from eval.report.figures import seconds
+from eval.report.intervals import Estimate
+from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 from eval.reproduction.experiment import Point
 from eval.reproduction.published import BASELINE, Measure, PaperFigure, Published
 from eval.reproduction.verdict import Outcome, Verdict, outcome

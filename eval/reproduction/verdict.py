@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from eval.figures import seconds
-from eval.intervals import Estimate
+from eval.report.figures import seconds
+from eval.report.intervals import Estimate
 from eval.reproduction.experiment import Behaviour, Point
 from eval.reproduction.observed_rule import HoldTimes
 from eval.reproduction.published import BASELINE, IN_THAT_ORDER, NEAR, OURS, RULE, UNLIKE

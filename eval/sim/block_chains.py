@@ -5,7 +5,7 @@ A hash here is eight bytes that stand for a content, not the digest of one: ther
 
 from __future__ import annotations
 
-from engine.core.block_hash import BlockHash
+from engine.core.kv_cache.block_hash import BlockHash
 from eval.workloads.job import Job, Turn
 
 _SCOPE_SIZE = 1 << 44

@@ -12,10 +12,10 @@ from engine.config import SchedulerConfig
 from eval.arguments import add_processes, amount, count, given_flags, numbers, positive, share, whole
 from eval.baselines.catalog import ablation_names, parse_policies, policy_names
 from eval.errors import UsageError
-from eval.html_report import require_plotly, write_html
-from eval.metrics import TTFT_LIMIT_S
-from eval.report import render
-from eval.results import ResultFile, require_own_files, require_writable, write_results
+from eval.report.html_report import require_plotly, write_html
+from eval.report.metrics import TTFT_LIMIT_S
+from eval.report.results import ResultFile, require_own_files, require_writable, write_results
+from eval.report.tables import render
 from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
 from eval.sim.router import ROUTERS

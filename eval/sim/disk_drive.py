@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.core.disk_tier import MAX_DISK_WRITES, DiskLevel
-from engine.outputs import DiskWrites
+from engine.core.offload.disk_tier import MAX_DISK_WRITES, DiskLevel
+from engine.core.outputs import DiskWrites
 from eval.sim.cost_model import StepCost
 from eval.sim.hardware import NVME
 

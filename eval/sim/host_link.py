@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from engine.outputs import KVLoad
+from engine.core.outputs import KVLoad
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from eval.records import Occupancy
+from eval.load.records import Occupancy
 
 MAX_SAMPLES = 240
 FIRST_PERIOD_S = 0.5

@@ -20,9 +20,9 @@ import numpy as np
 
 from eval.arguments import given_flags, positive
 from eval.errors import UNREADABLE, CostModelError, EvalError, UsageError
-from eval.results import require_own_files, require_writable
+from eval.load.server_process import ServerProcess, unwound_by_sigterm
+from eval.report.results import require_own_files, require_writable
 from eval.say import say
-from eval.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
 from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
 from eval.sim.step_samples import StepSample, step_samples

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.config import SchedulerConfig
-from engine.core.offloading_connector import OffloadingConnector
+from engine.core.offload.offloading_connector import OffloadingConnector
+from engine.core.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
+from engine.core.policy import SchedulingPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from engine.engine_core import STALLED_RETRY_S
+from engine.core_process.engine_core import STALLED_RETRY_S
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
-from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
-from engine.policy import SchedulingPolicy
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.event_heap import EventHeap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from eval.sim.cost_model import StepCost, StepWork
 from eval.sim.sim_request import TOKEN_IDS
 

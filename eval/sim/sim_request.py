@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from engine.core.block_hash import BlockHash
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
 from engine.messages import JobRef
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 TOKEN_IDS = [0]

@@ -21,7 +21,7 @@ from engine.config import SchedulerConfig
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError, HardwareError, UsageError
-from eval.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarise
+from eval.report.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
 from eval.sim.hardware import NVME
@@ -157,7 +157,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         num_replicas=plan.num_replicas,
         hardware=hardware,
     )
-    return summarise(
+    return summarize(
         setting,
         played.jobs,
         played.turns,

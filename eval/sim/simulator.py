@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
+from engine.core.policy import PolicyContext
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
-from engine.policy import PolicyContext
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError, WorkloadError
-from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
+from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
 from eval.sim.event_heap import EventHeap

@@ -26,14 +26,18 @@ class SubCommand:
 
 SUB_COMMANDS: tuple[SubCommand, ...] = (
     SubCommand(
-        "summary", "summarize the trace: completeness, throughput, jobs", "tracing.analysis.commands.summary"
+        "summary",
+        "summarize the trace: completeness, throughput, jobs",
+        "eval.trace.analysis.commands.summary",
     ),
-    SubCommand("jobs", "List the jobs with a breakdown of their time", "tracing.analysis.commands.jobs"),
-    SubCommand("explain", "Explain one job: where each second went", "tracing.analysis.commands.explain"),
-    SubCommand("pins", "Evaluate the pins: KV retained and tokens saved", "tracing.analysis.commands.pins"),
-    SubCommand("diff", "Compare two traces of the same jobs", "tracing.analysis.commands.diff"),
-    SubCommand("export", "Export to the formats of other tools", "tracing.analysis.commands.export"),
-    SubCommand("report", "Write an HTML report", "tracing.report.command"),
+    SubCommand("jobs", "List the jobs with a breakdown of their time", "eval.trace.analysis.commands.jobs"),
+    SubCommand("explain", "Explain one job: where each second went", "eval.trace.analysis.commands.explain"),
+    SubCommand(
+        "pins", "Evaluate the pins: KV retained and tokens saved", "eval.trace.analysis.commands.pins"
+    ),
+    SubCommand("diff", "Compare two traces of the same jobs", "eval.trace.analysis.commands.diff"),
+    SubCommand("export", "Export to the formats of other tools", "eval.trace.analysis.commands.export"),
+    SubCommand("report", "Write an HTML report", "eval.trace.page.command"),
     SubCommand("validate", "Check the trace against the rules of docs/trace.md", "tracing.validate"),
     SubCommand("schema", "Print the JSON Schema of the trace's lines", "tracing.schema"),
     SubCommand("replay", "Replay all decisions, or simulate another policy", "eval.trace.replay.command"),

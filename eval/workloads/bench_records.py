@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from eval.records import JobRecord, TurnRecord, read_records
+from eval.load.records import JobRecord, TurnRecord, read_records
 from eval.workloads.checks import JobChecks
 from eval.workloads.families import Start, connect
 from eval.workloads.job import GapKind, Job, ToolRun, Turn

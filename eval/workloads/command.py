@@ -9,12 +9,12 @@ import msgspec
 
 from eval.arguments import amount, count
 from eval.errors import UsageError
-from eval.results import require_own_files
+from eval.report.results import require_own_files
 from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.flags import add_max_turns
 from eval.workloads.recorded import write_jobs
 from eval.workloads.sampling import JobLimits
-from eval.workloads.summary import render, summarise
+from eval.workloads.summary import render, summarize
 
 _WORKLOADS = """\
 file formats, detected by the first record:
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     sample = opened.sample(arguments.jobs, arguments.seed, limits_from(arguments))
     if arguments.out is not None:
         write_jobs(arguments.out, sample.jobs)
-    summary = summarise(opened.name, sample.jobs, sample.notes)
+    summary = summarize(opened.name, sample.jobs, sample.notes)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(summary)).decode())
     else:

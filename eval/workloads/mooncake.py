@@ -57,7 +57,7 @@ class _Session:
 def read_mooncake(path: Path) -> tuple[list[Job], list[str]]:
     """One job per session, in the order of their first requests; WorkloadError names a bad line."""
     sessions: dict[str, _Session] = {}
-    frontiers: dict[int, str] = {}
+    tips: dict[int, str] = {}
     inferred = False
     for place, row in read_lines(path, TraceRow, "a Mooncake request"):
         num_blocks = -(-row.input_length // BLOCK_SIZE)
@@ -69,15 +69,15 @@ def read_mooncake(path: Path) -> tuple[list[Job], list[str]]:
         name = row.session_id
         if name is None:
             inferred = True
-            name = _continued(row, frontiers, sessions) or f"mooncake-{len(sessions):05d}"
+            name = _continued(row, tips, sessions) or f"mooncake-{len(sessions):05d}"
         session = sessions.setdefault(name, _Session(name, place))
         if session.rows:
             _check_time(session.rows[-1], row, place)
             if row.session_id is None:
-                del frontiers[session.rows[-1].full_ids[-1]]
+                del tips[session.rows[-1].full_ids[-1]]
         session.rows.append(row)
         if row.session_id is None and len(row.full_ids) >= MIN_SHARED_BLOCKS:
-            frontiers[row.full_ids[-1]] = name
+            tips[row.full_ids[-1]] = name
     checks = JobChecks()
     jobs = [checks.check(_job(session, path.stem), session.place) for session in sessions.values()]
     num_requests = sum(len(session.rows) for session in sessions.values())
@@ -85,13 +85,13 @@ def read_mooncake(path: Path) -> tuple[list[Job], list[str]]:
     return jobs, [told] if inferred else []
 
 
-def _continued(row: TraceRow, frontiers: dict[int, str], sessions: dict[str, _Session]) -> str | None:
+def _continued(row: TraceRow, tips: dict[int, str], sessions: dict[str, _Session]) -> str | None:
     """The session whose last prompt's full blocks this prompt begins with; the longest, if several do.
 
     An id stands for its block and all before it, so the last one of a prompt tells.
     """
     for index in range(len(row.hash_ids) - 1, MIN_SHARED_BLOCKS - 2, -1):
-        name = frontiers.get(row.hash_ids[index])
+        name = tips.get(row.hash_ids[index])
         if name is not None and row.input_length > sessions[name].rows[-1].input_length:
             return name
     return None

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from eval.errors import WorkloadError
+from eval.trace.analysis.jobs import GapLife, PinLife, TurnEnd, TurnLife
+from eval.trace.analysis.life_reader import LifeReader
+from eval.trace.analysis.pool import StepLife
 from eval.workloads.call_arguments import tool_run
 from eval.workloads.checks import JobChecks
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.jsonl import Place
-from tracing.analysis.jobs import GapLife, PinLife, TurnEnd, TurnLife
-from tracing.analysis.life_reader import LifeReader
-from tracing.analysis.pool import StepLife
 from tracing.events import JobEvent, SignalEvent, TraceEvent, TraceHeader
 from tracing.invariants import TELL_OF_PINS
 from tracing.late_names import read_named_trace

@@ -68,7 +68,7 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What had to be said while reading, or was left out."""
 
 
-def summarise(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> WorkloadSummary:
+def summarize(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> WorkloadSummary:
     """The figures of all jobs."""
     turns = [turn for job in jobs for turn in job.turns]
     by_kind: dict[str, list[float]] = {}

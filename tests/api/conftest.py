@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, is_alive, running_server
 
 

@@ -30,7 +30,9 @@ class Server:
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             children += [int(pid) for pid in (task / "children").read_text().split()]
         (core,) = (
-            pid for pid in children if b"engine.core_proc" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid
+            for pid in children
+            if b"engine.core_process.core_proc" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
         return core
 
@@ -61,7 +63,7 @@ def running_server(
     command = [
         sys.executable,
         "-m",
-        "continuum.cli",
+        "eval.cli",
         "serve",
         str(model),
         "--host",

@@ -437,10 +437,10 @@ def test_a_call_sent_back_continues_the_same_tokens(http: httpx.Client) -> None:
     """A reply with a call, sent back as messages, renders to the tokens it was generated as."""
     body = {"messages": HELLO, "tools": [TOOL], "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>")}
     answer = http.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
-    frontier = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
+    tip = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
     history = [*HELLO, answer["choices"][0]["message"], {"role": "tool", "content": "a.txt"}]
     tokens = http.post("/tokenize", json={"messages": history, "tools": [TOOL]}).json()["tokens"]
-    assert tokens[: len(frontier)] == frontier
+    assert tokens[: len(tip)] == tip
 
 
 def test_token_ids_on_request(http: httpx.Client) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from engine.text_cuts import MAX_PART_CHARS
+from engine.tokenization.text_cuts import MAX_PART_CHARS
 from tests.api.server import Server
 
 TEXT = "The files said: 12, and the user's 7. " * 25_000

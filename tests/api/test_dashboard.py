@@ -19,14 +19,14 @@ import msgspec
 import pytest
 
 from engine.api.config import ServerConfig
-from engine.api.dashboard.audience import BACKLOG_VIEWS, MAX_VIEWERS, Audience
+from engine.api.dashboard.audience import BACKLOG_VIEWS, MAX_VIEWERS, Viewers
 from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.served_model import ServedModel
-from engine.async_llm import AsyncLLM
-from engine.core_start import CoreSpec
-from engine.launcher import CoreProcess
-from engine.llm import engine_config
-from engine.policy import fcfs
+from engine.core.policy import fcfs
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.llm import engine_config
 from engine.testing import FakeExecutorFactory
 from engine.watch.view import View
 from tests.api.server import Server
@@ -157,7 +157,7 @@ async def served(model: Path) -> AsyncIterator[ServedModel]:
 
 async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
     """It is sent the newest, not all it missed, and is shown the whole again; who reads on misses nothing."""
-    audience = Audience(served)
+    audience = Viewers(served)
     async with aclosing(audience.views()) as quick, aclosing(audience.views()) as slow:
         first = msgspec.json.decode(await anext(slow), type=View)
         for _ in range(2 * BACKLOG_VIEWS):
@@ -173,7 +173,7 @@ async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
 
 async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
     """The next one is refused until one has left."""
-    audience = Audience(served)
+    audience = Viewers(served)
     viewers = [audience.views() for _ in range(MAX_VIEWERS)]
     for viewer in viewers:
         await anext(viewer)
@@ -188,11 +188,11 @@ async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
 
 async def test_a_server_that_stops_ends_its_feeds(served: ServedModel) -> None:
     """Nobody's page keeps it from stopping, and each is told why it ends."""
-    viewer = Audience(served).views()
+    viewer = Viewers(served).views()
     await anext(viewer)
     await served.admission.drain()
     with pytest.raises(ServerClosingError):
         async for _ in viewer:
             pass
     with pytest.raises(ServerClosingError):
-        await anext(Audience(served).views())
+        await anext(Viewers(served).views())

@@ -175,7 +175,7 @@ def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stre
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_a_prompt_far_too_long_is_refused(http: httpx.Client, path: str, is_counted: bool) -> None:
     """Clients read how long it is, so it is the true number; of megabytes, which would take seconds to
-    tokenise, none is said where they look for it."""
+    tokenize, none is said where they look for it."""
     text = "x " * (45_000 if is_counted else 700_000)
     where = {COMPLETIONS: "prompt", "/v1/responses": "input"}.get(path, "messages")
     body = {where: [{"role": "user", "content": text}] if where == "messages" else text}

@@ -12,7 +12,7 @@ import pytest
 
 from engine.config import ModelConfig
 from engine.row_failures import NOT_NUMBERS, NOTHING_ALLOWED
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from tests.api.server import running_server
 from tests.broken_models import with_poisoned_token
 

@@ -55,7 +55,7 @@ def prompt_of(number: int) -> list[int]:
 
 def pinned_blocks(http: httpx.Client, job_id: str) -> int:
     job = http.get(f"/v1/jobs/{job_id}").json()
-    return sum(frontier["pinned_blocks"] for frontier in job["frontiers"])
+    return sum(tip["pinned_blocks"] for tip in job["branches"])
 
 
 def test_one_tenant_cannot_keep_anothers_jobs_unheld(url: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.malformed_bodies import VALID_BODIES, MalformedBody, malformed_bodies
 from tests.api.server import Server, running_server
 

@@ -39,8 +39,8 @@ def test_the_second_turn_finds_the_first(http: httpx.Client, field: str) -> None
     one, two = two_turns(http, first, job)
     assert one["choices"][0]["finish_reason"] == "tool_calls"
     # The KV of the reply's last token is never computed.
-    frontier = one["usage"]["total_tokens"] - 1
-    assert two["usage"]["prompt_tokens_details"]["cached_tokens"] == frontier // 16 * 16
+    tip = one["usage"]["total_tokens"] - 1
+    assert two["usage"]["prompt_tokens_details"]["cached_tokens"] == tip // 16 * 16
 
 
 def test_every_turn_of_a_job_has_a_receipt(http: httpx.Client) -> None:

@@ -134,7 +134,7 @@ def test_two_sub_agents_under_one_header_keep_their_own_kv(http: httpx.Client) -
     headers = {"X-Claude-Code-Session-Id": "two agents"}
     agents = {name: call(http, f"agent {name}", headers=headers) for name in ("main", "sub")}
     status = job(http, "two agents")
-    assert (status["turns"], len(status["frontiers"])) == (2, 2)
+    assert (status["turns"], len(status["branches"])) == (2, 2)
     for messages, _ in agents.values():
         two = ask(http, messages, headers=headers)
         assert receipt(two)["recomputed_tokens"] == 0
@@ -191,11 +191,11 @@ def test_a_job_tells_what_is_held_for_it_and_until_when(http: httpx.Client) -> N
     status = job(http, "status")
     assert (status["id"], status["tenant"], status["inferred"]) == ("status", "ann", False)
     assert (status["turns"], status["open_turns"]) == (1, [])
-    (frontier,) = status["frontiers"]
-    assert frontier["request_id"] == one["id"]
-    assert frontier["tools"] == ["bash/ls"]
-    assert frontier["pinned_blocks"] * 16 == receipt(one)["pinned_tokens"]
-    assert status["pinned_blocks"] == frontier["pinned_blocks"]
+    (tip,) = status["branches"]
+    assert tip["request_id"] == one["id"]
+    assert tip["tools"] == ["bash/ls"]
+    assert tip["pinned_blocks"] * 16 == receipt(one)["pinned_tokens"]
+    assert status["pinned_blocks"] == tip["pinned_blocks"]
     assert 0 < status["ttl_s"] <= receipt(one)["ttl_s"]
 
 
@@ -236,7 +236,7 @@ def test_signals_move_the_time_left(http: httpx.Client) -> None:
     shorter = signal(http, "signals", state="progress", fraction=0.99)
     assert shorter["ttl_s"] < longer["ttl_s"]
     finished = signal(http, "signals", state="finished", request_id=one["id"])
-    assert finished["frontiers"][0]["told"] == "finished"
+    assert finished["branches"][0]["told"] == "finished"
     assert finished["expected_return_s"] < 2
     two = ask(http, messages, job_id="signals", reply=CALL_TEXT + "<|im_end|>")
     assert receipt(two)["previous_pin"] == "handed_over"
@@ -265,7 +265,7 @@ def test_a_wrong_signal_is_told_its_field(http: httpx.Client, body: Body, field:
     response = http.post("/v1/jobs/wrong signals/signals", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
-    assert job(http, "wrong signals")["frontiers"][0]["told"] is None
+    assert job(http, "wrong signals")["branches"][0]["told"] is None
 
 
 def test_a_signal_about_no_turn_is_not_found(http: httpx.Client) -> None:

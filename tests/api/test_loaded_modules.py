@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 
 COMPILERS = ("triton", "sympy", "torch._dynamo", "torch._inductor")

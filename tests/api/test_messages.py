@@ -16,7 +16,7 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
-from engine.worker import tiny_models
+from engine.worker.loading import tiny_models
 from tests.api.server import Server, running_server
 from tests.api.test_chat import CALL_TEXT, token_ids
 
@@ -196,10 +196,10 @@ def test_a_turn_extends_the_one_before(http: httpx.Client, more: list[Body]) -> 
     ]
     body: Body = {"messages": HELLO, "system": system, "tools": [BASH]}
     first, second = next_turn(http, body, CALL_TEXT, *more)
-    frontier = first["prompt_token_ids"] + first["token_ids"]
-    assert second["prompt_token_ids"][: len(frontier)] == frontier
+    tip = first["prompt_token_ids"] + first["token_ids"]
+    assert second["prompt_token_ids"][: len(tip)] == tip
     # The KV of the reply's last token is never computed.
-    assert second["usage"]["cache_read_input_tokens"] == (len(frontier) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert second["usage"]["cache_read_input_tokens"] == (len(tip) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
 def test_a_broken_call_extends_it_too(claude: anthropic.Anthropic, http: httpx.Client) -> None:
@@ -209,8 +209,8 @@ def test_a_broken_call_extends_it_too(claude: anthropic.Anthropic, http: httpx.C
     first, second = next_turn(http, body, broken, {"role": "user", "content": [result_of("bad input")]})
     [call] = first["content"]
     assert call["input"] == {"INVALID_JSON": '{"command": ls}'}
-    frontier = first["prompt_token_ids"] + first["token_ids"]
-    assert second["prompt_token_ids"][: len(frontier)] == frontier
+    tip = first["prompt_token_ids"] + first["token_ids"]
+    assert second["prompt_token_ids"][: len(tip)] == tip
     with claude.messages.stream(
         model="tiny", max_tokens=60, messages=HELLO, tools=[BASH], extra_body=replay(http, broken)
     ) as stream:
@@ -377,8 +377,8 @@ def test_thinking_comes_and_goes_back(thinker: Server, display: str | None) -> N
     assert thought["thinking"] == ("" if display == "omitted" else THOUGHT)
     assert thought["signature"]
     assert first["usage"]["output_tokens_details"]["thinking_tokens"] > 5
-    frontier = first["prompt_token_ids"] + first["token_ids"]
-    assert second["prompt_token_ids"][: len(frontier)] == frontier
+    tip = first["prompt_token_ids"] + first["token_ids"]
+    assert second["prompt_token_ids"][: len(tip)] == tip
     deltas = [
         event["delta"] for event in stream if event["type"] == "content_block_delta" and event["index"] == 0
     ]

@@ -31,7 +31,7 @@ from engine.api.anthropic.bodies import (
 from engine.api.anthropic.input import read_history
 from engine.api.anthropic.thinking import sign, text_of
 from engine.api.anthropic.turn import ReplyBlocks
-from engine.call_arguments import INVALID_JSON
+from engine.tokenization.tool_arguments import INVALID_JSON
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from engine.tool_parsers.arguments import CallArguments
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from continuum.cli import main
+from eval.cli.main import main
 from tests.api.server import Server, is_alive, running_server
 
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
@@ -23,7 +23,7 @@ FLAGS = ("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--sch
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A context long enough that a request outlives what is done to it."""
-    from engine.worker.tiny_models import make_model_folder
+    from engine.worker.loading.tiny_models import make_model_folder
 
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
@@ -46,7 +46,7 @@ def last_events(server: Server, number: signal.Signals, target: int) -> tuple[li
 
 
 def test_only_the_core_holds_torch(model: Path) -> None:
-    """A front end tokenises, renders and streams without that library in its memory."""
+    """A front end tokenizes, renders and streams without that library in its memory."""
     with running_server(model, "--num-gpu-blocks-override", "100", "--quantization", "int8") as server:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200

@@ -230,7 +230,7 @@ def test_items_of_a_conversation_are_everybodys(processes: tuple[httpx.Client, h
 
 def test_a_late_refusal_is_told_in_the_stream(processes: tuple[httpx.Client, httpx.Client]) -> None:
     """A stream that was begun for fear of silence names its response before it says why there is none. (It is
-    not so long that it would be refused by its length, untokenised.)"""
+    not so long that it would be refused by its length, untokenized.)"""
     body = {"input": "word " * 4_000, "stream": True}
     with processes[0].stream("POST", "/v1/responses", json=body) as response:
         assert response.status_code == 200

@@ -60,7 +60,7 @@ scripts = st.builds(
 
 
 @dataclass
-class Told:
+class ClientHint:
     """A client that believes the events."""
 
     added: list[dict[str, Any]] = field(default_factory=list)
@@ -94,11 +94,11 @@ class Told:
                 assert told["input"] == self.texts[told["output_index"]]
 
 
-def read_reply(script: Script, *, cut: bool) -> tuple[list[dict[str, Any]], Told]:
+def read_reply(script: Script, *, cut: bool) -> tuple[list[dict[str, Any]], ClientHint]:
     """The items, and what the events said."""
     tools = Tools()
     tools.add(TOOLS, "tools")
-    reply, parser, told = Reply(RESPONSE_ID, tools, seals_reasoning=True), HermesToolParser(), Told()
+    reply, parser, told = Reply(RESPONSE_ID, tools, seals_reasoning=True), HermesToolParser(), ClientHint()
     steps: list[list[ReplyDelta]] = [
         [ReasoningDelta(piece)] for piece in (script.pieces(script.thought) if cut else [script.thought])
     ]

@@ -54,7 +54,7 @@ def test_a_first_token_does_not_wait_for_an_acknowledgement(http: httpx.Client) 
 
 @pytest.mark.parametrize("text", ["hello world", "naïve 日本語 🙂\n\ttabs", ""])
 def test_tokens_and_back(http: httpx.Client, text: str) -> None:
-    """What is tokenised can be put together again."""
+    """What is tokenized can be put together again."""
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text

@@ -402,7 +402,7 @@ def call_tool(client: httpx.Client, job_id: str) -> tuple[str, dict[str, Any]]:
     prompt = f"{job_id} reads a file of the folder and says what is in it"
     answer = client.post("/v1/completions", json={"prompt": prompt, "job_id": job_id, "max_tokens": 4}).json()
     told = {"state": "started", "tool": "read_file"}
-    decided: dict[str, Any] = client.post(f"/v1/jobs/{job_id}/signals", json=told).json()["frontiers"][0]
+    decided: dict[str, Any] = client.post(f"/v1/jobs/{job_id}/signals", json=told).json()["branches"][0]
     return prompt + answer["choices"][0]["text"] + " and so on", decided
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, running_server
 from tests.browser.conftest import save_screenshot
 from tests.browser.crowd import working_crowd

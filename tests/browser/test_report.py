@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from continuum.cli import main
+from eval.cli.main import main
 from tests.browser.conftest import WINDOW, save_screenshot
 
 EVIL_JOB = "<script>window.taken = 1</script>\"'&</td><img src=x onerror='window.taken = 1'>"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 
 BASE_VOCAB_SIZE = 512
 LEAD = 60.0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
+from engine.core.policy import PolicyContext
+from engine.core.request import Request
 from engine.messages import JobRef, ToolCall, ToolGapStarted, TurnReceipt
-from engine.policy import PolicyContext
-from engine.request import Request
 from tests.core.engine_room import EngineRoom
 from tracing.tracer import Tracer
 

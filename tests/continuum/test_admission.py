@@ -8,8 +8,8 @@ import pytest
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
+from engine.core.policy import PolicyContext
 from engine.messages import ToolCall, ToolGapStarted
-from engine.policy import PolicyContext
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, TraceEvent
 from tracing.tracer import Tracer
@@ -172,7 +172,7 @@ def test_a_parked_job_waits_no_longer_than_its_bound_and_stands_in_nobodys_way()
 
 def test_a_job_that_takes_little_is_not_kept_waiting() -> None:
     """Of a tenth of the pool at most, where that is called little; and it does not line up behind others."""
-    room = crowded(config=replace(CONFIG, little_share=0.1))
+    room = crowded(config=replace(CONFIG, small_job_share=0.1))
     room.add("short", [61] * (3 * BLOCK), job_id="short", max_tokens=1)
     room.add("longer", [62] * (4 * BLOCK), job_id="longer", max_tokens=1)
     for _ in range(3):

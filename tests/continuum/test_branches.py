@@ -64,7 +64,7 @@ def test_sub_agents_under_one_id_keep_their_own_pins() -> None:
     assert room.num_pins == 2
     status = room.policy.job("job", room.clock.now())
     assert status is not None
-    assert (status.turns, len(status.frontiers), status.pinned_blocks > 0) == (6, 2, True)
+    assert (status.turns, len(status.branches), status.pinned_blocks > 0) == (6, 2, True)
 
 
 def test_samples_of_one_prompt_asked_at_once_are_branches() -> None:

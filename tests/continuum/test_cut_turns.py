@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from continuum.cut_turns import KEPT_S
-from engine.request import RequestStatus
+from continuum.jobs.cut_turns import KEPT_S
+from engine.core.request import RequestStatus
 from tests.continuum.job_room import JobRoom
 
 QUESTION = list(range(100, 150))

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.cli import main
 from continuum.config import ContinuumConfig
-from continuum.forecast import MAX_KINDS, JobCourse, WorkForecast
-from continuum.jobs import Job, Turn
-from continuum.order import RANKED_PER_STEP, RankingAnew
+from continuum.jobs.job import Job, Turn
+from continuum.learning.work_forecast import MAX_KINDS, JobCourse, WorkForecast
 from continuum.policy import ContinuumPolicyFactory
+from continuum.queueing.order import RANKED_PER_STEP, IncrementalRerank
+from engine.core.policy import PolicyContext
+from engine.core.request import Request
 from engine.messages import ToolCall, ToolGapStarted
-from engine.policy import PolicyContext
-from engine.request import Request
 from engine.sampling_params import SamplingParams
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 
 TOKENS = 1000
@@ -220,7 +220,7 @@ def test_those_that_wait_are_ranked_anew_by_what_is_learned_meanwhile() -> None:
 def test_a_step_ranks_a_few_anew_and_all_have_their_turn(num_turns: int, admitted: list[int]) -> None:
     """After a lesson each turn that waits is taken once, in order; no step looks at more than its share."""
     turns = {str(number): _waiting_turn(number in admitted) for number in range(num_turns)}
-    ranking, taken = RankingAnew(), []
+    ranking, taken = IncrementalRerank(), []
     assert not list(ranking.take(0, turns.values())), "nothing was learned"
     for _ in range(num_turns // RANKED_PER_STEP + 1):
         some = list(ranking.take(1, turns.values()))

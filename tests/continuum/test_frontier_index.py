@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.continuation import prompt_tail
-from continuum.frontier_index import MAX_TWINS, FrontierIndex
-from continuum.jobs import BlockChain, Frontier, Job
-from engine.core.block_hash import BlockHasher
+from continuum.jobs.continuation import prompt_tail
+from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.jobs.tip_index import MAX_TWINS, TipIndex
+from engine.core.kv_cache.block_hash import BlockHasher
+from engine.core.request import Request
 from engine.messages import JobRef
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 BLOCK = 16
@@ -26,20 +26,20 @@ def request(prompt: Sequence[int], num_replies: int | None = None) -> Request:
     return Request("r", list(prompt), params, 0.0, job=job, block_hasher=BlockHasher(BLOCK))
 
 
-def frontier(turn: Request, reply: Sequence[int] = (), tenant: str | None = None) -> Frontier:
+def tip(turn: Request, reply: Sequence[int] = (), tenant: str | None = None) -> BranchTip:
     """Where a turn ended that has said ``reply``."""
     for token in reply:
         turn.append_output_token(token)
     job = Job("job", tenant, 0.0, 0.0, 0.0, is_inferred=True)
     chain, replies = BlockChain(turn.block_hashes), turn.job.num_replies if turn.job is not None else None
     tail = prompt_tail(turn, BLOCK)
-    return Frontier(
+    return BranchTip(
         job, "r", 1, chain, turn.num_prompt_tokens, 0.0, (0, 0.0), prompt_tail=tail, num_replies=replies
     )
 
 
-def remember(index: FrontierIndex, turn: Request, reply: Sequence[int] = ()) -> Frontier:
-    left = frontier(turn, reply)
+def remember(index: TipIndex, turn: Request, reply: Sequence[int] = ()) -> BranchTip:
+    left = tip(turn, reply)
     left.beginning = index.beginning_of(left, turn.block_hashes)
     index.add(left)
     return left
@@ -55,7 +55,7 @@ def test_what_is_found_is_a_turn_that_the_prompt_contains(
 ) -> None:
     """Of prompts as alike as can be: only one that is all in the new prompt, up to the tokens that a chat
     template may render anew; and if one is there it is found."""
-    index = FrontierIndex(BLOCK)
+    index = TipIndex(BLOCK)
     turns = [remember(index, request(prompt, 0), [9] * 20) for prompt in prompts]
     asked = [*prompts[0], *([9] * 20)[:cut], *more]
     found = index.find(request(asked, 1), None)
@@ -71,9 +71,9 @@ def test_what_is_found_is_a_turn_that_the_prompt_contains(
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80))
 def test_nothing_is_left_of_what_was_removed(steps: list[tuple[int, bool]]) -> None:
     """However often the same prompts come and go, and more of one than are told apart."""
-    index = FrontierIndex(BLOCK)
+    index = TipIndex(BLOCK)
     turns = [request([*SYSTEM, number, *range(30)], 0) for number in range(4)]
-    held: list[Frontier] = []
+    held: list[BranchTip] = []
     for number, goes in steps:
         if goes and held:
             index.remove(held.pop(number % len(held)))
@@ -88,7 +88,7 @@ def test_nothing_is_left_of_what_was_removed(steps: list[tuple[int, bool]]) -> N
 
 def test_of_many_turns_with_one_prompt_the_latest_are_told_apart() -> None:
     """A bound on what a look-up compares."""
-    index = FrontierIndex(BLOCK)
+    index = TipIndex(BLOCK)
     turns = [remember(index, request(SYSTEM, 0), [number] * 40) for number in range(100, 100 + MAX_TWINS + 5)]
     assert len(index) == MAX_TWINS
     for number in (100 + MAX_TWINS + 4, 105):
@@ -101,7 +101,7 @@ def test_looking_a_prompt_up_costs_the_same_however_much_is_remembered() -> None
     took_s = []
     asked = request([*SYSTEM, *range(20_000)], 1)
     for num_remembered in (10, 10_000):
-        index = FrontierIndex(BLOCK)
+        index = TipIndex(BLOCK)
         for number in range(num_remembered):
             remember(index, request([*SYSTEM, number % 100, number // 100, *range(30)], 0))
         assert len(index) == num_remembered

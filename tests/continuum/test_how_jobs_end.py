@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.request import RequestStatus
 from engine.messages import JobFinished, JobStats
-from engine.request import RequestStatus
 from tests.continuum.job_room import JobRoom
 
 TASK = [3] * 40

@@ -1,4 +1,4 @@
-"""Jobs that nobody names: recognised by what their prompts continue, and by nothing less."""
+"""Jobs that nobody names: recognized by what their prompts continue, and by nothing less."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.request import RequestStatus
 from engine.messages import JobFinished
-from engine.request import RequestStatus
 from tests.continuum.job_room import JobRoom
 from tracing.events import JobEvent, PrefixCacheEvent, TraceEvent, TraceHeader
 from tracing.invariants import all_checks

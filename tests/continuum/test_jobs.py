@@ -7,7 +7,7 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.jobs import BlockChain
+from continuum.jobs.job import BlockChain
 
 
 @given(st.lists(st.binary(min_size=1, max_size=1)), st.lists(st.binary(min_size=1, max_size=1)))

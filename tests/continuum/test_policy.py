@@ -9,10 +9,10 @@ import pytest
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
+from engine.core.policy import PolicyContext
+from engine.core.request import RequestStatus
 from engine.errors import ConfigError
 from engine.messages import JobFinished, ToolCall, ToolGapStarted, TurnReceipt
-from engine.policy import PolicyContext
-from engine.request import RequestStatus
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, PinEvent, TraceEvent
 from tracing.reader import read_trace
@@ -150,7 +150,7 @@ def test_a_stop_string_ends_a_turn_like_eos_does() -> None:
     assert pins(room) == 1
 
 
-def test_frontiers_of_one_job_are_kept_apart() -> None:
+def test_tips_of_one_job_are_kept_apart() -> None:
     """Sub-agents that share an id and a system prompt: each branch has its pin and finds its own KV."""
     room = make_room(num_blocks=65)
     system = [1] * 12
@@ -175,7 +175,7 @@ def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
 
 
 def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
-    """A frontier that does not fit the budget, or its tenant's share of it, is let go, and the receipt says
+    """A tip that does not fit the budget, or its tenant's share of it, is let go, and the receipt says
     so."""
     room = make_room(pin_budget=0.5, pin_tenant_share=0.5)
     assert turn(room, "r1", "a", [1] * 28, tenant="x").pinned_tokens == 28
@@ -486,7 +486,7 @@ def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done
     """After some jobs of one length the older job's turn goes before a new job that came a second earlier;
     after many short ones and a long one, which the older is as likely to be, turns are served as they came.
     Where lost KV is computed again the older job goes first whatever it may be."""
-    config = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0, telling_jobs=3)
+    config = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0, min_ended_jobs=3)
     policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier))
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=65, max_model_len=96, max_num_seqs=1)
     for job, num_turns in enumerate(lengths):

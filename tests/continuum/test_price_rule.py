@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.program_stats import ReloadCost
-from continuum.ttl import PriceRule, TtlInputs
+from continuum.learning.program_stats import ReloadCost
+from continuum.retention.ttl import PriceRule, TtlInputs
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve
 
 RULE = PriceRule(answer_ttl_s=2.0, pool_price=1.0, cheap_reload_share=0.02)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.core.request import Request
 from engine.messages import JobRef
-from engine.request import Request
 from tests.continuum.job_room import JobRoom
 
 LONG_S = 600.0

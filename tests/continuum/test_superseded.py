@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum.config import ContinuumConfig
-from continuum.kept_prefixes import KeptPrefixes, landmarks_of
+from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.policy import ContinuumPolicy
+from engine.core.policy import PolicyContext
+from engine.core.request import RequestStatus
 from engine.messages import JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
-from engine.policy import PolicyContext
-from engine.request import RequestStatus
 from tests.continuum.job_room import BLOCK, JobRoom
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, PinEvent, TraceEvent, TraceHeader
@@ -225,7 +225,7 @@ def test_a_branch_that_comes_back_after_all_finds_its_blocks_while_nobody_needed
     room.scheduler.check_invariants()
 
 
-def test_an_aborted_turn_leaves_the_frontier_it_had_changed() -> None:
+def test_an_aborted_turn_leaves_the_tip_it_had_changed() -> None:
     """Its retry takes the place again; blocks that nobody needed meanwhile are found."""
     room = JobRoom()
     room.turn("r1", [*SYSTEM, *TASK], "job", num_replies=0, max_tokens=49)
@@ -336,7 +336,7 @@ def test_what_others_share_lies_between_what_surely_is_and_what_may_be(chains: l
             names.setdefault(tuple(chain[:end]), len(names).to_bytes(8, "big"))
     hashed = [[names[tuple(chain[:end])] for end in range(1, len(chain) + 1)] for chain in chains]
     first, others = hashed[0], hashed[1:]
-    kept = KeptPrefixes()
+    kept = SharedPrefixes()
     marks = [landmarks_of(each, len(each)) for each in others]
     for each in marks:
         kept.add(each)

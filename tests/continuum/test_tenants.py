@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.jobs import BlockChain, Frontier, Job
-from continuum.pins import PinTable
-from engine.core.block_hash import BlockHash
+from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.retention.pins import PinTable
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.policy import Pin
 from engine.messages import TurnReceipt
-from engine.policy import Pin
 from tests.continuum.job_room import BLOCK, JobRoom
 
 LONG_S = 600.0
@@ -48,7 +48,7 @@ class Jobs:
         """Blocks by tenant, of those that hold some."""
         held: dict[str | None, int] = {}
         for job in self._room.policy.jobs(1000, self._room.clock.now()):
-            held[job.tenant] = held.get(job.tenant, 0) + sum(each.pinned_blocks for each in job.frontiers)
+            held[job.tenant] = held.get(job.tenant, 0) + sum(each.pinned_blocks for each in job.branches)
         return {tenant: blocks for tenant, blocks in held.items() if blocks}
 
 
@@ -82,7 +82,7 @@ def test_of_one_tenants_jobs_the_youngest_gives_way() -> None:
     jobs.begin("greedy", 16)
     jobs.begin("ann", 2)
     known = (room.policy.job(f"job{number}", room.clock.now()) for number in range(16))
-    held = [any(frontier.pinned_blocks for frontier in job.frontiers) for job in known if job is not None]
+    held = [any(tip.pinned_blocks for tip in job.branches) for job in known if job is not None]
     assert held == [True] * 14 + [False] * 2
 
 
@@ -134,23 +134,23 @@ class Table:
     def held(self) -> dict[str, int]:
         held = dict.fromkeys(TENANTS, 0)
         for pin in self.pins:
-            held[self.pins.frontier_of(pin).job.tenant or ""] += pin.num_blocks
+            held[self.pins.tip_of(pin).job.tenant or ""] += pin.num_blocks
         return held
 
-    def make_room(self, tenant: str, rank: float, num_blocks: int) -> Frontier | None:
-        """A job's frontier that may be held, once who gives way to it has; None if there is no room."""
+    def make_room(self, tenant: str, rank: float, num_blocks: int) -> BranchTip | None:
+        """A job's tip that may be held, once who gives way to it has; None if there is no room."""
         name = str(next(self._numbers))
         job = Job(name, tenant or None, rank, rank, rank)
         has_room = self.pins.make_room(job, num_blocks)
         for pin, cause in self.pins.due(0.0):
             assert has_room, "nothing is let go in vain"
             self.pins.ended(pin, cause)
-        return Frontier(job, name, 1, BlockChain([]), 0, 0.0, job.place) if has_room else None
+        return BranchTip(job, name, 1, BlockChain([]), 0, 0.0, job.place) if has_room else None
 
-    def hold(self, frontier: Frontier, num_blocks: int) -> None:
-        number = int(frontier.request_id)
+    def hold(self, tip: BranchTip, num_blocks: int) -> None:
+        number = int(tip.request_id)
         hashes = [BlockHash(bytes(32))] * num_blocks
-        self.pins.add(Pin(number, frontier.job.job_id, frontier.request_id, hashes, LONG_S), frontier)
+        self.pins.add(Pin(number, tip.job.job_id, tip.request_id, hashes, LONG_S), tip)
 
 
 @given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 50), st.integers(1, 5)), max_size=40))
@@ -160,17 +160,17 @@ def test_who_gives_way_had_more_and_is_left_no_less(wants: list[tuple[str, int, 
     table = Table()
     for tenant, rank, num_blocks in wants:
         before = table.held()
-        frontier = table.make_room(tenant, rank, num_blocks)
+        tip = table.make_room(tenant, rank, num_blocks)
         after = table.held()
         if sum(before.values()) + num_blocks <= SMALL_BUDGET:
-            assert frontier is not None
+            assert tip is not None
             assert after == before
         for other in set(TENANTS) - {tenant}:
             if after[other] < before[other]:
                 assert before[other] > after[tenant] + num_blocks
                 assert after[other] >= after[tenant]
-        if frontier is not None:
-            table.hold(frontier, num_blocks)
+        if tip is not None:
+            table.hold(tip, num_blocks)
         assert sum(table.held().values()) <= SMALL_BUDGET
 
 
@@ -179,10 +179,10 @@ def test_a_tenant_comes_short_only_of_more_than_its_part(wants: list[str]) -> No
     """Block by block: who is refused one has as many as anybody, but for the one that cannot be split."""
     table = Table()
     for rank, tenant in enumerate(wants):
-        frontier = table.make_room(tenant, rank, 1)
-        if frontier is None:
+        tip = table.make_room(tenant, rank, 1)
+        if tip is None:
             held = table.held()
             assert sum(held.values()) == SMALL_BUDGET
             assert max(held.values()) <= held[tenant] + 1
         else:
-            table.hold(frontier, 1)
+            table.hold(tip, 1)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import FrontierStatus, ToolSignal, ToolState
+from engine.messages import BranchStatus, ToolSignal, ToolState
 from tests.continuum.job_room import JobRoom
 
 PROMPT = list(range(100, 196))
 
 
-def tell(room: JobRoom, state: ToolState, **said: object) -> FrontierStatus:
+def tell(room: JobRoom, state: ToolState, **said: object) -> BranchStatus:
     """The client's signal about job "job"; how its latest turn stands then."""
     room.scheduler.signal(ToolSignal("job", state, **said), room.clock.now())  # type: ignore[arg-type]
     return standing(room)
 
 
-def standing(room: JobRoom) -> FrontierStatus:
+def standing(room: JobRoom) -> BranchStatus:
     status = room.policy.job("job", room.clock.now())
     assert status is not None
-    return status.frontiers[-1]
+    return status.branches[-1]
 
 
 def started(room: JobRoom, *commands: str) -> JobRoom:
@@ -54,20 +54,20 @@ def test_a_call_that_is_known_to_be_slow_is_held_where_its_client_says_it_is_qui
     assert slow.pinned_blocks == 0
 
 
-def started_again(room: JobRoom, expected_s: float) -> FrontierStatus:
+def started_again(room: JobRoom, expected_s: float) -> BranchStatus:
     """The client's word comes within the grace after the turn's end, before the tool is read."""
     room.turn("r1", PROMPT, "job")
-    frontier = tell(room, ToolState.STARTED, tool="make", expected_s=expected_s)
-    assert frontier.tools == ["make"]
-    return frontier
+    tip = tell(room, ToolState.STARTED, tool="make", expected_s=expected_s)
+    assert tip.tools == ["make"]
+    return tip
 
 
 def test_what_is_expected_is_seen_with_how_sure_it_is() -> None:
     """Median and deciles are around what the client said, and move with the time that passes."""
     room = started(JobRoom(), "deploy")
     assert standing(room).expected_return_s is None
-    frontier = tell(room, ToolState.STARTED, expected_s=20)
-    early, median, late = frontier.earliest_return_s, frontier.expected_return_s, frontier.latest_return_s
+    tip = tell(room, ToolState.STARTED, expected_s=20)
+    early, median, late = tip.earliest_return_s, tip.expected_return_s, tip.latest_return_s
     assert early is not None
     assert median is not None
     assert late is not None
@@ -89,10 +89,10 @@ def test_progress_moves_the_deadline(said: dict[str, float]) -> None:
     assert before is not None
     assert before < 2
     room.clock.advance(0.9)
-    frontier = tell(room, ToolState.PROGRESS, remaining_s=8.0)
-    assert frontier.ttl_s is not None
-    assert frontier.ttl_s > 8
-    assert frontier.told == "progress"
+    tip = tell(room, ToolState.PROGRESS, remaining_s=8.0)
+    assert tip.ttl_s is not None
+    assert tip.ttl_s > 8
+    assert tip.told == "progress"
     room.clock.advance(2.1)
     again = tell(room, ToolState.PROGRESS, **said)
     assert again.ttl_s is not None
@@ -104,12 +104,12 @@ def test_a_finished_call_is_held_for_the_turn_that_is_about_to_come() -> None:
     room = started(JobRoom(), "deploy")
     before = tell(room, ToolState.STARTED, expected_s=20)
     room.clock.advance(3)
-    frontier = tell(room, ToolState.FINISHED)
-    assert frontier.expected_return_s is not None
-    assert frontier.expected_return_s < 1
-    assert frontier.ttl_s is not None
+    tip = tell(room, ToolState.FINISHED)
+    assert tip.expected_return_s is not None
+    assert tip.expected_return_s < 1
+    assert tip.ttl_s is not None
     assert before.ttl_s is not None
-    assert 1 < frontier.ttl_s < before.ttl_s - 3
+    assert 1 < tip.ttl_s < before.ttl_s - 3
     room.clock.advance(0.3)
     assert room.turn("r2", [*room.said("r1"), 7], "job").previous_pin == "handed_over"
 
@@ -118,8 +118,8 @@ def test_a_cancelled_call_is_let_go_and_teaches_no_duration() -> None:
     """It ran for so long at least; the turn that comes all the same teaches nothing more."""
     room = started(JobRoom(), "deploy")
     room.clock.advance(3)
-    frontier = tell(room, ToolState.CANCELLED)
-    assert (frontier.ttl_s, frontier.reason, frontier.told) == (
+    tip = tell(room, ToolState.CANCELLED)
+    assert (tip.ttl_s, tip.reason, tip.told) == (
         None,
         "the client cancelled the call",
         "cancelled",
@@ -197,7 +197,7 @@ def test_a_signal_may_name_the_turn_it_means() -> None:
     tell(room, ToolState.CANCELLED, request_id="main")
     status = room.policy.job("job", room.clock.now())
     assert status is not None
-    assert {each.request_id: each.told for each in status.frontiers} == {"main": "cancelled", "sub": None}
+    assert {each.request_id: each.told for each in status.branches} == {"main": "cancelled", "sub": None}
     receipt = room.scheduler.signal(
         ToolSignal("job", ToolState.FINISHED, request_id="nobody's"), room.clock.now()
     )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.messages import JobRef
-from engine.request import Request
 from tests.continuum.job_room import BLOCK, JobRoom
 
 MAX_WAIT_S = 5.0

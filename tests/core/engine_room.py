@@ -9,14 +9,14 @@ from zlib import crc32
 
 from engine.clock import ManualClock
 from engine.config import SchedulerConfig
-from engine.core.disk_tier import DiskLevel
-from engine.core.offloading_connector import OffloadingConnector
+from engine.core.offload.disk_tier import DiskLevel
+from engine.core.offload.offloading_connector import OffloadingConnector
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.policy import FcfsPolicy, SchedulingPolicy
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import EngineCoreOutput, JobRef
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import FcfsPolicy, SchedulingPolicy
-from engine.request import Request
 from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams

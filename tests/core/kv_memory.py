@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from engine.core.block_hash import BlockHash
-from engine.outputs import KVLoad, SchedulerOutput
-from engine.request import Request
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.outputs import KVLoad, SchedulerOutput
+from engine.core.request import Request
 
 LoadFate = Callable[[], tuple[int, bool]]
 """In how many steps a load ends (0: in its own), and whether it succeeds."""

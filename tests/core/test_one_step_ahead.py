@@ -10,14 +10,14 @@ import pytest
 
 from engine.clock import ManualClock
 from engine.config import EngineConfig
-from engine.engine_core import EngineCore
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.policy import fcfs
+from engine.core.request import RequestStatus
+from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.executor import Executor, FinishedOutput, PendingOutput
-from engine.llm import engine_config
+from engine.frontend.llm import engine_config
 from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import fcfs
-from engine.request import RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutor, FakeExecutorFactory, fake_token
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.core.request_queue import RequestQueue
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 

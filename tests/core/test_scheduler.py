@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core.outputs import SchedulerOutput
+from engine.core.policy import FcfsPolicy, PriorityPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.messages import FinishReason
-from engine.outputs import SchedulerOutput
-from engine.policy import FcfsPolicy, PriorityPolicy
-from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
 

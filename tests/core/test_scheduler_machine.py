@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler_report import PauseState
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
-from engine.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
-from engine.request import Request, RequestStatus
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at
@@ -363,7 +363,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             found = policy.job(job.id, now)
             assert found is not None
             assert found == job
-            assert all((each.ttl_s is None) is (each.pinned_blocks == 0) for each in job.frontiers)
+            assert all((each.ttl_s is None) is (each.pinned_blocks == 0) for each in job.branches)
 
     @rule(job=st.sampled_from(["a", "b", "never seen"]))
     def finish_job(self, job: str) -> None:

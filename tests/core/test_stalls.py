@@ -8,12 +8,12 @@ import pytest
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
-from engine import engine_core
 from engine.clock import MonotonicClock
-from engine.engine_core import EngineCore
-from engine.llm import engine_config
+from engine.core.policy import PolicyFactory, priority
+from engine.core_process import engine_core
+from engine.core_process.engine_core import EngineCore
+from engine.frontend.llm import engine_config
 from engine.messages import EngineCoreRequest, JobRef
-from engine.policy import PolicyFactory, priority
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.fair_queue import FairQueue
+from engine.core.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
+from engine.core.request import Request
 from engine.core.step_shares import StepCost
 from engine.core.tenant_seats import TenantSeats
 from engine.messages import JobRef
-from engine.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
 

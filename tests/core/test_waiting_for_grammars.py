@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.core.outputs import ModelRunnerOutput
+from engine.core.request import RequestStatus
 from engine.messages import FinishReason
-from engine.outputs import ModelRunnerOutput
-from engine.request import RequestStatus
 from tests.core.engine_room import CountingGrammar, EngineRoom
 
 

@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from continuum.cli import main
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
+from eval.cli.main import main
 from eval.errors import ServerError
-from eval.server_process import ServerProcess
+from eval.load.server_process import ServerProcess
 from eval.workloads.scheduler_trace import read_scheduler_trace
 from tracing.events import (
     JobEvent,

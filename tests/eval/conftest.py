@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.worker.tiny_models import make_model_folder
-from eval.server_process import ServerProcess
+from engine.worker.loading.tiny_models import make_model_folder
+from eval.load.server_process import ServerProcess
 
 MAX_MODEL_LEN = 4096
 NUM_BLOCKS = 300

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eval.metrics import RunResult, RunSetting, summarise
-from eval.records import EngineCounters, JobRecord, Occupancy, TurnRecord
+from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord
+from eval.report.metrics import RunResult, RunSetting, summarize
 
 
 def turn(job_id: str, number: int, start_s: float, ttft_s: float = 1.0, **fields: object) -> TurnRecord:
@@ -62,7 +62,7 @@ def run(
         for each in jobs
     ]
     fields = {"model": "m", "simulated": True, "workload": "w.jsonl", **setting}
-    return summarise(
+    return summarize(
         RunSetting(name=name, seed=seed, jobs_per_s=jobs_per_s, **fields),  # type: ignore[arg-type]
         jobs,
         turns,

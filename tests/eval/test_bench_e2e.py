@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.client import ServerClient
-from eval.conversation import ChatConversation, ChatTurn
-from eval.metrics import RunResult
-from eval.plan import Limits, Plan, Planner, PlanOptions
-from eval.records import TurnRecord, read_records
-from eval.results import read_results
-from eval.server_metrics import ServerMetrics
+from eval.cli.main import main
+from eval.load.client import ServerClient
+from eval.load.conversation import ChatConversation, ChatTurn
+from eval.load.planner import Limits, Plan, Planner, PlanOptions
+from eval.load.records import TurnRecord, read_records
+from eval.load.server_metrics import ServerMetrics
+from eval.report.metrics import RunResult
+from eval.report.results import read_results
 from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 from tests.eval.conftest import MAX_MODEL_LEN, NUM_BLOCKS
@@ -90,7 +90,7 @@ def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> Non
     assert all(record.recomputed_tokens <= 16 for record in records)
 
 
-def test_without_job_ids_jobs_are_recognised(server: str, tmp_path: Path) -> None:
+def test_without_job_ids_jobs_are_recognized(server: str, tmp_path: Path) -> None:
     """``--no-job-id`` is the agent that knows nothing of us: its turns are held and found all the same."""
     result, records = _bench(server, tmp_path, "--jobs", "2", "--max-turns", "2", "--no-job-id")
     assert (result.num_completed_jobs, result.num_pinned_turns) == (2, 4)

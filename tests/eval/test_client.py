@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from continuum.cli import main
-from eval.client import TurnFailedError, read_reply
+from eval.cli.main import main
+from eval.load.client import TurnFailedError, read_reply
 
 ROLE = 'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 TEXT = 'data: {"choices":[{"index":0,"delta":{"content":"ls "},"finish_reason":null}]}'

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.metrics import RunResult
-from eval.results import ResultFile, write_results
+from eval.cli.main import main
+from eval.report.metrics import RunResult
+from eval.report.results import ResultFile, write_results
 from tests.eval.hand_made import run
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.metrics import RunResult
-from eval.records import TurnRecord, read_records
-from eval.results import read_results
+from eval.cli.main import main
+from eval.load.records import TurnRecord, read_records
+from eval.report.metrics import RunResult
+from eval.report.results import read_results
 from eval.workloads.job import Job
 from tests.eval.count_jobs import OUTPUT, count_job, written
 
@@ -108,7 +108,7 @@ def test_hermes_calls_are_parsed_by_the_server(server: str, tmp_path: Path) -> N
     assert all(turn.recomputed_tokens <= BLOCK for turn in by_job["hermes"])
 
 
-def test_without_a_name_a_job_is_recognised_by_its_tokens(server: str, tmp_path: Path) -> None:
+def test_without_a_name_a_job_is_recognized_by_its_tokens(server: str, tmp_path: Path) -> None:
     """``--identity none``: the same tokens, and the server finds out that the turns are one job's."""
     _, by_job = _bench(server, tmp_path, [count_job("nameless")], "--identity", "none")
     receipts = [turn.receipt for turn in by_job["nameless"] if turn.receipt is not None]

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum.cli import main
-from eval.metrics import RunResult
-from eval.records import EngineCounters
-from eval.results import ResultFile, write_results
+from eval.cli.main import main
+from eval.load.records import EngineCounters
+from eval.report.metrics import RunResult
+from eval.report.results import ResultFile, write_results
 from tests.eval.hand_made import run
 
 POLICIES = (("fcfs", 20.0), ("fork", 15.0), ("continuum", 10.0))
@@ -214,7 +214,7 @@ def test_without_plotly_one_sentence_says_what_to_install(tmp_path: Path) -> Non
     """The library is an extra; nothing else of the command needs it."""
     write_results(tmp_path / "a.json", ResultFile(runs=[run("a", 9.0)]))
     without = "import sys; sys.modules['plotly'] = None; "
-    code = without + "from continuum.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = without + "from eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "compare", str(tmp_path / "a.json")]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (plain.returncode, plain.stderr) == (0, "")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.job_tokens import JobTokens, Tokens
+from eval.load.job_tokens import JobTokens, Tokens
 from eval.workloads.job import Job, Turn
 
 ALPHABET: Tokens = np.arange(50, 90, dtype=np.int64)

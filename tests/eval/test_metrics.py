@@ -8,12 +8,12 @@ import pytest
 
 from engine.messages import TurnReceipt
 from eval.errors import ResultError
-from eval.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, RunSetting, summarise
-from eval.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens
-from eval.results import ResultFile, read_results, write_results
-from eval.server_metrics import ServerMetrics
+from eval.load.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens
+from eval.load.server_metrics import ServerMetrics
+from eval.report.metrics import MAX_DETAIL_JOBS, MAX_DETAIL_SAMPLES, RunSetting, summarize
+from eval.report.results import ResultFile, read_results, write_results
+from eval.trace.analysis.distribution import Distribution
 from tests.eval.hand_made import job, run, turn
-from tracing.analysis.distribution import Distribution
 
 SETTING = RunSetting(name="fcfs", model="m", workload="w", seed=3)
 
@@ -91,7 +91,7 @@ def test_a_run_is_summed_up() -> None:
     jobs[1].num_recorded_turns = 3
     counters = EngineCounters(num_preemptions=1, kv_usage_at_end=0.25, host_tokens_loaded=64)
 
-    result = summarise(SETTING, jobs, [pinned, returned, unlike, failed], counters, notes=["note"])
+    result = summarize(SETTING, jobs, [pinned, returned, unlike, failed], counters, notes=["note"])
 
     assert (result.name, result.notes) == ("fcfs", ["note"])
     assert (result.num_jobs, result.num_completed_jobs, result.num_cut_jobs) == (2, 1, 1)
@@ -116,7 +116,7 @@ def test_a_run_is_summed_up() -> None:
 def test_goodput_counts_turns_within_the_limit_and_their_tokens() -> None:
     """Of TTFTs of 1, 3 and 5 s over 10 s, two are within 3 s: the limit itself is good."""
     turns = [turn("a", i, 0.0, ttft_s, output_tokens=10 * i) for i, ttft_s in ((1, 1.0), (2, 3.0), (3, 5.0))]
-    result = summarise(SETTING, [job("a", 0.0, 10.0)], turns, EngineCounters(), ttft_limit_s=3.0)
+    result = summarize(SETTING, [job("a", 0.0, 10.0)], turns, EngineCounters(), ttft_limit_s=3.0)
     assert (result.ttft_limit_s, result.goodput_turns_per_s, result.goodput_tokens_per_s) == (3.0, 0.2, 3.0)
     assert result.output_tokens_per_s == 6.0
 
@@ -125,32 +125,32 @@ def test_the_longest_wait_is_in_the_queue_where_the_run_tells() -> None:
     """A simulation sees the queue; of a server only the first token is seen."""
     jobs = [job("a", 0.0, 10.0)]
     seen = [turn("a", 1, 0.0, 5.0, queued_s=1.5), turn("a", 2, 6.0, 2.0, queued_s=0.25)]
-    assert summarise(SETTING, jobs, seen, EngineCounters()).longest_wait_s == 1.5
+    assert summarize(SETTING, jobs, seen, EngineCounters()).longest_wait_s == 1.5
     unseen = [turn("a", 1, 0.0, 5.0), turn("a", 2, 6.0, 2.0)]
-    assert summarise(SETTING, jobs, unseen, EngineCounters()).longest_wait_s == 5.0
+    assert summarize(SETTING, jobs, unseen, EngineCounters()).longest_wait_s == 5.0
 
 
 def test_memory_held_for_nothing_is_what_no_turn_took_over() -> None:
     """30 block-seconds expired and 10 were broken, of 16 tokens: 640, of a pool of 16,000."""
     held = {"handed_over": 500.0, "expired": 30.0, "broken": 10.0}
     counters = EngineCounters(block_size=16, num_blocks=100, pin_block_s=held)
-    result = summarise(SETTING, [job("a", 0.0, 10.0)], [], counters)
+    result = summarize(SETTING, [job("a", 0.0, 10.0)], [], counters)
     assert (result.held_in_vain_token_s, result.held_in_vain_share) == (640.0, 0.04)
-    unknown = summarise(SETTING, [job("a", 0.0, 10.0)], [], EngineCounters(pin_block_s=held))
+    unknown = summarize(SETTING, [job("a", 0.0, 10.0)], [], EngineCounters(pin_block_s=held))
     assert (unknown.held_in_vain_token_s, unknown.held_in_vain_share) == (None, None)
 
 
 def test_computed_prefill_is_the_engines_count_where_it_keeps_one() -> None:
     """Else it is the prompt less what the cache gave, by the server's usage."""
     turns, jobs = [turn("a", 1, 0.0, cached_tokens=64)], [job("a", 0.0, 10.0)]
-    assert summarise(SETTING, jobs, turns, EngineCounters()).computed_prefill_tokens == 36
+    assert summarize(SETTING, jobs, turns, EngineCounters()).computed_prefill_tokens == 36
     counted = EngineCounters(computed_prefill_tokens=50)
-    assert summarise(SETTING, jobs, turns, counted).computed_prefill_tokens == 50
+    assert summarize(SETTING, jobs, turns, counted).computed_prefill_tokens == 50
 
 
 def test_a_run_of_nothing_has_no_rates() -> None:
     """Nothing is divided by zero, and nothing unknown passes for zero."""
-    result = summarise(SETTING, [], [], EngineCounters())
+    result = summarize(SETTING, [], [], EngineCounters())
     rates = (result.jobs_per_hour, result.output_tokens_per_s, result.goodput_turns_per_s, result.hit_rate)
     assert rates == (None, None, None, None)
     assert (result.longest_wait_s, result.job_completion_s, result.ttft_s) == (None, None, None)
@@ -161,7 +161,7 @@ def test_detail_is_bounded_and_from_the_middle_of_the_run() -> None:
     jobs = [job(f"j{i:03}", float(i), i + 5.0) for i in range(100)]
     turns = [turn(each.job_id, 1, each.start_s, 2.0, queued_s=0.5) for each in jobs]
     many = Occupancy(time_s=[float(i) for i in range(1200)], free=list(range(1200)))
-    result = summarise(SETTING, jobs, turns, EngineCounters(), occupancy=many, detail=True)
+    result = summarize(SETTING, jobs, turns, EngineCounters(), occupancy=many, detail=True)
     assert [span.job_id for span in result.spans] == [f"j{i:03}" for i in range(35, 65)]
     assert len(result.spans) == MAX_DETAIL_JOBS
     first = result.spans[0]
@@ -169,7 +169,7 @@ def test_detail_is_bounded_and_from_the_middle_of_the_run() -> None:
     assert result.occupancy is not None
     assert len(result.occupancy.time_s) <= MAX_DETAIL_SAMPLES
     assert result.occupancy.free[1] == result.occupancy.time_s[1] == 3
-    plain = summarise(SETTING, jobs, turns, EngineCounters(), occupancy=many)
+    plain = summarize(SETTING, jobs, turns, EngineCounters(), occupancy=many)
     assert (plain.spans, plain.occupancy, len(plain.jobs)) == ([], None, 100)
 
 

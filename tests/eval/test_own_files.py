@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.results import ResultFile, write_results
+from eval.cli.main import main
+from eval.report.results import ResultFile, write_results
 from eval.workloads.catalog import load_jobs
 from eval.workloads.recorded import write_jobs
 from tests.eval.hand_made import run

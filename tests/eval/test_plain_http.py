@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eval.plain_http import Connection
+from eval.load.plain_http import Connection
 
 NUM_REQUESTS = 3
 

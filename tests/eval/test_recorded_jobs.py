@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.results import read_results
 from eval.workloads.catalog import load_jobs
 
 RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"

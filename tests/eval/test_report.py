@@ -7,12 +7,12 @@ import math
 import pytest
 from scipy import stats
 
-from eval.comparison import Comparison
-from eval.figures import JOB_COMPLETION, count, seconds, tokens
-from eval.intervals import Estimate, mean_interval, ratio_interval, student_t
-from eval.records import EngineCounters
-from eval.report import MAX_WIDTH, render, render_comparison
-from eval.results import ResultFile
+from eval.load.records import EngineCounters
+from eval.report.comparison import Comparison
+from eval.report.figures import JOB_COMPLETION, count, seconds, tokens
+from eval.report.intervals import Estimate, mean_interval, ratio_interval, student_t
+from eval.report.results import ResultFile
+from eval.report.tables import MAX_WIDTH, render, render_comparison
 from tests.eval.hand_made import run
 
 

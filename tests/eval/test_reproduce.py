@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
 from engine.config import SchedulerConfig
-from eval.intervals import Estimate
-from eval.records import EngineCounters
+from eval.cli.main import main
+from eval.load.records import EngineCounters
+from eval.report.intervals import Estimate
+from eval.report.results import read_results
 from eval.reproduction.experiment import Experiment, Point, plan_of
 from eval.reproduction.observed_rule import Decision, HoldTimes
 from eval.reproduction.published import FIGURES, Measure, PaperFigure, Published, Setting
 from eval.reproduction.table import figure_table, summary
 from eval.reproduction.verdict import Verdict, judge, outcome
-from eval.results import read_results
 from tests.eval.hand_made import run
 
 # agent-serving.md 1.5, copied by hand: figure, place, model, GPUs, jobs/s, then vLLM, Continuum, Autellix,

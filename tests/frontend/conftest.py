@@ -1,4 +1,4 @@
-"""A model folder, its tokenizer and engines over a stand-in model, for the tests of the front end."""
+"""Engines over a stand-in model, for the tests of the frontend."""
 
 from __future__ import annotations
 
@@ -7,26 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ModelConfig
+from engine.core.policy import fcfs
 from engine.executor import ExecutorFactory
-from engine.llm import engine_config
-from engine.llm_engine import LLMEngine
-from engine.policy import fcfs
+from engine.frontend.llm import engine_config
+from engine.frontend.llm_engine import LLMEngine
 from engine.testing import FakeExecutorFactory
-from engine.tokenizer import Tokenizer
-from engine.worker.tiny_models import make_model_folder
 
 MakeEngine = Callable[..., LLMEngine]
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("models") / "qwen3")
-
-
-@pytest.fixture(scope="session")
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer.load(ModelConfig(model=str(model_folder)))
 
 
 @pytest.fixture

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.async_llm import AsyncLLM
-from engine.core_start import CoreSpec
+from engine.core.policy import PolicyFactory, fcfs
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
-from engine.launcher import CoreProcess
-from engine.llm import engine_config
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.llm import engine_config
+from engine.frontend.request_output import RequestOutput
+from engine.frontend.stats import IterationStats
 from engine.messages import JobRef, RequestContext, SchedulerStats, ToolCall
-from engine.policy import PolicyFactory, fcfs
-from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.stats import IterationStats
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, freeze, has_gone
 

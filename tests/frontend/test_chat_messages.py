@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api.chat_messages import normalise
+from engine.api.chat_messages import normalize
 
 ARGUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -19,7 +19,7 @@ ARGUMENTS = st.recursive(
 
 def shown(arguments: str) -> object:
     call = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
-    [message] = normalise([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    [message] = normalize([{"role": "assistant", "content": None, "tool_calls": [call]}])
     return message["tool_calls"][0]["function"]["arguments"]
 
 

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from engine.detokenizer import (
+from engine.frontend.detokenizer import (
     REPLACEMENT,
     IncrementalDetokenizer,
     StopChecker,
@@ -21,7 +21,7 @@ from engine.detokenizer import (
 )
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import ThoughtSpan
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 
 
 def wrapped(backend: BackendTokenizer) -> Tokenizer:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from continuum.cli import main
-from engine.detokenizer import IncrementalDetokenizer
 from engine.errors import RequestError
-from engine.llm import LLM
-from engine.request_output import CompletionOutput
+from engine.frontend.detokenizer import IncrementalDetokenizer
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import CompletionOutput
 from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import MatcherGrammar
 from engine.structured_output.params import StructuredOutputsParams
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
+from eval.cli.main import main
 from tests.broken_models import with_poisoned_token, with_tokens_beyond
 
 POISON = 65

@@ -11,10 +11,10 @@ import pytest
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
-from engine.input_processor import GenerationDefaults, InputProcessor
+from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 
 READY = EngineReady(num_gpu_blocks=10, max_model_len=100, block_size=16, vocab_size=512, dtype="float32")
 

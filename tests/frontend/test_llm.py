@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
-from engine.llm import LLM, engine_config
+from engine.frontend.llm import LLM, engine_config
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from tracing.events import TraceEnd
 from tracing.reader import read_trace
 
@@ -195,7 +195,7 @@ def test_a_prompt_that_could_never_start_is_refused_at_the_start(model_folder: P
 
 UNCLOSED = """
 import sys
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 
 llm = LLM(sys.argv[1], multiprocess=False, num_gpu_blocks_override=300, trace_path=sys.argv[2])
 llm.generate("Hello", use_tqdm=False)

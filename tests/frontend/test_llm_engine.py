@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.llm_engine import LLMEngine
+from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.messages import JobRef, RequestContext
-from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.testing import FakeExecutorFactory, fake_token
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from tests.frontend.conftest import MakeEngine
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.policy import FcfsPolicy, PolicyContext, PriorityPolicy
 from engine.errors import ConfigError
-from engine.policy import FcfsPolicy, PolicyContext, PriorityPolicy
 from engine.policy_loader import load_policy
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from engine.clock import ManualClock
 from engine.config import EngineConfig
-from engine.engine_core import EngineCore
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.policy import fcfs
+from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.executor import Executor, FinishedOutput, PendingOutput
-from engine.llm import engine_config
+from engine.frontend.llm import engine_config
 from engine.messages import EngineCoreRequest
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.policy import fcfs
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.worker.executor import UniProcExecutor

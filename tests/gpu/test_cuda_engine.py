@@ -10,7 +10,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.attention_reference import make_case, paged_output, reference_output
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.errors import EngineDeadError
 from engine.sampling_params import SamplingParams
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.parallel.ranks import rank_pids, two_ranks
 

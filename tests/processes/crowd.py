@@ -24,10 +24,10 @@ class Crowd:
         self.url = server.url
 
     def core_pid(self) -> int:
-        return self._children("engine.core_proc")[0]
+        return self._children("engine.core_process.core_proc")[0]
 
     def front_end_pids(self) -> list[int]:
-        return self._children("engine.api.processes.front_end")
+        return self._children("engine.api.processes.api_server")
 
     def all_pids(self) -> list[int]:
         return [self.server.process.pid, self.core_pid(), *self.front_end_pids()]

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from engine.core_client import SyncMPClient
+from engine.core_process.core_client import SyncMPClient
 from engine.testing import FakeExecutorFactory
 from tests.processes.support import SignalPolicyFactory, config, core_request
 

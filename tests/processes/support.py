@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
+from engine.core.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
+from engine.core.request import Request
 from engine.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, TurnReceipt
-from engine.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 GONE_WITHIN_S = 2.0

@@ -18,8 +18,8 @@ import pytest
 
 from engine.api.openai_responses.sqlite_store import SqliteStore
 from engine.api.openai_responses.store import StoreLimits
-from engine.private_folder import make_private_folder, remove_if_left, remove_private_folder
-from engine.worker.tiny_models import make_model_folder
+from engine.process.private_folder import make_private_folder, remove_if_left, remove_private_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.processes.crowd import WITHIN_S, Crowd, running_crowd
 
 FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768", "--core-silence-s", "1")
@@ -76,7 +76,7 @@ def test_a_core_that_stands_still_is_told(crowd: Crowd) -> None:
     until(lambda: health(crowd) == 200)
 
 
-@pytest.mark.parametrize("module", ["continuum.cli"])
+@pytest.mark.parametrize("module", ["eval.cli.main"])
 def test_an_interrupt_while_it_is_loaded_leaves_no_traceback(module: str) -> None:
     """Ctrl-C right after the command was typed."""
     command = [sys.executable, "-X", "importtime", "-m", module, "serve"]
@@ -107,7 +107,7 @@ def test_what_a_killed_server_left_goes_with_the_next_start(temporary: Path) -> 
     code = f"""
 import os, signal, tempfile
 tempfile.tempdir = {str(temporary)!r}
-from engine.private_folder import make_private_folder
+from engine.process.private_folder import make_private_folder
 open(make_private_folder("continuum-") + "/prompts", "w").write("secret")
 os.kill(os.getpid(), signal.SIGKILL)
 """

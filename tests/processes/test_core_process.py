@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from engine.clock import MonotonicClock
-from engine.core_client import SyncMPClient
+from engine.core.policy import PolicyContext, SchedulingPolicy, fcfs
+from engine.core_process.core_client import SyncMPClient
+from engine.core_process.inproc_client import InprocClient
 from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
-from engine.inproc_client import InprocClient
 from engine.messages import EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
-from engine.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import (
     GONE_WITHIN_S,

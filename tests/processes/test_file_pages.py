@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.file_pages import let_go_of_file_pages
+from engine.process.file_pages import drop_file_pages
 
 PROGRAM = """
 import ctypes, mmap, pathlib, re, sys
 import numpy as np
-from engine.file_pages import let_go_of_file_pages
+from engine.process.file_pages import drop_file_pages
 
 def of_files():
     told = pathlib.Path("/proc/self/smaps_rollup").read_text()
@@ -29,7 +29,7 @@ changed[:7] = b"changed"
 matrix = np.linspace(0, 1, 4096).reshape(64, 64)
 product = matrix @ matrix
 before = of_files()
-let_go_of_file_pages()
+drop_file_pages()
 after = of_files()
 assert (matrix @ matrix == product).all()
 assert read[:] == path.read_bytes()
@@ -54,5 +54,5 @@ def test_what_was_only_read_goes_and_comes_back(tmp_path: Path) -> None:
 
 def test_it_may_be_done_at_any_time() -> None:
     """Nothing else in the process notices."""
-    let_go_of_file_pages()
-    let_go_of_file_pages()
+    drop_file_pages()
+    drop_file_pages()

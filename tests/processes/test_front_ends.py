@@ -17,11 +17,11 @@ from typing import cast
 import httpx
 import pytest
 
-from continuum.cli import main
-from engine.core_client import AsyncMPClient
-from engine.launcher import CoreSeat, JoinedCore
+from engine.core_process.core_client import AsyncMPClient
+from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.messages import EngineReady
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
+from eval.cli.main import main
 from tests.processes.crowd import (
     WITHIN_S,
     Crowd,
@@ -234,7 +234,7 @@ def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> N
 
             super().start(late)
 
-    client = AsyncMPClient(LateNews(CoreSeat(str(tmp_path), os.getpid(), cast(EngineReady, None), 1)))
+    client = AsyncMPClient(LateNews(ClientHandle(str(tmp_path), os.getpid(), cast(EngineReady, None), 1)))
     closing = threading.Thread(target=client.close)
     closing.start()
     closing.join(0.1)
@@ -248,6 +248,8 @@ def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> N
 async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: Path) -> None:
     """The news may come while the socket that it is for is being closed: then nobody will read it."""
     for _ in range(3000):
-        client = AsyncMPClient(JoinedCore(CoreSeat(str(tmp_path), os.getpid(), cast(EngineReady, None), 1)))
+        client = AsyncMPClient(
+            JoinedCore(ClientHandle(str(tmp_path), os.getpid(), cast(EngineReady, None), 1))
+        )
         client.attach(asyncio.get_running_loop(), lambda _: None)
         client.close()

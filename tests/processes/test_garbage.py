@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from engine.garbage import LOOK_EVERY_S, await_rest_after
+from engine.process.trim import LOOK_EVERY_S, await_rest_after
 
 
 class Worked:

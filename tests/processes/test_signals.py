@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import pytest
 
-from engine.core_client import SyncMPClient
+from engine.core_process.core_client import SyncMPClient
 from engine.errors import EngineDeadError
 from engine.testing import FakeExecutorFactory
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.processes.support import SignalPolicyFactory, config, core_request, has_gone
 from tracing.events import TraceEnd
 from tracing.reader import read_trace
@@ -68,7 +68,7 @@ def test_a_script_without_a_main_guard_can_be_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
-            from engine.llm import LLM
+            from engine.frontend.llm import LLM
             from engine.sampling_params import SamplingParams
 
             llm = LLM({str(folder)!r}, num_gpu_blocks_override=300)

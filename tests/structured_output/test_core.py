@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from engine.clock import MonotonicClock
-from engine.engine_core import EngineCore
-from engine.llm import engine_config
+from engine.core.policy import fcfs
+from engine.core_process.engine_core import EngineCore
+from engine.frontend.llm import engine_config
 from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
-from engine.policy import fcfs
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import TokenTable
+from engine.structured_output.bitmask_filler import BitmaskFiller
 from engine.structured_output.compiler import GrammarCompiler
-from engine.structured_output.mask_filler import MaskFiller
 from engine.structured_output.params import StructuredOutputsParams
 from engine.testing import FakeExecutorFactory
 
@@ -91,7 +91,7 @@ def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
     def no_tokens() -> TokenTable:
         raise AssertionError("no grammar is compiled")
 
-    filler = MaskFiller(GrammarCompiler(no_tokens))
+    filler = BitmaskFiller(GrammarCompiler(no_tokens))
     before = filler.promise()
     filler.close()
     after = filler.promise()

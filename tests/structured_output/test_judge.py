@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.structured_output.judge import TIME_LIMIT_S
+from engine.structured_output.validator import TIME_LIMIT_S
 from tests.api.server import Server, running_server
 
 MEMORY_EATER = "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{number}}}/" for number in range(1, 25))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.llm import LLM
-from engine.request_output import CompletionOutput, RequestOutput
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import (
     MAX_GRAMMAR_BYTES,

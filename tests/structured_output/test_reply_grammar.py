@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 from engine.reasoning.think import ThinkTags
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams

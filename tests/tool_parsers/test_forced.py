@@ -8,10 +8,10 @@ from engine.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import GrammarBackend, TokenTable
 from engine.structured_output.params import StructuredOutputsParams, ToolArguments
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import TOOL_FORMATS, ReplyFormat
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.tool_parsers.families import FAMILIES, GLM47, MISTRAL_BARE, TOOLS, Family
 
 OTHER_SPELLINGS = [MISTRAL_BARE, GLM47]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 
 
 @pytest.fixture(scope="session")

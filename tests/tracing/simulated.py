@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from continuum.cli import main
+from eval.cli.main import main
 
 POOL_TOKENS = 12_000
 """Less than the jobs want at once: some wait, some are preempted, and pins end in every way."""

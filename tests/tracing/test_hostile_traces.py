@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from continuum.cli import main
+from eval.cli.main import main
 from tests.tracing.simulated import simulate
 from tracing.progress import reading
 

@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
+from engine.core.request import RequestStatus
+from engine.core_process.telemetry import request_listener
 from engine.messages import JobFinished, JobRef
-from engine.request import RequestStatus
-from engine.telemetry import request_listener
 from tests.continuum.job_room import JobRoom
 from tests.core.engine_room import CountingGrammar, EngineRoom
 from tracing.span_outbox import OutboxLimits

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.request import RequestStatus
+from engine.core.request import RequestStatus
 from engine.watch.digest import Digest
 from engine.watch.feed import Watched
 from eval.sim.step_samples import step_samples
+from eval.trace.analysis.jobs import GapLife, PinLife, TurnLife
+from eval.trace.analysis.life_reader import LifeReader
+from eval.trace.analysis.pool import StepLife
 from tests.core.engine_room import EngineRoom
-from tracing.analysis.jobs import GapLife, PinLife, TurnLife
-from tracing.analysis.life_reader import LifeReader
-from tracing.analysis.pool import StepLife
 from tracing.events import StepDecision, StepOutput, StepSnapshot, TraceEvent
 from tracing.invariants import all_checks
 from tracing.tracer import Tracer

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from continuum.cli import main
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
+from eval.cli.main import main
 from eval.errors import ServerError
-from eval.server_process import ServerProcess
+from eval.load.server_process import ServerProcess
 from tests.api.server import running_server
 from tests.tracing.collector import Collector, ReceivedSpan
 from tracing.events import JobEvent, PinEvent

@@ -17,15 +17,15 @@ import pytest
 
 from engine.clock import MonotonicClock
 from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
-from engine.engine_core import EngineCore
+from engine.core.policy import fcfs
+from engine.core_process.engine_core import EngineCore
+from engine.core_process.trace_control import TraceControl
 from engine.errors import ConfigError
+from engine.frontend.metrics import Metrics
+from engine.frontend.stats import IterationStats
 from engine.messages import EngineCoreRequest
-from engine.metrics import Metrics
-from engine.policy import fcfs
 from engine.sampling_params import SamplingParams
-from engine.stats import IterationStats
 from engine.testing import FakeExecutorFactory
-from engine.trace_control import TraceControl
 from tests.api.server import Server, running_server
 from tests.api.test_service import eventually
 from tracing.events import StepDecision, StepSnapshot, TraceEnd, TraceEvent, TraceHeader

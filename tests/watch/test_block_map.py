@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.watch.block_map import MAX_CELLS, BlockPainter, Holding
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.watch.block_map import MAX_CELLS, BlockPainter, Retention
 from engine.watch.view import SHARED, BlockMap
 
 
@@ -34,7 +34,7 @@ def paint(num_blocks: int, helds: list[Held], num_cached: int = 0) -> BlockMap:
     for held in helds:
         count = min(held.num_blocks, kv.pool.num_free_blocks)
         job_id = None if held.job is None else f"job {held.job}"
-        holdings.append(Holding(job_id, held.is_pin, kv.pool.get_new_blocks(count)))
+        holdings.append(Retention(job_id, held.is_pin, kv.pool.get_new_blocks(count)))
     cached = kv.pool.get_new_blocks(min(num_cached, kv.pool.num_free_blocks))
     kv.pool.cache_full_blocks(
         cached, [number.to_bytes(32, "big") for number in range(len(cached))], 0, len(cached)
@@ -72,8 +72,8 @@ def test_a_block_that_several_hold_counts_once() -> None:
     """Two pins and a request on the same blocks: all are held, and of those the request's are in use."""
     kv = KVCacheManager(101, 16, 1 << 20)
     blocks = kv.pool.get_new_blocks(30)
-    holders = [Holding("a", True, blocks[:20]), Holding("b", True, blocks[10:30])]
-    picture = BlockPainter(kv).paint([*holders, Holding("a", False, blocks[5:15])])
+    holders = [Retention("a", True, blocks[:20]), Retention("b", True, blocks[10:30])]
+    picture = BlockPainter(kv).paint([*holders, Retention("a", False, blocks[5:15])])
     assert picture.num_held == 30
     assert (picture.num_running, picture.num_pinned) == (10, 20)
 
@@ -95,10 +95,10 @@ def test_a_block_is_its_jobs() -> None:
     blocks = kv.pool.get_new_blocks(5)
     picture = BlockPainter(kv).paint(
         [
-            Holding("a", True, blocks[:3]),
-            Holding("b", False, blocks[2:4]),
-            Holding("a", False, blocks[:1]),
-            Holding(None, False, blocks[4:]),
+            Retention("a", True, blocks[:3]),
+            Retention("b", False, blocks[2:4]),
+            Retention("a", False, blocks[:1]),
+            Retention(None, False, blocks[4:]),
         ]
     )
     first, second = 2 + picture.jobs.index("a"), 2 + picture.jobs.index("b")
@@ -117,7 +117,7 @@ def test_more_jobs_than_a_byte_can_number() -> None:
 def test_a_large_pool_is_painted_quickly() -> None:
     """100,000 blocks, half of them held: it takes a small part of the second between two pictures."""
     kv = KVCacheManager(100_001, 16, 1 << 20)
-    holdings = [Holding(f"job {n}", n % 2 == 0, kv.pool.get_new_blocks(500)) for n in range(100)]
+    holdings = [Retention(f"job {n}", n % 2 == 0, kv.pool.get_new_blocks(500)) for n in range(100)]
     started_s = time.process_time()
     BlockPainter(kv).paint(holdings)
     assert time.process_time() - started_s < 0.25

@@ -13,9 +13,9 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.clock import ManualClock
 from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
-from engine.engine_core import EngineCore
+from engine.core.policy import FcfsPolicy, PolicyContext, SchedulingPolicy
+from engine.core_process.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, JobFinished, JobRef, ToolCall, ToolGapStarted
-from engine.policy import FcfsPolicy, PolicyContext, SchedulingPolicy
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.watch.digest import MAX_EVENTS
@@ -196,7 +196,7 @@ def test_a_job_is_told_with_its_pins(make_room: Make) -> None:
     assert (pin.job_id, pin.num_blocks) == ("job", 4)
     assert pin.deadline_s > view.now
     (job,) = scene.jobs
-    assert job.frontiers[0].tools == ["bash/ls"]
+    assert job.branches[0].tools == ["bash/ls"]
     assert scene.policy == "continuum"
 
 

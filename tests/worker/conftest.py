@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from engine.worker.kernels.weights import CompiledProduct
-from engine.worker.models.interleaved_weight import compiled_product
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.cpu.kernels.weights import CompiledProduct
+from engine.worker.cpu.packed_weights import compiled_product
+from engine.worker.loading.tiny_models import make_model_folder
 
 _VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},

@@ -11,10 +11,10 @@ from typing import Any
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
-from engine.llm import LLM
+from engine.core.policy import PolicyFactory, fcfs, priority
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import RequestOutput
 from engine.messages import JobRef, RequestContext
-from engine.policy import PolicyFactory, fcfs, priority
-from engine.request_output import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_TOKENS = 6

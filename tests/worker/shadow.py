@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from engine.config import SchedulerConfig
+from engine.core.policy import FcfsPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.policy import FcfsPolicy
-from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.core.outputs import CachedRequestData, SchedulerOutput
 from engine.errors import ConfigError, ModelLoadError
-from engine.outputs import CachedRequestData, SchedulerOutput
 from engine.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from tests.worker.conftest import ModelFolders
@@ -25,7 +25,7 @@ PRESSED = (
 
 
 def test_preemption_changes_no_sampled_token(model_folders: ModelFolders) -> None:
-    """Seeded, penalised and replayed requests give the same tokens preempted as they give alone."""
+    """Seeded, penalized and replayed requests give the same tokens preempted as they give alone."""
     folder = model_folders("qwen3")
     prompts = [random_tokens(15 + i, seed=i) for i in range(len(PRESSED))]
     alone = SmallEngine(folder)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError
-from engine.worker.loader import load_model
+from engine.worker.loading.loader import load_model
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.transformers_model import TransformersModel
 from tests.worker.generation import SmallEngine, random_tokens

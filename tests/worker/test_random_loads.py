@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from engine.llm import LLM
-from engine.worker.tiny_models import make_model_folder
+from engine.frontend.llm import LLM
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.random_loads import POLICIES, LoadDrawer, Oracle, wrong_answers
 
 NUM_TURNS = 40

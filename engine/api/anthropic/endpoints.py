@@ -16,7 +16,7 @@ from engine.api.conversation import ToolChoice as ConversationToolChoice
 from engine.api.conversation_turn import ConversationTurn
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.errors import ApiFormat
-from engine.api.field_names import told_as_sent
+from engine.api.field_names import renamed_fields
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
 from engine.api.left_out import LeftOut
@@ -45,7 +45,7 @@ async def create_message(request: Request) -> Response:
     answer = MessageAnswer(_terms(model, body, request, request_id))
 
     async def respond() -> Response:
-        with told_as_sent(_FIELD_NAMES):
+        with renamed_fields(_FIELD_NAMES):
             if not body.stream:
                 return json_response(answer.whole(await turn.whole()))
             turns = await begun(turn.stream(), patience)

@@ -30,8 +30,8 @@ from engine.api.anthropic.thinking import text_of
 from engine.api.chat_messages import Message
 from engine.api.left_out import LeftOut
 from engine.api.system_messages import reminder_of
-from engine.call_arguments import INVALID_JSON
 from engine.errors import RequestError
+from engine.tokenization.tool_arguments import INVALID_JSON
 
 Block = dict[str, Any]
 

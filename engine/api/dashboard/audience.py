@@ -56,7 +56,7 @@ class _Viewer:
         return self._views.popleft() if self._views else None
 
 
-class Audience:
+class Viewers:
     """All viewers of this process. An instance belongs to one event loop."""
 
     def __init__(self, model: ServedModel) -> None:

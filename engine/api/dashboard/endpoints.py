@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from engine.api.dashboard.audience import PERIOD_S, Audience
+from engine.api.dashboard.audience import PERIOD_S, Viewers
 from engine.api.dashboard.page import dashboard_page
 from engine.api.endpoints import endpoint, json_response, model_of
 from engine.api.errors import ApiFormat
@@ -59,7 +59,7 @@ async def dashboard(request: Request) -> Response:
 @endpoint(router, "GET", "/dashboard/feed", operators_only=True)
 async def feed(request: Request) -> Response:
     """The page's data as server-sent events: one ``hello``, then ``view`` after ``view``."""
-    audience: Audience = request.app.state.audience
+    audience: Viewers = request.app.state.audience
     views = await begun(audience.views())  # an error is an HTTP status
     return EventStream(_events(_hello(request), views), ApiFormat.RESPONSES, request.state.request_id)
 

@@ -11,8 +11,6 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 
-from tracing.report import assets
-
 SCRIPTS = (
     *("base.js", "words.js", "state.js", "feed.js", "spark.js", "blocks.js", "lanes.js", "pins.js"),
     *("decisions.js", "life.js", "main.js"),
@@ -30,7 +28,7 @@ class Page:
 
 @cache
 def dashboard_page() -> Page:
-    style = assets.asset("tokens.css") + _asset("style.css")
+    style = _asset("tokens.css") + _asset("style.css")
     script = "\n".join(_asset(name) for name in SCRIPTS)
     html = _asset("page.html").replace("/* STYLE */", style).replace("/* SCRIPT */", script)
     headers = {

@@ -15,7 +15,7 @@ from engine.api.answer_reader import AnswerOutput
 from engine.api.conversation import Conversation
 from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
-from engine.api.field_names import told_as_sent
+from engine.api.field_names import renamed_fields
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
@@ -56,7 +56,7 @@ async def create_chat_completion(request: Request) -> Response:
     turn = ConversationTurn(model, conversation, patience.accepted)
 
     async def respond() -> Response:
-        with told_as_sent(body.field_names()):
+        with renamed_fields(body.field_names()):
             if not body.stream:
                 return json_response(answer.whole(await turn.whole()))
             return EventStream(answer.events(await begun(turn.stream(), patience)))

@@ -22,9 +22,9 @@ from engine.api.openai.logprobs import TextOffsets, completion_logprobs
 from engine.api.openai.protocol import CompletionRequest
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
-from engine.detokenizer import token_decoder
+from engine.frontend.detokenizer import token_decoder
+from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.messages import RequestContext, ToolCall, TurnReceipt
-from engine.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tool_parsers import read_fenced_command
 

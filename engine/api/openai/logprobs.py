@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.api.openai.bodies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
-from engine.detokenizer import TokenDecoder
-from engine.request_output import PositionLogprobs, TokenLogprob
+from engine.frontend.detokenizer import TokenDecoder
+from engine.frontend.request_output import PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot hold."""

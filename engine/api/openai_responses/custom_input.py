@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from engine.unicode_text import is_unicode
+from engine.tokenization.unicode_text import is_unicode
 
 PARAMETER = "input"
 

@@ -16,7 +16,7 @@ from engine.api.openai_responses.store import (
     StoredResponse,
     StoreLimits,
 )
-from engine.api.processes.siblings import Siblings
+from engine.api.processes.server_group import ServerGroup
 
 
 class ResponseKeeper:
@@ -28,7 +28,7 @@ class ResponseKeeper:
         self.runs = runs.of(owner)
 
     @classmethod
-    def create(cls, config: ResponsesConfig, siblings: Siblings) -> ResponseKeeper:
+    def create(cls, config: ResponsesConfig, siblings: ServerGroup) -> ResponseKeeper:
         """Creates the state for requests without an owner; ``of`` returns that of an owner."""
         limits = StoreLimits(config.max_stored_responses, config.max_stored_response_bytes)
         store: ResponseStore = (

@@ -17,10 +17,10 @@ from engine.api.app import create_app
 from engine.api.config import ServerConfig
 from engine.api.http.http_config import allow_open_files, http_config
 from engine.api.processes.listener import cannot_listen
-from engine.api.processes.siblings import Siblings
+from engine.api.processes.server_group import ServerGroup
 from engine.api.served_model import ServedModel
-from engine.async_llm import AsyncLLM
-from engine.garbage import settle
+from engine.frontend.async_llm import AsyncLLM
+from engine.process.trim import settle
 
 DEATH_LINGER_S = 2.0
 """How long the server still answers 503 after the core died, so that streams end and probes see
@@ -66,7 +66,7 @@ class HttpServer:
         config: ServerConfig,
         engine: AsyncLLM,
         sock: socket.socket,
-        siblings: Siblings,
+        siblings: ServerGroup,
         *,
         on_ready: Callable[[], object],
         on_death: Callable[[], object] = lambda: None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 
 from engine.api.config import ServerConfig
-from engine.api.processes.announcements import say_core_died, say_ready
+from engine.api.processes.import_guard import load_tokenizers
 from engine.api.processes.listener import bound_socket
-from engine.api.processes.siblings import ALONE
-from engine.api.processes.without_torch import load_tokenizers
-from engine.core_start import CoreSpec
-from engine.launcher import CoreProcess
-from engine.process_log import plain_log
+from engine.api.processes.server_group import ALONE
+from engine.api.processes.startup_messages import say_core_died, say_ready
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
+from engine.process.process_log import plain_log
 
 
 def serve(config: ServerConfig, spec: CoreSpec) -> int:
@@ -20,9 +20,9 @@ def serve(config: ServerConfig, spec: CoreSpec) -> int:
     plain_log()
     with bound_socket(config) as sock:
         if config.api_server_count > 1:
-            from engine.api.processes.front_ends import FrontEnds
+            from engine.api.processes.api_servers import APIServers
 
-            return FrontEnds(config, spec, sock).run()
+            return APIServers(config, spec, sock).run()
         return _serve_alone(config, spec, sock)
 
 
@@ -32,7 +32,7 @@ def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> i
     core.launch()
 
     from engine.api.processes.http_server import HttpServer  # takes seconds, during which the core continues
-    from engine.async_llm import AsyncLLM
+    from engine.frontend.async_llm import AsyncLLM
 
     load_tokenizers()
 

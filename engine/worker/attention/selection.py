@@ -10,11 +10,11 @@ import torch
 from engine.config import CacheConfig, EngineConfig
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.attention.cpu_kernel import CpuKernel
-from engine.worker.attention.cpu_paged import CpuPagedAttention
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.cpu.attention_kernel import CpuKernel
+from engine.worker.cpu.kernels.library import KernelUnavailable
+from engine.worker.cpu.paged_attention import CpuPagedAttention
 from engine.worker.gpu.ops import uses_triton
-from engine.worker.kernels.library import KernelUnavailable
 
 logger = logging.getLogger(__name__)
 

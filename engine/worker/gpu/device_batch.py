@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.config import SchedulerConfig
-from engine.outputs import SchedulerOutput
+from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import IntArray
 from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
 from engine.worker.gpu.graph_sizes import GraphSizes

@@ -8,7 +8,7 @@ from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling, Samp
 from engine.worker.gpu.sampling_ops import SamplingOps
 from engine.worker.gpu.streams import DeviceStreams
 from engine.worker.parallel.group import TensorParallelGroup
-from engine.worker.sampler import ForbiddenTokens
+from engine.worker.sampler import TokenBitmask
 
 
 class DeviceRankSampler(DeviceSampler):
@@ -25,7 +25,7 @@ class DeviceRankSampler(DeviceSampler):
         logits: torch.Tensor,
         sampling: DeviceSampling,
         token_ids: torch.Tensor,
-        forbidden: ForbiddenTokens | None = None,
+        forbidden: TokenBitmask | None = None,
     ) -> Sampled:
         """As DeviceSampler's; where this is not the first rank, logits [num_samples, 0], and nobody is told
         log-probabilities."""

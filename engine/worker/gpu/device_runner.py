@@ -9,15 +9,15 @@ from threading import RLock
 
 import torch
 
+from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.messages import TokenLogprobs
-from engine.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward
 from engine.worker.gpu.streams import DeviceStreams, Mark
-from engine.worker.host_pool import HostTransfers, with_reports
-from engine.worker.sampler import ForbiddenTokens
+from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
+from engine.worker.sampler import TokenBitmask
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,12 @@ class StepInFlight:
         return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
 
-def _forbidden(masks: TokenMasks, step: DeviceStep) -> ForbiddenTokens | None:
+def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:
     """The masks with the place of each request among those sampled."""
     if not masks.req_ids:
         return None
     place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
-    return ForbiddenTokens([place[req_id] for req_id in masks.req_ids], masks.forbidden)
+    return TokenBitmask([place[req_id] for req_id in masks.req_ids], masks.forbidden)
 
 
 def _failed(plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None) -> dict[str, str]:

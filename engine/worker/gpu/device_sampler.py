@@ -1,7 +1,7 @@
 """Chooses the next tokens of a step on the device, which the host does not wait for.
 
-Semantics and order are those of ``engine.worker.sampler``; what a draw is, ``sampling_ops`` says. The host
-knows which request asks for what, so features that no request of a step uses cost nothing.
+Semantics and order are those of ``engine.worker.sampler``; what a draw is, ``sampling_ops`` says. The
+host knows which request asks for what, so features that no request of a step uses cost nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.worker.gpu.constraints import Constraints, constrain
 from engine.worker.gpu.sampling_ops import SamplingOps
 from engine.worker.gpu.staging import Staging, words_of
 from engine.worker.gpu.streams import DeviceStreams
-from engine.worker.sampler import ForbiddenTokens, draw_keys
+from engine.worker.sampler import TokenBitmask, draw_keys
 from engine.worker.sampling_batch import SamplingBatch
 
 MAX_LISTED = 1024
@@ -25,7 +25,7 @@ _MASKED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Of the requests that have any; tensors [num_penalised]."""
+    """Of the requests that have any; tensors [num_penalized]."""
 
     indices: torch.Tensor
     """int64, among those sampled."""
@@ -143,7 +143,7 @@ class DeviceSampler:
         logits: torch.Tensor,
         sampling: DeviceSampling,
         token_ids: torch.Tensor,
-        forbidden: ForbiddenTokens | None = None,
+        forbidden: TokenBitmask | None = None,
     ) -> Sampled:
         """logits [num_samples, vocab_size]; they may be overwritten. token_ids [num_rows, n]: of all rows."""
         wanted = sampling.logprobs
@@ -153,7 +153,7 @@ class DeviceSampler:
         if forbidden is not None:
             self._forbid(logits, forbidden)
         if sampling.penalties is not None:
-            logits = _penalise(logits.float(), sampling.penalties, token_ids)
+            logits = _penalize(logits.float(), sampling.penalties, token_ids)
         if sampling.draws is None:
             scores, chosen = logits.max(dim=-1)
         else:
@@ -190,7 +190,7 @@ class DeviceSampler:
             max_top_k=int(batch.top_k[indices].max()),
         )
 
-    def _forbid(self, logits: torch.Tensor, forbidden: ForbiddenTokens) -> None:
+    def _forbid(self, logits: torch.Tensor, forbidden: TokenBitmask) -> None:
         """In place."""
         indices = self._streams.upload(np.array(forbidden.indices, dtype=np.int64))
         mask = self._streams.upload(forbidden.mask)
@@ -226,7 +226,7 @@ def _floors_of_best(logits: torch.Tensor, temperature: torch.Tensor, filters: Fi
 
 
 def _stage_penalties(batch: SamplingBatch, staging: Staging) -> Penalties | None:
-    indices = np.flatnonzero(batch.penalised)
+    indices = np.flatnonzero(batch.penalized)
     if not len(indices):
         return None
     num_prompt_tokens = batch.num_prompt_tokens[indices]
@@ -243,7 +243,7 @@ def _stage_penalties(batch: SamplingBatch, staging: Staging) -> Penalties | None
     )
 
 
-def _penalise(logits: torch.Tensor, penalties: Penalties, token_ids: torch.Tensor) -> torch.Tensor:
+def _penalize(logits: torch.Tensor, penalties: Penalties, token_ids: torch.Tensor) -> torch.Tensor:
     """Repetition over prompt and output; presence and frequency over the output."""
     part = logits[penalties.indices]
     tokens = token_ids[penalties.rows, : penalties.max_num_tokens].long()

@@ -28,7 +28,7 @@ class FusedOps(Protocol):
         write: KVWrite,
         norms: HeadNorms | None,
     ) -> torch.Tensor:
-        """Rotate queries and keys, each head normalised first where there are norms, put keys and values
+        """Rotate queries and keys, each head normalized first where there are norms, put keys and values
         into their pages, and return the queries [num_tokens, num_heads, head_dim].
 
         qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]

@@ -22,7 +22,7 @@ class TorchOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x + residual
-        return _normalise(total, weight, eps), total
+        return _normalize(total, weight, eps), total
 
     def rope_and_write(
         self,
@@ -36,8 +36,8 @@ class TorchOps:
         heads = qkv.view(len(qkv), -1, write.head_dim)
         query, key, value = torch.split(heads, [write.num_heads(qkv), num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
-            query = _normalise(query, norms.query, norms.eps)
-            key = _normalise(key, norms.key, norms.eps)
+            query = _normalize(query, norms.query, norms.eps)
+            key = _normalize(key, norms.key, norms.eps)
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         store(write.keys, rotate(key, cos, sin), write.slots, write.scale)
@@ -63,7 +63,7 @@ def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: f
     pages[places // block_size, places % block_size] = rows.to(pages.dtype)
 
 
-def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm over the last axis: in fp32, rounded before it is multiplied with the weight."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)

@@ -168,7 +168,7 @@ def _rope_and_write(
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     turned_first, turned_second = first, second
     if HAS_NORM:
-        turned_first, turned_second = _normalised(
+        turned_first, turned_second = _normalized(
             first, second, q_norm, k_norm, columns, eps, is_query, qkv, HALF
         )
     angles = cos_sin + tl.load(positions + token) * (2 * HALF) + columns
@@ -191,8 +191,8 @@ def _rope_and_write(
 
 
 @triton.jit
-def _normalised(first, second, q_norm, k_norm, columns, eps, is_query, like, HALF: tl.constexpr):
-    """The halves of heads [heads, columns], each head normalised by itself"""
+def _normalized(first, second, q_norm, k_norm, columns, eps, is_query, like, HALF: tl.constexpr):
+    """The halves of heads [heads, columns], each head normalized by itself"""
     scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
     first_weight = _weight_of_heads(q_norm, k_norm, columns, columns < HALF, is_query)
     second_weight = _weight_of_heads(q_norm + HALF, k_norm + HALF, columns, columns < HALF, is_query)

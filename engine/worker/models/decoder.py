@@ -16,21 +16,22 @@ from torch.nn.functional import rms_norm, silu
 
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.models.base import layer_windows
-from engine.worker.models.interleaved_weight import (
-    InterleavedTable,
+from engine.worker.cpu.onednn_linear import PackedTable, can_pack, packed_linear, packed_table
+from engine.worker.cpu.packed_weights import (
+    PackedEmbedding,
     compiled_product,
     interleaved_linear,
     interleaved_table,
 )
-from engine.worker.models.linears import Table, replace_modules
-from engine.worker.models.packed_linear import PackedTable, can_pack, packed_linear, packed_table
-from engine.worker.models.quantized_linear import (
+from engine.worker.cpu.quantized_linear import (
     Int8Table,
     int4_linear,
     int8_linear,
     int8_table,
 )
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.base import layer_windows
+from engine.worker.models.linears import Table, replace_modules
 from engine.worker.models.rotary import (
     STATIC_ROPE_TYPES,
     RotaryEmbedding,
@@ -39,8 +40,7 @@ from engine.worker.models.rotary import (
     rotate,
 )
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.parallel.linears import RowParallelLinear, VocabularyHead, VocabularyTable
-from engine.worker.tensor_part import TensorPart
+from engine.worker.parallel.linears import ParallelLMHead, RowParallelLinear, VocabParallelEmbedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -198,7 +198,7 @@ class DecoderLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
             qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        output: torch.Tensor = self.output(self._over_pages(rotate(qk, cos, sin), v, attention))
+        output: torch.Tensor = self.output(self._paged_attention(rotate(qk, cos, sin), v, attention))
         return output
 
     def attend(self, heads: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
@@ -206,9 +206,11 @@ class DecoderLayer(nn.Module):
         query_size]"""
         heads = heads.view(len(heads), -1, self._shape.head_dim)
         num_kv_heads = self._shape.num_kv_heads
-        return self._over_pages(heads[:, :-num_kv_heads], heads[:, -num_kv_heads:], attention)
+        return self._paged_attention(heads[:, :-num_kv_heads], heads[:, -num_kv_heads:], attention)
 
-    def _over_pages(self, qk: torch.Tensor, v: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+    def _paged_attention(
+        self, qk: torch.Tensor, v: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
         shape = self._shape
         attended = attention.attend(
             self._index,
@@ -261,7 +263,7 @@ class _Products:
 
 class Decoder(nn.Module):
     """A CausalModel, or a rank's part of one. Built without memory; ``materialize`` gives it its parameters,
-    uninitialised."""
+    uninitialized."""
 
     def __init__(
         self, config: PreTrainedConfig, dtype: torch.dtype, group: TensorParallelGroup = ALONE
@@ -286,14 +288,14 @@ class Decoder(nn.Module):
 
     def _make_embedding(
         self, dtype: torch.dtype
-    ) -> Table | PackedTable | Int8Table | InterleavedTable | VocabularyTable:
+    ) -> Table | PackedTable | Int8Table | PackedEmbedding | VocabParallelEmbedding:
         num_vectors = self.shape.vocab_size // self._group.size
         table = Table(_parameter(dtype, num_vectors, self.shape.hidden_size))
-        return table if self._group.size == 1 else VocabularyTable(table, self._group)
+        return table if self._group.size == 1 else VocabParallelEmbedding(table, self._group)
 
-    def _make_head(self, dtype: torch.dtype) -> nn.Linear | VocabularyHead:
+    def _make_head(self, dtype: torch.dtype) -> nn.Linear | ParallelLMHead:
         linear = _linear(dtype, self.shape.hidden_size, self.shape.vocab_size // self._group.size, bias=False)
-        return linear if self._group.size == 1 else VocabularyHead(linear, self._group)
+        return linear if self._group.size == 1 else ParallelLMHead(linear, self._group)
 
     def materialize(self, device: torch.device) -> None:
         # Not by ``to_empty``: what it makes of tensors without memory imports a library of algebra.
@@ -380,14 +382,14 @@ class Decoder(nn.Module):
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
 
     def _parts_of_ends(self) -> dict[str, TensorPart]:
-        assert isinstance(self.embedding, Table | VocabularyTable), "after load() there are no parts"
+        assert isinstance(self.embedding, Table | VocabParallelEmbedding), "after load() there are no parts"
         rank, size = self._group.rank, self._group.size
         return {
             "model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size),
             "model.norm.weight": TensorPart(self.final_norm),
         }
 
-    def _parts_of_head(self, head: nn.Linear | VocabularyHead) -> dict[str, TensorPart]:
+    def _parts_of_head(self, head: nn.Linear | ParallelLMHead) -> dict[str, TensorPart]:
         return {"lm_head.weight": TensorPart(head.weight, 0, self._group.rank, self._group.size)}
 
     def _named_layers(self) -> Iterator[tuple[str, DecoderLayer]]:

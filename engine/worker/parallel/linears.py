@@ -32,7 +32,7 @@ class RowParallelLinear(nn.Module):
         return output if self.bias is None else output.add_(self.bias)
 
 
-class VocabularyTable(nn.Module):
+class VocabParallelEmbedding(nn.Module):
     """A VectorTable of which each rank holds a range of vectors."""
 
     def __init__(self, table: Table, group: TensorParallelGroup) -> None:
@@ -59,7 +59,7 @@ class VocabularyTable(nn.Module):
         return self._group.gather(self.table.products(x))
 
 
-class VocabularyHead(nn.Module):
+class ParallelLMHead(nn.Module):
     """An ``nn.Linear`` without bias, cut by its outputs, whose products only the first rank wants whole."""
 
     def __init__(self, partial: nn.Linear, group: TensorParallelGroup) -> None:

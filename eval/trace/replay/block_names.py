@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.core.block_hash import BlockHash
+from engine.core.kv_cache.block_hash import BlockHash
 from eval.trace.replay.errors import NotReplayableError
 from tracing.events import BLOCK_NAME_BYTES, RequestArrived
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eval.arguments import count
 from eval.errors import TraceFileError, UsageError
-from eval.report import render
+from eval.report.tables import render
 from eval.sim.simulate import Hardware
 from eval.trace.replay.counterfactual import what_if
 from eval.trace.replay.replay import replay

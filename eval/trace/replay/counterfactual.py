@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from continuum.policy import ContinuumPolicy
 from engine.config import SchedulerConfig
-from engine.policy import PolicyContext, SchedulingPolicy
+from engine.core.policy import PolicyContext, SchedulingPolicy
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.errors import CostModelError
-from eval.metrics import RunResult, RunSetting, summarise
+from eval.report.metrics import RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import FittedCost, fit_steps
 from eval.sim.simulate import Hardware
@@ -90,7 +90,7 @@ def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResul
     results = []
     for one in tqdm(policies, unit="run", file=sys.stderr, disable=None, leave=False):
         results.append(_simulated(run, one, cost, replace(setting, name=one.name)))
-    recorded = summarise(
+    recorded = summarize(
         replace(setting, name="recorded", model=THIS_ENGINE, hardware=None, simulated=False),
         run.job_records,
         run.turn_records,
@@ -118,7 +118,7 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
     )
     simulator = Simulator(config, policy, run.jobs)
     played = simulator.run([job.arrival_s or 0.0 for job in roots(run.jobs)])
-    return summarise(
+    return summarize(
         setting,
         played.jobs,
         played.turns,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from engine.config import SchedulerConfig
-from engine.core.disk_tier import DiskLevel
-from engine.core.input_trace import ENDINGS
-from engine.core.offloading_connector import OffloadingConnector
+from engine.core.offload.disk_tier import DiskLevel
+from engine.core.offload.offloading_connector import OffloadingConnector
+from engine.core.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
+from engine.core.policy import PolicyContext, PolicyFactory
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
+from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
-from engine.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
-from engine.policy import PolicyContext, PolicyFactory
 from engine.row_failures import NOT_NUMBERS
 from eval.trace.replay.block_names import BlockNames
 from eval.trace.replay.errors import NotReplayableError

@@ -9,8 +9,8 @@ from functools import partial
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
+from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
 from engine.errors import ConfigError
-from engine.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs, priority
 from estimator.state import EstimatorStateError
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
@@ -25,6 +25,12 @@ Options = dict[str, float | int | str | bool | None]
 
 TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
 """Policies that ask what only a simulation can answer."""
+_RENAMED = {
+    "little_share": "small_job_share",
+    "look_again_s": "search_backoff_s",
+    "telling_jobs": "min_ended_jobs",
+}
+"""Options of the policy continuum that version 2 of the schema had under other names."""
 _OURS: tuple[type[ContinuumPolicy], ...] = (ContinuumPolicy, *WITHOUT)
 _CONTINUUM = {kind.name: kind for kind in _OURS}
 _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
@@ -54,7 +60,8 @@ def recorded_policy(header: TraceHeader) -> PolicyFactory:
     return partial(_PLAIN[name], **options)
 
 
-def _continuum_config(options: Options) -> ContinuumConfig:
+def _continuum_config(recorded: Options) -> ContinuumConfig:
+    options = {_RENAMED.get(name, name): value for name, value in recorded.items()}
     expected = {field.name for field in fields(ContinuumConfig)} - {"estimator_state"}
     differing = ", ".join(sorted(expected ^ options.keys()))
     if differing:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import cast, overload
 
-from engine.core.block_hash import BlockHash
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
 from engine.messages import JobRef
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from eval.trace.replay.block_names import Segment

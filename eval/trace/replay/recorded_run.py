@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from eval.errors import TraceFileError
-from eval.records import EngineCounters, JobRecord, TurnRecord, recomputed_tokens
+from eval.load.records import EngineCounters, JobRecord, TurnRecord, recomputed_tokens
+from eval.trace.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife
+from eval.trace.analysis.life_reader import LifeReader
+from eval.trace.analysis.pool import StepLife
 from eval.trace.replay.block_names import BlockNames, Segment
 from eval.trace.replay.errors import NotReplayableError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
-from tracing.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife
-from tracing.analysis.life_reader import LifeReader
-from tracing.analysis.pool import StepLife
 from tracing.events import (
     PinEvent,
     RequestArrived,

@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from eval.agent_model import folder
-from eval.agent_model.dialogues import GIVEN_UP, Dialogue, Message, draw_dialogues
-from eval.agent_model.names import Names
+from eval.agent_model.training.dialogues import GIVEN_UP, Dialogue, Message, draw_dialogues
+from eval.agent_model.training.names import Names
 
 
 @pytest.fixture(scope="module")

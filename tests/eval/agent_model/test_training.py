@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from eval.agent_model.dialogues import draw_dialogues
-from eval.agent_model.examples import IGNORED, Encoder, batches, make_examples
-from eval.agent_model.initial_weights import initialise
-from eval.agent_model.network import PIECE, Network, NetworkShape
-from eval.agent_model.tokenizer import rendered
-from eval.agent_model.train import main
+from eval.agent_model.training.dialogues import draw_dialogues
+from eval.agent_model.training.examples import IGNORED, Encoder, batches, make_examples
+from eval.agent_model.training.initial_weights import initialize
+from eval.agent_model.training.network import PIECE, Network, NetworkShape
+from eval.agent_model.training.tokenizer import rendered
+from eval.agent_model.training.train import main
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_beginning_computed_once_changes_nothing() -> None:
         vocab_size=64, hidden_size=64, num_hidden_layers=3, head_dim=16, intermediate_size=64
     )
     network = Network(shape)
-    initialise(network)
+    initialize(network)
     prefix, tokens = torch.randint(64, (20,)), torch.randint(64, (2, PIECE + 30))
     whole = torch.cat([prefix.expand(2, -1), tokens], dim=1)
     theirs = AutoModelForCausalLM.from_config(_qwen3(shape)).eval()  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def test_copying_is_there_before_training() -> None:
     """Of random tokens said twice, the second time nearly all are foretold."""
     torch.manual_seed(0)
     network = Network(NetworkShape(vocab_size=1000))
-    initialise(network)
+    initialize(network)
     once = torch.randint(1000, (2, 100))
     with torch.no_grad():
         said = network.logits(network(torch.cat([once, once], dim=1), None)).argmax(-1)

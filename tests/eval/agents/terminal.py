@@ -17,7 +17,7 @@ _LAUNCH = (
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
     # which whoever runs these tests in the background has had ignored, for all that is begun there
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from continuum.cli import main\n"
+    "from eval.cli.main import main\n"
     "sys.exit(main(sys.argv[1:]))"
 )
 TIMEOUT_S = 90.0

@@ -14,8 +14,8 @@ from eval.agents.model import ChatModel, Sampling
 from eval.agents.openai_model import OpenAIModel, open_client
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox
-from eval.client import ServerClient
 from eval.errors import ServerGoneError
+from eval.load.client import ServerClient
 from tests.clients.wiretap import check_one_kept_job
 from tests.eval.agents.scripts import FILES
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.agent_model.tasks import Task
+from eval.agent_model.training.tasks import Task
 from eval.agents.live_tasks import live_tasks
-from eval.records import read_records
-from eval.results import read_results
+from eval.cli.main import main
+from eval.load.records import read_records
+from eval.report.results import read_results
 from tests.clients.scripted_model import Script, make_scripted_model, tool_call
 
 NUM_TASKS = 4

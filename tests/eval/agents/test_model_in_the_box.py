@@ -19,8 +19,8 @@ from eval.agents.http_model import HttpModel
 from eval.agents.model import Sampling
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox
-from eval.client import ServerClient
-from eval.server_process import ServerProcess
+from eval.load.client import ServerClient
+from eval.load.server_process import ServerProcess
 
 MAX_BYTES = 10 * 2**20
 ENDINGS = ("4", "tomato", "643", "40", "host.txt")
@@ -56,7 +56,7 @@ async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending
 
 def test_what_it_cannot_do_ends_soon() -> None:
     """Asked what it was not made for it may talk nonsense, but no reply of the chat fills its context."""
-    command = [sys.executable, "-m", "continuum.cli", "chat", "list the files here"]
+    command = [sys.executable, "-m", "eval.cli", "chat", "list the files here"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     found = re.findall(r"of ([\d,]+) prompt tokens", done.stderr)
     lengths = [int(length.replace(",", "")) for length in found]

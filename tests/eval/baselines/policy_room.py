@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from engine.core.policy import PolicyContext
 from engine.messages import JobFinished, ToolCall, ToolGapStarted
-from engine.policy import PolicyContext
 from eval.baselines.catalog import parse_policy
 from tests.core.engine_room import EngineRoom
 

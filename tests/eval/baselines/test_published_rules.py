@@ -9,8 +9,8 @@ import math
 
 import pytest
 
-from continuum.jobs import BlockChain, Frontier, Job
-from engine.request import RequestStatus
+from continuum.jobs.job import BlockChain, BranchTip, Job
+from engine.core.request import RequestStatus
 from eval.baselines.infercept import InferceptPolicy
 from tests.eval.baselines.policy_room import PlainKnowledge, PolicyRoom
 
@@ -266,7 +266,7 @@ def learned_paper_room(command: str) -> PolicyRoom:
     ],
 )
 @pytest.mark.parametrize("command", ["ls", "never seen"])
-def test_paper_maximises_over_the_gaps_seen(num_tokens: int, ttl_s: float, command: str) -> None:
+def test_paper_maximizes_over_the_gaps_seen(num_tokens: int, ttl_s: float, command: str) -> None:
     """argmax of P(τ, f)·B − τ; with too few gaps of this tool, over those of all tools."""
     room = learned_paper_room("ls")
     room.play("new", num_tokens, command)
@@ -336,8 +336,8 @@ def test_infercept_preserves_nothing_of_a_turn_that_computed_nothing(
     request = room.scheduler.requests[room.send("a", 40)]
     policy = room.scheduler.policy
     assert isinstance(policy, InferceptPolicy)
-    frontier = Frontier(Job("a", None, 0.0, 0.0, 0.0), "a1", 1, BlockChain([]), 40, 0.0, (0, 0.0))
-    assert policy.ttl_s(frontier, request, room.clock.now()) == 0.0
+    tip = BranchTip(Job("a", None, 0.0, 0.0, 0.0), "a1", 1, BlockChain([]), 40, 0.0, (0, 0.0))
+    assert policy.ttl_s(tip, request, room.clock.now()) == 0.0
     room.scheduler.finish_requests(["a1"], RequestStatus.FINISHED_STOPPED, room.clock.now())
     assert room.num_pins == 0
 

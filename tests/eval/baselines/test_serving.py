@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 
 

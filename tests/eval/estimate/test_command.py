@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum.cli import main
+from eval.cli.main import main
 from eval.estimate.evaluation import (
     ALL_CALLS,
     AS_IN_USE,
@@ -25,7 +25,7 @@ from eval.estimate.evaluation import (
     Protocol,
 )
 from eval.estimate.scores import Comparison, Scores
-from eval.records import JobRecord, TurnRecord
+from eval.load.records import JobRecord, TurnRecord
 from tests.eval.workloads.jobs import SHARED, written
 
 COMMANDS = {"ls": 0.05, "git": 0.1, "pip": 4.0, "pytest": 20.0}

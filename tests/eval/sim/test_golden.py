@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from engine.config import SchedulerConfig
-from engine.core.block_hash import BlockHasher
+from engine.core.kv_cache.block_hash import BlockHasher
+from engine.core.outputs import SchedulerOutput
 from engine.core.step import Step
 from engine.messages import EngineCoreOutput
-from engine.outputs import SchedulerOutput
 from eval.sim import replica
 from eval.sim.event_heap import EventHeap
 from eval.sim.replica import Replica, ReplicaConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.results import read_results
 
 RULES = (
     "continuum",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
+from eval.cli.main import main
 from eval.errors import ServerError
 from eval.sim.fitted import read_profile
 from eval.sim.profile import read_samples

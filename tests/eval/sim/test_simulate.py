@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from continuum.tool_memory import ToolMemory
+from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
 from engine.messages import ToolCall
-from eval.metrics import RunResult
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.metrics import RunResult
+from eval.report.results import read_results
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.recorded import write_jobs
 from tracing.events import JobEvent, StepDecision, TraceEnd, TraceHeader
@@ -77,7 +77,7 @@ def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
 ) -> None:
     """Each with the same, whoever ran before it or beside it, and the server's file is not touched."""
     state = tmp_path / "state.json"
-    server = ToolMemory(Tuning(), str(state))
+    server = ToolStats(Tuning(), str(state))
     for now in range(20):
         server.observe(server.keys([ToolCall("Bash", "pytest")]), 500.0, now=float(now))
     server.save()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.config import SchedulerConfig
-from engine.policy import PolicyFactory, fcfs
+from engine.core.policy import PolicyFactory, fcfs
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import WorkloadError
 from eval.sim.block_chains import BlockNames, JobChain

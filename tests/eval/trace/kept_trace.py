@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from continuum.cli import main
+from eval.cli.main import main
 
 KEPT = Path(__file__).parent / "kept.jsonl.zst"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.metrics import RunResult
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.metrics import RunResult
+from eval.report.results import read_results
 
 JOBS = ["--workload", "swe-bench:tokens=0.3", "--jobs", "12", "--rate", "1", "--max-turns", "10"]
 SCARCE = ["--kv-tokens", "20000", "--max-num-batched-tokens", "512"]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum.cli import main
+from eval.cli.main import main
 from tests.continuum.job_room import JobRoom
 from tracing.events import (
     PinEvent,
@@ -96,7 +96,7 @@ def test_where_copies_do_nothing_is_held_and_that_is_decided_the_same_again(
     assert "no difference" in replayed(path, capsys)
 
 
-def test_turns_that_nobody_named_are_recognised_again(
+def test_turns_that_nobody_named_are_recognized_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By tokens that are no whole block: the trace has those that the policy looked at, and no others."""

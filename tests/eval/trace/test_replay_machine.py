@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import settings
 
-from engine.policy import PolicyFactory
+from engine.core.policy import PolicyFactory
 from eval.trace.replay.recorded_engine import RecordedEngine
 from eval.trace.replay.replay import ReplayResult, compare
 from tests.core.test_scheduler_machine import SchedulerMachine, make_policy

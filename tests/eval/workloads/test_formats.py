@@ -1,4 +1,4 @@
-"""Files that other tools write, and our own traces and records: recognised by their content and read."""
+"""Files that other tools write, and our own traces and records: recognized by their content and read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum.cli import main
+from eval.cli.main import main
 from eval.errors import WorkloadError
-from eval.records import JobRecord, RunHeader, TurnRecord
+from eval.load.records import JobRecord, RunHeader, TurnRecord
 from eval.workloads.catalog import RecordedWorkload, open_workload
 from eval.workloads.job import GapKind, ToolRun, Turn
 from eval.workloads.transcript import ASSUMED_OUTPUT_TOKENS
@@ -38,7 +38,7 @@ else:
 
 
 def opened(path: Path) -> RecordedWorkload:
-    """The file, recognised by what is in it."""
+    """The file, recognized by what is in it."""
     workload = open_workload(str(path))
     assert isinstance(workload, RecordedWorkload)
     return workload

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from continuum.cli import main
-from eval.results import read_results
+from eval.cli.main import main
+from eval.report.results import read_results
 from eval.workloads.job import Job
 from eval.workloads.recorded import read_recorded, write_jobs
 from tests.eval.workloads.jobs import chain, job, turn

@@ -9,25 +9,25 @@ from pathlib import Path
 import torch
 
 from engine.config import ModelConfig, SchedulerConfig
+from engine.core.outputs import SchedulerOutput
+from engine.core.policy import FcfsPolicy
+from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.messages import TokenLogprobs
-from engine.outputs import SchedulerOutput
-from engine.policy import FcfsPolicy
-from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.kv_cache import KvCacheSpec
-from engine.worker.attention.triton_paged import TritonPagedAttention
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_runner import DeviceModelRunner, StepInFlight
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.forward import DeviceAttention, Forward
+from engine.worker.gpu.fused_decoder import with_fused_steps
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.ops import select_ops
 from engine.worker.gpu.streams import DeviceStreams, HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
-from engine.worker.loader import LoadedModel, load_model
+from engine.worker.gpu.triton_paged import TritonPagedAttention
+from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.models.base import CausalModel
-from engine.worker.models.fused_decoder import with_fused_steps
 from tests.worker.gpu.step_attention import TorchStepAttention
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

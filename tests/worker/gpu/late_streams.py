@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from engine.outputs import DiskReads
-from engine.worker.disk_pool import TransferReports
-from engine.worker.gpu.copy_streams import Copy, Event
+from engine.core.outputs import DiskReads
+from engine.worker.kv_tiers.copy_streams import Copy, Event
+from engine.worker.kv_tiers.disk_pool import TransferReports
 
 PICKS = ("steps", "loads", "stores", "disk", "host")
 """Whose turn it is: the next piece of work of this queue is done, or the host goes on."""

@@ -20,11 +20,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from engine.llm import LLM, engine_config
+from engine.frontend.llm import LLM, engine_config
 from engine.sampling_params import SamplingParams
-from engine.worker.gpu.device_path import DevicePath
+from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
-from engine.worker.loader import load_model
+from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.gpu.device_engine import spec_of
 
@@ -72,7 +72,7 @@ def rehearse(options: dict[str, Any]) -> None:
     config = engine_config(**options)
     loaded = load_model(config.model)
     pool = spec_of(loaded, config.cache.block_size).allocate(2, loaded.device)
-    DevicePath(loaded, pool, config, ALONE).rehearse()
+    GPUBackend(loaded, pool, config, ALONE).rehearse()
 
 
 def serve(options: dict[str, Any]) -> None:

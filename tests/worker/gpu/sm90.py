@@ -37,7 +37,7 @@ MAX_SHARED_BYTES = 227 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KernelBuild:
-    """One specialisation of a kernel."""
+    """One specialization of a kernel."""
 
     kernel: Any
     """A function decorated with ``triton.jit``, at the top level of its module."""

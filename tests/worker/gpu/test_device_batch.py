@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.request import Request
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.request import Request
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.graph_sizes import GraphSizes

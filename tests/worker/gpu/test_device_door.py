@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.llm import LLM
-from engine.request_output import RequestOutput
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.worker.conftest import ModelFolders

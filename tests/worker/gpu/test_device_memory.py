@@ -9,8 +9,8 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.worker import profile_run
-from engine.worker.gpu import device_path
-from engine.worker.loader import load_model
+from engine.worker.gpu import backend
+from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
 from tests.worker.gpu.device_engine import spec_of
@@ -54,7 +54,7 @@ def test_both_graphs_and_the_peak_of_steps_are_counted(
     monkeypatch.setattr(torch.cuda, "empty_cache", memory.give_back)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(profile_run, "available_bytes", memory.available)
-    monkeypatch.setattr(device_path, "DevicePath", lambda *_: Path(memory))
+    monkeypatch.setattr(backend, "GPUBackend", lambda *_: Path(memory))
     loaded = load_model(ModelConfig(model=str(model_folders("qwen3")), device="cpu", max_model_len=20))
     config = EngineConfig(model=ModelConfig(model=""), cache=CacheConfig(block_size=4))
     taken = profile_run.measure_device_path(loaded, spec_of(loaded, block_size=4), config, ALONE)

@@ -14,7 +14,7 @@ from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from tests.worker.sampling import VOCAB_SIZE, random_logits
 
 
-class Told:
+class ClientHint:
     """One of two ranks in threads of one process; only tokens are passed on."""
 
     size = 2
@@ -53,7 +53,7 @@ def test_all_ranks_learn_what_the_first_chose() -> None:
 
     def run(rank: int) -> None:
         seen = logits if rank == 0 else logits[:, :0]
-        told = sampler(Told(rank, board, met)).sample(seen, DeviceSampling(), history)
+        told = sampler(ClientHint(rank, board, met)).sample(seen, DeviceSampling(), history)
         learnt[rank] = told.token_ids.tolist()
 
     threads = [Thread(target=run, args=(rank,)) for rank in range(2)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.outputs import TokenMasks
+from engine.core.outputs import TokenMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.streams import StepGraph

@@ -26,7 +26,7 @@ from engine.worker.gpu.staging import Staging
 from engine.worker.gpu.streams import HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps, exponential, random_bits
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
-from engine.worker.sampler import ForbiddenTokens, Sampler
+from engine.worker.sampler import Sampler, TokenBitmask
 from engine.worker.sampling_batch import SamplingTable
 from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, KernelBuild, compile_all_for_sm90
 from tests.worker.sampling import VOCAB_SIZE, Row, random_logits
@@ -39,7 +39,7 @@ BOTH_OPS = pytest.mark.parametrize("ops", [TorchSamplingOps(), TritonSamplingOps
 class HostAndDevice:
     """The same rows for both samplers."""
 
-    def __init__(self, rows: list[Row], ops: SamplingOps, forbidden: ForbiddenTokens | None = None) -> None:
+    def __init__(self, rows: list[Row], ops: SamplingOps, forbidden: TokenBitmask | None = None) -> None:
         vocab_size = len(rows[0].logits)
         longest = max(len(row.prompt) + len(row.output) for row in rows)
         self._table = SamplingTable(len(rows), vocab_size)
@@ -110,9 +110,7 @@ def test_features_choose_what_the_host_chooses(rows: list[Row], forbids: bool) -
     """Penalties, biases, bans, minimum lengths, grammars, replay and log-probabilities, alone and mixed."""
     mask = np.zeros((1, VOCAB_SIZE), dtype=np.bool_)
     mask[0, : VOCAB_SIZE // 2] = True
-    both = HostAndDevice(
-        rows, TorchSamplingOps(), ForbiddenTokens([len(rows) - 1], mask) if forbids else None
-    )
+    both = HostAndDevice(rows, TorchSamplingOps(), TokenBitmask([len(rows) - 1], mask) if forbids else None)
     tokens, told = both.on_host()
     sampled = both.on_device()
     assert sampled.token_ids.tolist() == tokens

@@ -16,14 +16,14 @@ from engine.config import ModelConfig
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
-from engine.worker.attention.triton_paged import TritonPagedAttention
+from engine.worker.gpu.fused_decoder import FusedDecoder, with_fused_steps
 from engine.worker.gpu.ops import FusedOps
 from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.gpu.torch_ops import TorchOps
 from engine.worker.gpu.triton_ops import TritonOps
-from engine.worker.loader import load_model
-from engine.worker.models.fused_decoder import FusedDecoder, with_fused_steps
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.gpu.triton_paged import TritonPagedAttention
+from engine.worker.loading.loader import load_model
+from engine.worker.loading.tiny_models import make_model_folder
 
 BLOCK_SIZE = 8
 BLOCKS_EACH = 6

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 
 
 def test_serving_launches_no_kernel_that_was_not_rehearsed(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def rms_norm_of_transformers(x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     return result
 
 
-def test_twin_normalises_as_transformers_does_to_the_last_bit() -> None:
+def test_twin_normalizes_as_transformers_does_to_the_last_bit() -> None:
     x, residual, weight = (torch.randn(shape).bfloat16() for shape in ((5, 96), (5, 96), (96,)))
     normed, total = TorchOps().rms_norm(x, weight, EPS, residual)
     assert torch.equal(total, x + residual)
@@ -151,7 +151,7 @@ def test_kernel_rotates_and_writes_what_the_twin_does(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.0), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_kernel_normalises_as_the_twin_does(
+def test_kernel_normalizes_as_the_twin_does(
     with_residual: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     x, residual, weight = (torch.randn(shape).to(dtype) for shape in ((3, 96), (3, 96), (96,)))

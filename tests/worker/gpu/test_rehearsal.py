@@ -7,11 +7,11 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.worker.gpu import device_sampler
-from engine.worker.gpu.device_path import DevicePath
+from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.graph_sizes import GraphSizes
-from engine.worker.gpu.rehearsal import rehearse, rehearsed_steps
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
-from engine.worker.loader import load_model
+from engine.worker.gpu.warm_up import rehearse, rehearsed_steps
+from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
@@ -71,6 +71,6 @@ def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pyt
         scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=20),
     )
     pool = spec_of(loaded, block_size=4).allocate(2, loaded.device)
-    DevicePath(loaded, pool, config, ALONE).rehearse()
+    GPUBackend(loaded, pool, config, ALONE).rehearse()
     assert not pool.any()
     assert searched == {torch.float16, torch.float32}

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.worker.attention.triton_paged import TritonPagedAttention
 from engine.worker.gpu.kv_splits import Splits, SplitScratch
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.tiling import Tiling
 from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
+from engine.worker.gpu.triton_paged import TritonPagedAttention
 from tests.worker.attention_reference import LAYER, AttentionCase, make_case, paged_output, reference_output
 
 FP8 = torch.float8_e4m3fn

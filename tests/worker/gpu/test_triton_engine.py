@@ -12,7 +12,7 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ConfigError
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.worker.attention import selection
 from engine.worker.attention.selection import resolve_attention

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.llm import LLM
+from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from engine.worker.tiny_models import make_model_folder
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 
 

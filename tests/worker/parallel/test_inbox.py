@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig, ModelConfig
-from engine.outputs import NO_MASKS, CachedRequestData, SchedulerOutput
-from engine.worker.parallel import rank_proc
-from engine.worker.parallel.rank_messages import RankStart, StepPlan
-from engine.worker.parallel.rank_proc import Inbox
+from engine.core.outputs import NO_MASKS, CachedRequestData, SchedulerOutput
+from engine.worker.ranks import rank_proc
+from engine.worker.ranks.rank_messages import RankStart, StepPlan
+from engine.worker.ranks.rank_proc import Inbox
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from transformers import AutoConfig
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ConfigError
-from engine.worker.checkpoint import Checkpoint
-from engine.worker.loader import load_model
-from engine.worker.model_folder import choose_device, read_config
+from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.loader import load_model
+from engine.worker.loading.model_folder import choose_device, read_config
+from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder
 from engine.worker.parallel.linears import RowParallelLinear
-from engine.worker.tiny_models import make_model_folder
 from tests.worker.conftest import ModelFolders
 from tests.worker.parallel.ranks import LoneRank
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.core.outputs import ModelRunnerOutput
 from engine.errors import EngineDeadError, EngineError, ModelLoadError
-from engine.llm import LLM
-from engine.outputs import ModelRunnerOutput
+from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
-from engine.worker.parallel.multiproc_executor import MultiprocExecutor
-from engine.worker.parallel.report_merger import ReportMerger
+from engine.worker.ranks.multiproc_executor import MultiprocExecutor
+from engine.worker.ranks.report_merger import ReportMerger
 from tests.processes.support import has_gone
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
@@ -65,7 +65,7 @@ def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders)
     """kill -9 of the process that has started them: they are gone within 2 s, and so is their folder."""
     program = (
         "import pickle, sys\n"
-        "from engine.worker.parallel.multiproc_executor import MultiprocExecutor\n"
+        "from engine.worker.ranks.multiproc_executor import MultiprocExecutor\n"
         "executor = MultiprocExecutor(pickle.load(sys.stdin.buffer))\n"
         "print(executor.info.num_gpu_blocks, flush=True)\n"
         "sys.stdin.read()\n"

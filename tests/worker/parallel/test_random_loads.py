@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from engine.llm import LLM
-from engine.worker.tiny_models import make_model_folder
+from engine.frontend.llm import LLM
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
 
 

@@ -92,7 +92,7 @@ class Life {
     if (!status) return;
     const facts = [["turns", formatCount(status.turns)], ["age", formatSeconds(status.age_s)], ["held", formatMany(status.pinned_blocks, "block")]];
     if (status.tenant) facts.push(["tenant", status.tenant]);
-    if (status.inferred) facts.push(["recognised by", "its prompts"]);
+    if (status.inferred) facts.push(["recognized by", "its prompts"]);
     if (status.kind) facts.push(["kind", status.kind]);
     this.facts.replaceChildren(...facts.map(([name, value]) => el("span", "chip", `${name} `, el("b", "", value))));
     this.ahead.replaceChildren(...this.aheadOf(status));
@@ -105,13 +105,13 @@ class Life {
 
   /** What is expected of each branch that has not gone on yet. */
   aheadOf(status) {
-    const waiting = status.frontiers.filter((frontier) => frontier.tools !== null);
+    const waiting = status.branches.filter((branch) => branch.tools !== null);
     if (!waiting.length) return [];
-    const rows = waiting.map((frontier) => {
-      const tools = frontier.tools.length ? frontier.tools.join(", ") : "no call: it answered";
-      const held = frontier.ttl_s === null ? "not held" : `held for ${formatSeconds(frontier.ttl_s)} more`;
-      const back = { early: frontier.earliest_return_s, median: frontier.expected_return_s, late: frontier.latest_return_s, seen: frontier.num_observations };
-      return el("tr", "", el("td", "left", String(frontier.turn)), el("td", "left mono", tools), el("td", "", formatSeconds(frontier.elapsed_s)), el("td", "left", held), el("td", "left wrap", outlookWords({ back, told: frontier.told }, 0)));
+    const rows = waiting.map((branch) => {
+      const tools = branch.tools.length ? branch.tools.join(", ") : "no call: it answered";
+      const held = branch.ttl_s === null ? "not held" : `held for ${formatSeconds(branch.ttl_s)} more`;
+      const back = { early: branch.earliest_return_s, median: branch.expected_return_s, late: branch.latest_return_s, seen: branch.num_observations };
+      return el("tr", "", el("td", "left", String(branch.turn)), el("td", "left mono", tools), el("td", "", formatSeconds(branch.elapsed_s)), el("td", "left", held), el("td", "left wrap", outlookWords({ back, told: branch.told }, 0)));
     });
     const head = el("tr", "", ...[["after turn", "left"], ["runs now", "left"], ["since", ""], ["its KV", "left"], ["back in, as expected", "left"]].map(([text, className]) => el("th", className, text)));
     return [heading("Now"), el("div", "scroll", el("table", "", el("thead", "", head), el("tbody", "", ...rows)))];

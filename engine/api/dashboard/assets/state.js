@@ -188,8 +188,8 @@ class EngineState {
 
   /** A job that waits for its tools since before the page was there. */
   takeStatus(job, now) {
-    if (!job.frontiers.length || job.open_turns.length || this.lanes.has(job.id)) return;
-    const from = now - Math.min(...job.frontiers.map((frontier) => frontier.elapsed_s));
+    if (!job.branches.length || job.open_turns.length || this.lanes.has(job.id)) return;
+    const from = now - Math.min(...job.branches.map((branch) => branch.elapsed_s));
     if (now - from < KEPT_S) this.lane(job.id, "", from).beginGap(from);
   }
 
@@ -205,29 +205,29 @@ class EngineState {
     this.matchOutlooks(now);
   }
 
-  /** Pins of a job and the frontiers that have one, in the order in which they run out: they are the same. */
+  /** Pins of a job and the branches that have one, in the order in which they run out: they are the same. */
   matchOutlooks(now) {
     const byJob = new Map();
     for (const pin of this.pins.values()) {
       byJob.set(pin.job, [...(byJob.get(pin.job) ?? []), pin]);
     }
     for (const [job, pins] of byJob) {
-      const frontiers = (this.jobs.get(job)?.frontiers ?? []).filter((frontier) => frontier.ttl_s !== null);
-      for (const pin of pins) pin.isBack = this.jobs.has(job) && frontiers.length === 0;
-      if (frontiers.length !== pins.length) continue;
-      frontiers.sort((one, other) => one.ttl_s - other.ttl_s);
+      const branches = (this.jobs.get(job)?.branches ?? []).filter((branch) => branch.ttl_s !== null);
+      for (const pin of pins) pin.isBack = this.jobs.has(job) && branches.length === 0;
+      if (branches.length !== pins.length) continue;
+      branches.sort((one, other) => one.ttl_s - other.ttl_s);
       pins.sort((one, other) => one.deadline - other.deadline);
-      pins.forEach((pin, place) => this.setOutlook(pin, frontiers[place], now));
+      pins.forEach((pin, place) => this.setOutlook(pin, branches[place], now));
     }
   }
 
-  setOutlook(pin, frontier, now) {
-    pin.since = now - frontier.elapsed_s;
-    pin.tools = frontier.tools;
-    pin.reason = frontier.reason;
-    pin.told = frontier.told;
+  setOutlook(pin, branch, now) {
+    pin.since = now - branch.elapsed_s;
+    pin.tools = branch.tools;
+    pin.reason = branch.reason;
+    pin.told = branch.told;
     const at = (seconds) => (seconds === null ? null : now + seconds);
-    pin.back = { early: at(frontier.earliest_return_s), median: at(frontier.expected_return_s), late: at(frontier.latest_return_s), seen: frontier.num_observations };
+    pin.back = { early: at(branch.earliest_return_s), median: at(branch.expected_return_s), late: at(branch.latest_return_s), seen: branch.num_observations };
   }
 
   takePinEvent(event) {

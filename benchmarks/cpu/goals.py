@@ -1,0 +1,45 @@
+"""What the engine is to reach on two cores, beside the best of the others or by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.cpu.cases import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound of a figure: of its ratio to the best other server's, or of itself."""
+
+    bound: float
+    of_ratio: bool = True
+
+    def told(self, figure: Figure) -> str:
+        sign = "<=" if figure.less_is_better else ">="
+        return f"{sign} {self.bound:.2f}x best" if self.of_ratio else f"{sign} {self.bound:,.0f}"
+
+    def met_by(self, value: float, figure: Figure) -> bool:
+        """``value``: the ratio ours / best, or our figure."""
+        return value <= self.bound if figure.less_is_better else value >= self.bound
+
+
+GOALS = {
+    ("small", "decode_b1_tok_s"): Goal(1.0),
+    ("small", "decode_b8_tok_s"): Goal(1.25),
+    ("small", "decode_b32_tok_s"): Goal(1.4),
+    ("small", "prefill_tok_s"): Goal(1.0),
+    ("small", "prefix_second_ms"): Goal(0.7),
+    ("small", "start_s"): Goal(5.0, of_ratio=False),
+    ("tiny", "decode_b1_tok_s"): Goal(1.0),
+    ("tiny", "decode_b8_tok_s"): Goal(1.0),
+    ("tiny", "decode_b32_tok_s"): Goal(1.0),
+    ("tiny", "http_c1_req_s"): Goal(1.0),
+    ("tiny", "http_c32_req_s"): Goal(2.0),
+}
+"""By model and figure."""
+OVERHEAD_MB = 300
+"""What a server may hold beside its weights and its KV pool."""
+
+
+def memory_goal(weight_bytes: int, kv_bytes: int) -> Goal:
+    return Goal((weight_bytes + kv_bytes) / 1e6 + OVERHEAD_MB, of_ratio=False)

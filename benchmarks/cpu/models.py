@@ -1,0 +1,80 @@
+"""The models that are measured: folders of random weights, made when they are first needed and kept."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.say import say
+
+MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """One model, and what our server gives its KV."""
+
+    name: str
+    family: str
+    shape: dict[str, Any]
+    """What ``make_model_folder`` is told beyond the family."""
+    kv_bytes: int
+
+    def folder(self, within: Path) -> Path:
+        """The model's folder, made unless it is there whole."""
+        folder = within / self.name
+        if not folder.exists():
+            say(f"making the model {self.name} in {folder}")
+            self._make(folder)
+        return folder
+
+    def _make(self, folder: Path) -> None:
+        # Later than at the top: reading a command's --help needs no torch.
+        from engine.worker.loading.tiny_models import make_model_folder
+
+        half_made = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(half_made, ignore_errors=True)
+        make_model_folder(half_made, self.family, dtype="bfloat16", **self.shape)
+        half_made.rename(folder)
+
+
+def weight_bytes(folder: Path) -> int:
+    """Of a model's weights as they are stored."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+TINY = BenchModel(
+    "tiny",
+    "llama",
+    {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_layers": 12,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "vocab_size": 4096,
+        "max_position_embeddings": MAX_MODEL_LEN,
+    },
+    kv_bytes=256 * 2**20,
+)
+"""14 million parameters: a step is nearly all the engine's own work."""
+SMALL = BenchModel(
+    "small",
+    "qwen3",
+    {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_layers": 28,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie": True,
+    },
+    kv_bytes=2 * 2**30,
+)
+"""596 million parameters, the dimensions of Qwen3-0.6B: a step is nearly all arithmetic."""
+MODELS = {model.name: model for model in (TINY, SMALL)}

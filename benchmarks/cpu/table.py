@@ -1,0 +1,86 @@
+"""What was measured on one model, as a table for a terminal or a page. Pure functions to text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.cpu.cases import Figure
+from benchmarks.cpu.contender import OURS
+from benchmarks.cpu.goals import Goal
+
+Values = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of all contenders."""
+
+    figure: Figure
+    values: Mapping[str, Values]
+    """By contender; who has none is not in it."""
+    goal: Goal | None
+
+    def ratio(self, other: str) -> float | None:
+        """Ours / theirs: the median over the rounds, where both have each; what slows a round slows both."""
+        ours, theirs = self.values.get(OURS), self.values.get(other)
+        if not ours or not theirs:
+            return None
+        if len(ours) == len(theirs):
+            return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
+        return statistics.median(ours) / statistics.median(theirs)
+
+    def best(self) -> str | None:
+        """The best of the others by its median."""
+        medians = {name: statistics.median(each) for name, each in self.values.items() if name != OURS}
+        if not medians:
+            return None
+        pick = min if self.figure.less_is_better else max
+        return pick(medians, key=lambda name: medians[name])
+
+    def verdict(self) -> str:
+        """Whether the goal is met; nothing where that cannot be said."""
+        if self.goal is None or OURS not in self.values:
+            return ""
+        value: float | None = statistics.median(self.values[OURS])
+        if self.goal.of_ratio:
+            best = self.best()
+            value = None if best is None else self.ratio(best)
+        if value is None:
+            return ""
+        return "met" if self.goal.met_by(value, self.figure) else "NOT MET"
+
+
+def table(rows: Sequence[Row], others: Sequence[str]) -> str:
+    """A line per figure: each contender's median (lowest to highest), and ours / theirs beside theirs."""
+    head = ["", OURS, *[cell for name in others for cell in (name, "ratio")], "goal", ""]
+    lines = [head, *[_cells(row, others) for row in rows]]
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    written = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in zip(*columns, strict=True)
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([written[0], rule, *written[1:]])
+
+
+def _cells(row: Row, others: Sequence[str]) -> list[str]:
+    cells = [row.figure.label, _spread(row.values.get(OURS))]
+    for name in others:
+        ratio = row.ratio(name)
+        cells += [_spread(row.values.get(name)), "" if ratio is None else f"{ratio:.2f}x"]
+    return [*cells, "" if row.goal is None else row.goal.told(row.figure), row.verdict()]
+
+
+def _spread(values: Values | None) -> str:
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return f"{_number(middle, middle)} ({_number(min(values), middle)} to {_number(max(values), middle)})"
+
+
+def _number(value: float, like: float) -> str:
+    """Three digits or so; a value beside another has as many decimals."""
+    return format(value, ",.2f" if like < 9.995 else ",.1f" if like < 99.95 else ",.0f")

@@ -1,0 +1,11 @@
+"""Section ``kernels``: each kernel against its definition in fp32 or fp64, in the shapes of real models."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.measures import draws, fused_ops, host_copies, paged_attention
+from benchmarks.gpu.measures.bench import Bench
+
+
+def run(bench: Bench) -> None:
+    for part in (paged_attention, fused_ops, draws, host_copies):
+        part.check(bench)

@@ -1,0 +1,110 @@
+"""Step plans as a scheduler would make them, for steps that are timed without one.
+
+A sequence that begins in the middle reads whatever the pool holds: right for timing, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from engine.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class Planner:
+    """Hands out the blocks of a pool, whose sequences all end before it begins anew."""
+
+    num_blocks: int
+    """Of the pool, null block included."""
+    block_size: int
+    vocab_size: int
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+    _num_taken: int = 0
+
+    def begin(self, lengths: Sequence[tuple[int, int]], room: int = 0) -> SchedulerOutput:
+        """Sequences of (new, cached) tokens, all their new tokens in this step, with ``room`` for more."""
+        requests = [self._request(new, cached, room) for new, cached in lengths]
+        scheduled = {request.req_id: new for request, (new, _) in zip(requests, lengths, strict=True)}
+        return _plan(scheduled, new=requests)
+
+    def rewind(self) -> None:
+        """From the pool's first block on again."""
+        self._num_taken = 0
+
+    def longest(self, num_seqs: int) -> int:
+        """Tokens of each of so many sequences that the pool holds at once."""
+        return (self.num_blocks - 1) // num_seqs * self.block_size
+
+    def _request(self, new: int, cached: int, room: int) -> NewRequestData:
+        number = next(self._ids)
+        tokens = [(number + 7 * place) % self.vocab_size for place in range(new + cached)]
+        blocks = [self._take_block() for _ in range(self._blocks_for(new + cached + room))]
+        return NewRequestData(f"timed-{number}", tokens, GREEDY, blocks, cached)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _take_block(self) -> int:
+        self._num_taken += 1
+        assert self._num_taken < self.num_blocks, "the pool is too small"
+        return self._num_taken
+
+
+@dataclass(slots=True)
+class Decoding:
+    """Sequences that get one token in each step from now on."""
+
+    num_computed: dict[str, int]
+
+    @classmethod
+    def of(cls, begun: SchedulerOutput) -> Decoding:
+        return cls(
+            {
+                new.req_id: new.num_computed_tokens + begun.num_scheduled_tokens[new.req_id]
+                for new in begun.scheduled_new_reqs
+            }
+        )
+
+    def step(self) -> SchedulerOutput:
+        ids = list(self.num_computed)
+        cached = CachedRequestData(
+            req_ids=ids,
+            new_block_ids=[[] for _ in ids],
+            num_computed_tokens=list(self.num_computed.values()),
+        )
+        for req_id in ids:
+            self.num_computed[req_id] += 1
+        return _plan(dict.fromkeys(ids, 1), cached=cached)
+
+    def end(self) -> SchedulerOutput:
+        return ending(self.num_computed)
+
+
+def ending(req_ids: Iterable[str]) -> SchedulerOutput:
+    """No tokens; these requests are done."""
+    return _plan({}, finished=set(req_ids))
+
+
+def no_tokens() -> SchedulerOutput:
+    return _plan({})
+
+
+def _plan(
+    scheduled: dict[str, int],
+    new: Sequence[NewRequestData] = (),
+    cached: CachedRequestData | None = None,
+    finished: set[str] | None = None,
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=cached or CachedRequestData(),
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        finished_req_ids=finished or set(),
+        preempted_req_ids=set(),
+    )

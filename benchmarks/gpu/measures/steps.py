@@ -1,0 +1,108 @@
+"""Section ``steps``: decode and prefill of the large model, step by step through the executor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from benchmarks.gpu import goals
+from benchmarks.gpu.goals import Goal
+from benchmarks.gpu.measures.bench import Bench
+from benchmarks.gpu.measures.models import engine_options
+from benchmarks.gpu.measures.plans import Decoding, Planner, ending
+from engine.core.outputs import SchedulerOutput
+from engine.executor import Executor, PendingOutput
+from engine.frontend.llm import engine_config
+from engine.worker.executor import UniProcExecutor
+
+
+def run(bench: Bench) -> None:
+    sizes, shape = bench.sizes, bench.sizes.large
+    options = engine_options(
+        bench,
+        shape,
+        max_model_len=max(sum(sizes.turn), sizes.prefill) + sizes.block_size,
+        max_num_seqs=max(sizes.decode_batches),
+        max_num_batched_tokens=sizes.prefill,
+        enable_prefix_caching=False,
+    )
+    executor = UniProcExecutor(engine_config(**options))
+    planner = Planner(executor.info.num_gpu_blocks, sizes.block_size, shape.vocab_size)
+    try:
+        _fill_pool(bench, executor, planner)
+        for batch in sizes.decode_batches:
+            with bench.case(f"decode, B={batch}"):
+                _time_decode(bench, executor, planner, batch)
+        new, cached = sizes.turn
+        for name, lengths, goal in (
+            (f"{shape.name} prefill of {sizes.prefill:,}", (sizes.prefill, 0), goals.PREFILL_8K),
+            (f"{shape.name} {new:,} new on {cached:,} cached", sizes.turn, goals.PREFILL_2K_ON_32K),
+        ):
+            with bench.case(name):
+                _time_prefill(bench, executor, planner, lengths, name, goal)
+    finally:
+        executor.shutdown()
+
+
+def _run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
+    """As the engine does: as many in flight as the executor takes."""
+    in_flight: deque[PendingOutput] = deque()
+    for plan in plans:
+        in_flight.append(executor.submit(plan))
+        if len(in_flight) == executor.max_concurrent_batches:
+            in_flight.popleft().result()
+    for pending in in_flight:
+        pending.result()
+
+
+def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
+    """With the KV of prompts, as far as anything will read it: zeros are attended faster."""
+    sizes = bench.sizes
+    num_tokens = min(
+        max(sizes.decode_context * max(sizes.decode_batches), sum(sizes.turn)), planner.longest(num_seqs=1)
+    )
+    planner.rewind()
+    for _ in range(num_tokens // sizes.prefill):
+        begun = planner.begin([(sizes.prefill, 0)])
+        _run_plans(executor, [begun, ending(begun.num_scheduled_tokens)])
+
+
+def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
+    """Seconds per step while contexts grow around the one that is named."""
+    sizes, shape = bench.sizes, bench.sizes.large
+    num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
+    planner.rewind()
+    context = min(sizes.decode_context, planner.longest(batch) - num_steps)
+    begun = planner.begin([(1, context - num_steps // 2)] * batch, room=num_steps)
+    decoding = Decoding.of(begun)
+    _run_plans(executor, [begun, *_steps(decoding, sizes.num_warm_up_steps)])
+    seconds = bench.repeats(lambda: _run_plans(executor, _steps(decoding, sizes.steps_per_repeat)))
+    _run_plans(executor, [decoding.end()])
+    bench.figure(
+        f"{shape.name} decode, B={batch} at {context:,}",
+        "ms",
+        [1e3 * each / sizes.steps_per_repeat for each in seconds],
+        floor=1e3 * bench.floors(shape).decode_s([context] * batch),
+        goal=goals.DECODE.get(batch),
+        note="" if context == sizes.decode_context else f"the pool holds no {sizes.decode_context:,}",
+    )
+
+
+def _steps(decoding: Decoding, count: int) -> Iterator[SchedulerOutput]:
+    """Made while the step before runs."""
+    return (decoding.step() for _ in range(count))
+
+
+def _time_prefill(
+    bench: Bench, executor: Executor, planner: Planner, lengths: tuple[int, int], name: str, goal: Goal
+) -> None:
+    """From the plan to the first token."""
+    plans = []
+    for _ in range(bench.sizes.num_repeats + 1):
+        planner.rewind()
+        plans.append(planner.begin([lengths]))
+    left = iter(plans)
+    seconds = bench.repeats(lambda: _run_plans(executor, [next(left)]))
+    _run_plans(executor, [ending(req_id for plan in plans for req_id in plan.num_scheduled_tokens)])
+    floor = bench.floors(bench.sizes.large).prefill_s(*lengths)
+    bench.figure(name, "ms", [1e3 * each for each in seconds], floor=1e3 * floor, goal=goal)

@@ -1,0 +1,1 @@
+"""What grammars cost per token."""

@@ -1,0 +1,1 @@
+"""What HTTP, the API server and busy cores cost."""

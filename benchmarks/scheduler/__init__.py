@@ -1,0 +1,1 @@
+"""What the scheduler alone costs, beside vLLM's."""

@@ -1,0 +1,277 @@
+"""Jobs and their turns: who is running, where each branch of a job stands, and which turn continues which.
+
+A job is a set of tips, not one chain: parallel calls, sub-agents that share an id and retries of a turn
+each have their own. A tip is the end of a turn; the turn that continues it is recognized by its block
+hashes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from continuum.jobs.client_hints import ClientHint
+from continuum.jobs.shared_prefixes import Checkpoints
+from continuum.learning.work_forecast import JobCourse
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.policy import Pin, PinEnd
+from engine.core.request import Request
+from engine.messages import ToolState, TurnReceipt
+from estimator.tool_key import ToolKey
+
+MAX_FRONTIERS = 32
+"""Frontiers remembered per job; the oldest without a pin goes first."""
+HEAD_BYTES = 8
+"""Of each hash, in a chain that is only compared."""
+
+Place = tuple[int, float]
+"""Priority, smaller first, then rank: where a job stands among the others."""
+Beginning = tuple[str | None, BlockHash, tuple[int, ...]]
+"""By which a turn is recognized when nobody says whose it is: tenant, hash of the blocks of its prompt that
+must be shared, and the prompt's tokens after them."""
+
+
+class BlockChain:
+    """A hash chain in little memory, to recognize what continues it: 8 bytes a block.
+
+    That is enough to tell prefixes apart, and nothing depends on it: KV is found by the whole hash.
+    """
+
+    __slots__ = ("_heads",)
+
+    def __init__(self, block_hashes: Sequence[BlockHash]) -> None:
+        self._heads = b"".join([block_hash[:HEAD_BYTES] for block_hash in block_hashes])
+
+    def __len__(self) -> int:
+        return len(self._heads) // HEAD_BYTES
+
+    def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
+        """Length of the common prefix with another chain: equal at one place means equal at all before it."""
+        low, high = 0, min(len(self), len(block_hashes))
+        while low < high:
+            middle = (low + high + 1) // 2
+            start = (middle - 1) * HEAD_BYTES
+            if self._heads[start : start + HEAD_BYTES] == block_hashes[middle - 1][:HEAD_BYTES]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(slots=True, eq=False)
+class BranchTip:
+    """Where a turn ended."""
+
+    job: Job
+    request_id: str
+    turn_number: int
+    chain: BlockChain
+    """Of the full blocks whose KV was computed."""
+    num_prompt_tokens: int
+    ended_s: float
+    place: Place
+    """The job's, when the turn ended: a pin keeps it."""
+    tools: list[ToolKey] | None = None
+    """What runs now; empty if the turn called nothing, None until the front end has said."""
+    plain_tool: str | None = None
+    """What runs as the published rules name it, once the front end has said; None: nothing, or several."""
+    pin: Pin | None = None
+    pin_ended: PinEnd | None = None
+    receipt: TurnReceipt | None = None
+    external_id: str = ""
+    """The request's id as its client knows it."""
+    prompt_tail: tuple[int, ...] | None = None
+    """Last tokens of the turn's prompt, where blocks do not tell prompts apart."""
+    beginning: Beginning | None = None
+    num_replies: int | None = None
+    """Replies in the turn's prompt; None: not counted."""
+    num_results: int | None = None
+    """Tool results in it."""
+    told: ClientHint | None = None
+    learned: bool = False
+    """How long its tools took is known, or will never be."""
+    num_task_tokens: int = 0
+    """Prompt of the first turn of its line: what all turns of this conversation begin with."""
+    landmarks: Checkpoints = ()
+    is_superseded: bool = False
+    """Its job went on without it, and it is not expected back."""
+
+    @property
+    def is_alone(self) -> bool:
+        """No other branch of the job is known and no turn of it under way."""
+        if self.job.turns:
+            return False
+        return all(each is self or each.is_superseded for each in self.job.tips)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """It waits for no tool: it called none, or its client gave the call up."""
+        if self.told is not None and self.told.state is ToolState.CANCELLED:
+            return True
+        return self.tools is not None and not self.tools
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A request of a job from its arrival to its end."""
+
+    job: Job
+    request: Request
+    number: int
+    tip: BranchTip | None
+    """What it continues; None for the first turn of a branch."""
+    num_known_tokens: int = 0
+    """Prompt tokens in full blocks that the tip had computed."""
+    gap_s: float | None = None
+    num_cached_tokens: int | None = None
+    admitted_s: float | None = None
+    diverged_at_token: int | None = None
+    """Where its prompt parts from what its job had computed; None: it does not."""
+    num_diverged_tokens: int = 0
+    num_superseded_tokens: int = 0
+    """Tokens of its job that it showed to be of no more use."""
+    supersedes: str | None = None
+    """Request of the turn at whose end they were."""
+    num_task_tokens: int = 0
+    """Prompt of the first turn of its line."""
+    landmarks: Checkpoints = ()
+    """Of its prompt."""
+    repeats: str | None = None
+    """Request of the same turn, which its client had cut."""
+    kept_since_s: float | None = None
+    """Since when that one had waited, if it still did."""
+    keeps_warm: bool = False
+    """Its KV was held for that one."""
+
+    def admitted(self, now: float) -> None:
+        """Its request has its blocks, for the first time."""
+        self.num_cached_tokens = self.request.num_cached_tokens
+        self.admitted_s = now
+        self.job.queued_s += now - self.request.arrival_time
+
+    @property
+    def external_id(self) -> str:
+        return self.request.external_id
+
+    @property
+    def pin(self) -> Pin | None:
+        """Of what it continues."""
+        return self.tip.pin if self.tip is not None else None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the KV it continues is still held for it."""
+        return self.tip is not None and self.tip.pin is not None
+
+    @property
+    def stands_warm(self) -> bool:
+        """Whether it stands in the queue as one whose KV is held."""
+        return self.warm or self.keeps_warm
+
+    @property
+    def waits_since_s(self) -> float:
+        return self.request.arrival_time if self.kept_since_s is None else self.kept_since_s
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return max(0, self.num_known_tokens - (self.num_cached_tokens or 0))
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """All turns under one id."""
+
+    job_id: str
+    tenant: str | None
+    first_arrival_s: float
+    rank: float
+    """Place among jobs, smaller first: its first arrival, later by what is left to do; see ``order``."""
+    last_active_s: float
+    priority: int = 0
+    """Of its latest turn."""
+    course: JobCourse | None = None
+    """What it tells about jobs of its kind, and they about it."""
+    kind: BlockHash | None = None
+    owner: str | None = None
+    """Whose API key its turns came with, by name."""
+    is_inferred: bool = False
+    """Nobody named it: it was recognized by what its prompts continue."""
+    earlier_id: str | None = None
+    """The id it had until its client named it."""
+    is_established: bool = True
+    """It is known to be more than a single question and its answer."""
+    is_finished: bool = False
+    """No turn will come any more, it was said; those that run may still end."""
+    num_turns: int = 0
+    num_shared_blocks: int = 0
+    """That its first prompt began with and others had asked for before: their memory is not its own."""
+    has_come_back: bool = False
+    """To a tip that it seemed to have gone on without: it keeps several conversations."""
+    queued_s: float = 0.0
+    """All that its turns waited until they were admitted."""
+    turns: dict[str, Turn] = field(default_factory=dict)
+    """Open turns by request id."""
+    tips: list[BranchTip] = field(default_factory=list)
+    """Not yet continued, oldest first."""
+
+    @property
+    def place(self) -> Place:
+        return (self.priority, self.rank)
+
+    @property
+    def num_pins(self) -> int:
+        return sum(1 for tip in self.tips if tip.pin is not None)
+
+
+class JobTable:
+    """Jobs by id, bounded: those idle longest are forgotten first."""
+
+    def __init__(self, max_jobs: int, idle_s: float) -> None:
+        self._max_jobs = max_jobs
+        self._idle_s = idle_s
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def open(self, job_id: str, tenant: str | None, arrival_s: float) -> Job:
+        """The job of this id, new if need be, now the most recently active one."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            job = Job(job_id, tenant, arrival_s, arrival_s, arrival_s)
+        self.touch(job, arrival_s)
+        return job
+
+    def touch(self, job: Job, now: float) -> None:
+        """It is active, and so the last to be forgotten; one that was not here is taken in."""
+        self._jobs[job.job_id] = job
+        self._jobs.move_to_end(job.job_id)
+        job.last_active_s = now
+
+    def newest(self) -> Iterator[Job]:
+        """The most recently active first."""
+        return reversed(self._jobs.values())
+
+    def remove(self, job: Job) -> None:
+        if self._jobs.get(job.job_id) is job:
+            del self._jobs[job.job_id]
+
+    def forget_idle(self, now: float) -> Iterator[Job]:
+        """Remove jobs idle for too long or beyond the bound; a job with an open turn or a pin stays."""
+        while self._jobs:
+            job = next(iter(self._jobs.values()))
+            too_many = len(self._jobs) > self._max_jobs
+            if not too_many and now - job.last_active_s < self._idle_s:
+                return
+            if job.turns or job.num_pins:
+                self._jobs.move_to_end(job.job_id)
+                return
+            del self._jobs[job.job_id]
+            yield job

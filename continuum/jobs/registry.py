@@ -1,0 +1,193 @@
+"""All jobs that are remembered, and whose job a turn is: as its client says, else by what its prompt
+continues.
+
+A turn that nobody named and that continues nothing begins a job of its own. Until that has called a tool or
+had a second turn it is most likely a single question: such jobs are kept apart from the others, so that any
+number of them pushes out none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from heapq import nlargest
+from itertools import islice
+
+from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.job import BranchTip, Job, JobTable, Turn
+from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
+from continuum.jobs.tip_index import TipIndex
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
+from tracing.job_ids import INFERRED
+
+MAX_QUESTIONS = 1024
+"""Inferred jobs of one turn, without a tool call, that are remembered to recognize a second turn."""
+
+
+class JobRegistry(BranchListener):
+    """Opens, finds and forgets jobs; knows their tips as far as jobs can be recognized by them."""
+
+    def __init__(self, max_jobs: int, idle_s: float, block_size: int) -> None:
+        self._jobs = JobTable(max_jobs, idle_s)
+        self._questions = JobTable(min(max_jobs, MAX_QUESTIONS), idle_s)
+        self._index = TipIndex(block_size)
+        self.unnamed: frozenset[str] = frozenset()
+        """Ids that stand for jobs which nobody named: such a job begins as a single question, too."""
+        self._prefixes = SharedPrefixes()
+        """Of all tips that may be continued, and of the prompts of open turns."""
+
+    def __len__(self) -> int:
+        return len(self._jobs) + len(self._questions)
+
+    @property
+    def num_established(self) -> int:
+        """Jobs that are more than a single question that nobody named."""
+        return len(self._jobs)
+
+    @property
+    def num_recognisable(self) -> int:
+        """Frontiers by which a turn without a name would be recognized."""
+        return len(self._index)
+
+    def get(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id) or self._questions.get(job_id)
+
+    def newest(self, limit: int, owner: str | None = None) -> list[Job]:
+        """At most so many, those that were active last first; ``owner``: of that one's only."""
+        tables = (self._jobs.newest(), self._questions.newest())
+        newest = [
+            job
+            for jobs in tables
+            for job in islice((job for job in jobs if owner in (None, job.owner)), limit)
+        ]
+        return nlargest(limit, newest, key=lambda job: job.last_active_s)
+
+    def open(self, request: Request) -> tuple[Job, BranchTip | None]:
+        """The job of a turn that arrives, new if need be; with the tip it was recognized by."""
+        assert request.job is not None
+        job_id, tenant = request.job.job_id, request.job.tenant
+        job = self.get(job_id) if job_id is not None else None
+        if job is not None:
+            self._table_of(job).touch(job, request.arrival_time)
+            return job, None
+        tip = self._index.find(request, tenant)
+        if tip is None:
+            return self._new(request, job_id, tenant), None
+        job = tip.job
+        self.establish(job)
+        if job_id is not None:
+            self._name(job, job_id)
+        self._jobs.touch(job, request.arrival_time)
+        return job, tip
+
+    def _new(self, request: Request, job_id: str | None, tenant: str | None) -> Job:
+        arrival_s = request.arrival_time
+        if job_id is not None and job_id not in self.unnamed:
+            job = self._jobs.open(job_id, tenant, arrival_s)
+        else:
+            job = self._questions.open(job_id or _inferred_id(request), tenant, arrival_s)
+            job.is_inferred, job.is_established = job_id is None, False
+        job.owner = request.job.owner if request.job is not None else None
+        return job
+
+    def _name(self, job: Job, job_id: str) -> None:
+        """Its client names it now: it is found by that name from here on, and by no other way."""
+        self._jobs.remove(job)
+        job.earlier_id, job.job_id, job.is_inferred = job.job_id, job_id, False
+        for tip in job.tips:
+            self._index.remove(tip)
+            if tip.pin is not None:
+                tip.pin.job_id = job_id
+
+    def establish(self, job: Job) -> None:
+        """It is more than a single question."""
+        if not job.is_established:
+            self._questions.remove(job)
+            self._jobs.touch(job, job.last_active_s)
+            job.is_established = True
+
+    def touch(self, job: Job, now: float) -> None:
+        """It was active now."""
+        self._table_of(job).touch(job, now)
+
+    def remove(self, job: Job) -> None:
+        self._table_of(job).remove(job)
+
+    def forget_idle(self, now: float) -> Iterator[Job]:
+        """Remove jobs idle for too long or beyond the bounds; one with an open turn or a pin stays."""
+        yield from self._jobs.forget_idle(now)
+        yield from self._questions.forget_idle(now)
+
+    def _table_of(self, job: Job) -> JobTable:
+        return self._jobs if job.is_established else self._questions
+
+    # ---- tips ----
+
+    def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
+        tip.beginning = self._index.beginning_of(tip, block_hashes)
+        tip.landmarks = landmarks_of(block_hashes, len(block_hashes))
+        self.on_restored(tip, now)
+
+    def on_restored(self, tip: BranchTip, now: float) -> None:
+        """Only inferred jobs are recognized by their branches: whoever names a job names all its turns."""
+        tip.job.tips.append(tip)
+        if not tip.is_superseded:
+            self._prefixes.add(tip.landmarks)
+        if tip.job.is_inferred:
+            self._index.add(tip)
+
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
+        if tip.tools:
+            self.establish(tip.job)  # whoever calls a tool has a job
+
+    def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
+        self._remove(tip)
+
+    def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
+        self._remove(tip)
+
+    def _remove(self, tip: BranchTip) -> None:
+        tip.job.tips.remove(tip)
+        if not tip.is_superseded:
+            self._prefixes.remove(tip.landmarks)
+        self._index.remove(tip)
+
+    def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        """It may still be come back to, and keeps no blocks till then."""
+        tip.is_superseded = True
+        self._prefixes.remove(tip.landmarks)
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        self.remove(job)
+
+    # ---- prefixes that are kept ----
+
+    def begin_turn(self, turn: Turn, num_prompt_blocks: int) -> None:
+        block_hashes = turn.request.block_hashes
+        turn.landmarks = landmarks_of(block_hashes, min(num_prompt_blocks, len(block_hashes)))
+        if turn.number == 1 and turn.tip is None:
+            turn.job.num_shared_blocks = self._prefixes.num_surely_shared_blocks(turn.landmarks)
+        self._prefixes.add(turn.landmarks)
+
+    def end_turn(self, turn: Turn) -> None:
+        self._prefixes.remove(turn.landmarks)
+
+    def num_shared_blocks(self, tip: BranchTip, block_hashes: list[BlockHash], turn: Turn) -> int:
+        """Blocks at the start of a tip, superseded or gone by now, that others may ask for: exactly told
+        of its own job, too high by up to a half of other jobs. ``turn``, which is open, does not count."""
+        job = tip.job
+        others = [each for each in job.tips if each is not tip and not each.is_superseded]
+        turns = list(job.turns.values())
+        num_shared = [each.chain.num_shared(block_hashes) for each in others]
+        num_shared += [tip.chain.num_shared(each.request.block_hashes) for each in turns if each is not turn]
+        own = [*(each.landmarks for each in others), *(each.landmarks for each in turns)]
+        elsewhere = self._prefixes.num_shared_blocks(tip.landmarks, own)
+        return min(len(block_hashes), max([*num_shared, elsewhere]))
+
+
+def _inferred_id(request: Request) -> str:
+    """The same whenever a trace is played again; its owner's, as the ids of named jobs are."""
+    owner = request.job.owner if request.job is not None else None
+    inferred = INFERRED + sha256(request.request_id.encode()).hexdigest()[:16]
+    return inferred if owner is None else f"{owner}:{inferred}"

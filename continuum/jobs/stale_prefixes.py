@@ -1,0 +1,75 @@
+"""What jobs went on without: how much of a tip nobody will ask for, and which blocks that is.
+
+Who is superseded by whom is told by ``continuation``; blocks are the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.job import BranchTip, Turn
+from continuum.jobs.registry import JobRegistry
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.policy import StalePrefix
+
+POOLS_REMEMBERED = 4
+"""Whole hashes are kept for so many times the blocks of the pool: what ended before that is in no cache of
+the device, and too old to be worth the memory of its name."""
+
+
+class StalePrefixes(BranchListener):
+    """Remembers what tips hold, and hands out what of it is dead."""
+
+    def __init__(self, jobs: JobRegistry, num_blocks: int, block_size: int, *, of_continued: bool) -> None:
+        """``num_blocks``: of the pool. ``of_continued``: also what a turn does not share with the branch that
+        it continues."""
+        self._jobs = jobs
+        self._block_size = block_size
+        self._of_continued = of_continued
+        self._max_hashes = num_blocks * POOLS_REMEMBERED
+        self._num_hashes = 0
+        self._hashes: OrderedDict[BranchTip, list[BlockHash]] = OrderedDict()
+        """Of the tips that ended last, oldest first."""
+        self._pending: deque[StalePrefix] = deque()
+
+    def __len__(self) -> int:
+        """Found and not taken yet."""
+        return len(self._pending)
+
+    def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
+        self._hashes[tip] = block_hashes
+        self._num_hashes += len(block_hashes)
+        while self._num_hashes > self._max_hashes:
+            _, oldest = self._hashes.popitem(last=False)
+            self._num_hashes -= len(oldest)
+
+    def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
+        if self._of_continued and turn.diverged_at_token is not None:
+            self._supersede(tip, turn, turn.num_known_tokens // self._block_size)
+        self._forget(tip)
+
+    def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        self._supersede(tip, turn, num_shared_blocks)
+
+    def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
+        self._forget(tip)
+
+    def _forget(self, tip: BranchTip) -> None:
+        """Whether it is remembered or not."""
+        self._num_hashes -= len(self._hashes.pop(tip, ()))
+
+    def _supersede(self, tip: BranchTip, turn: Turn, num_shared_blocks: int) -> None:
+        """A turn goes on without the blocks of this tip behind those it shares; what another tip or
+        open turn may ask for stays. The turn is told how much nobody will ask for, as far as is known."""
+        block_hashes = self._hashes.get(tip, [])
+        num_kept = max(num_shared_blocks, self._jobs.num_shared_blocks(tip, block_hashes, turn))
+        dead = block_hashes[num_kept:]
+        if dead:
+            self._pending.append(StalePrefix(dead, num_kept, tip.pin, turn.request.request_id))
+        turn.supersedes, turn.num_superseded_tokens = tip.request_id, len(dead) * self._block_size
+
+    def take(self) -> Iterator[StalePrefix]:
+        while self._pending:
+            yield self._pending.popleft()

@@ -1,0 +1,123 @@
+"""Finds the turn that a prompt goes on from when nobody has said whose it is: by what the prompt begins with.
+
+A prompt is looked up from its end back, one dictionary access a block, whatever is remembered. Two prompts
+that begin alike are told apart by every token of the turn they would continue, but for the few that a chat
+template puts before a reply and may render anew. Tenants are kept apart here, cache salts by the hashes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from operator import length_hint
+
+from continuum.jobs.continuation import num_blocks_to_share
+from continuum.jobs.job import Beginning, BranchTip
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
+
+GENERATION_PROMPT_TOKENS = 8
+"""What a chat template may put at the end of a prompt and leave out where the reply follows."""
+SEAM_TOKENS = 2
+"""Tokens at the end of a plain text that may be merged with what follows."""
+MAX_ANCHORS = 64
+"""Places in a prompt where others have parted from it that are looked at, from its end back."""
+MAX_TWINS = 32
+"""Frontiers with one and the same prompt that are told apart; of more, the oldest are not found."""
+
+
+class TipIndex:
+    """Frontiers by the prompt of their turn. Its memory is that of the tips in it."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._by_beginning: dict[Beginning, list[BranchTip]] = {}
+        self._tail_lengths: dict[BlockHash, Counter[int]] = {}
+        """How many tokens follow the blocks that end with this hash, in the beginnings that are known."""
+        self._num_tips = 0
+
+    def __len__(self) -> int:
+        return self._num_tips
+
+    def beginning_of(self, tip: BranchTip, block_hashes: list[BlockHash]) -> Beginning | None:
+        """``block_hashes``: of the turn's full blocks. None: of less than a block, not to be found again."""
+        num_shared = num_blocks_to_share(tip.num_prompt_tokens, self._block_size)
+        if len(block_hashes) < num_shared:
+            return None
+        return (tip.job.tenant, block_hashes[num_shared - 1], self._tail(tip))
+
+    def add(self, tip: BranchTip) -> None:
+        """Let it be found by its beginning, if it has one."""
+        if tip.beginning is None:
+            return
+        _, anchor, tail = tip.beginning
+        twins = self._by_beginning.setdefault(tip.beginning, [])
+        if not twins:
+            self._tail_lengths.setdefault(anchor, Counter())[len(tail)] += 1
+        twins.append(tip)
+        self._num_tips += 1
+        if len(twins) > MAX_TWINS:
+            twins.pop(0)
+            self._num_tips -= 1
+
+    def _tail(self, tip: BranchTip) -> tuple[int, ...]:
+        if tip.num_prompt_tokens < self._block_size or tip.prompt_tail is None:
+            return ()
+        slack = SEAM_TOKENS if tip.num_replies is None else GENERATION_PROMPT_TOKENS
+        return tip.prompt_tail[:-slack]
+
+    def remove(self, tip: BranchTip) -> None:
+        """Whether it is in the index or not."""
+        twins = self._by_beginning.get(tip.beginning) if tip.beginning is not None else None
+        if twins is None or tip.beginning is None or tip not in twins:
+            return
+        twins.remove(tip)
+        self._num_tips -= 1
+        if twins:
+            return
+        del self._by_beginning[tip.beginning]
+        _, anchor, tail = tip.beginning
+        lengths = self._tail_lengths[anchor]
+        lengths[len(tail)] -= 1
+        if not lengths[len(tail)]:
+            del lengths[len(tail)]
+        if not lengths:
+            del self._tail_lengths[anchor]
+
+    def find(self, request: Request, tenant: str | None) -> BranchTip | None:
+        """The tip that this prompt continues, the one that holds most of it; None if there is none."""
+        if not self._num_tips:
+            return None
+        ahead = reversed(request.block_hashes[: request.num_prompt_tokens // self._block_size])
+        # In C, and without a number for each: a prompt of 100,000 tokens has thousands of blocks.
+        for anchor in islice(filter(self._tail_lengths.__contains__, ahead), MAX_ANCHORS):
+            num_blocks_before = length_hint(ahead)
+            twins = self._twins(request, tenant, anchor, num_blocks_before + 1)
+            if twins:
+                return max(twins, key=lambda twin: twin.chain.num_shared(request.block_hashes))
+        return None
+
+    def _twins(
+        self, request: Request, tenant: str | None, anchor: BlockHash, num_shared_blocks: int
+    ) -> list[BranchTip]:
+        """Those that share the blocks up to ``anchor`` and all that follows them in their prompt."""
+        first = num_shared_blocks * self._block_size
+        found: list[BranchTip] = []
+        for length in self._tail_lengths[anchor]:
+            tail = tuple(request.all_token_ids[first : first + length])
+            for twin in self._by_beginning.get((tenant, anchor, tail), ()):
+                if _holds_reply(request, twin, self._block_size):
+                    found.append(twin)
+        return found
+
+
+def _holds_reply(request: Request, tip: BranchTip, block_size: int) -> bool:
+    """Where replies were counted there must be one more; else at least half of it must be there as it was."""
+    if request.num_prompt_tokens <= tip.num_prompt_tokens:
+        return False
+    now = request.job.num_replies if request.job is not None else None
+    if now is not None and tip.num_replies is not None:
+        return now > tip.num_replies
+    num_prompt_blocks = tip.num_prompt_tokens // block_size
+    half_of_reply = max(0, len(tip.chain) - num_prompt_blocks) // 2
+    return tip.chain.num_shared(request.block_hashes) >= num_prompt_blocks + half_of_reply

@@ -1,0 +1,183 @@
+"""What was learned of tools and of what follows a turn, for the policy; survives a restart in a file."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from continuum.jobs.job import BranchTip
+from continuum.tuning import Tuning
+from engine.errors import ConfigError
+from engine.messages import ToolCall
+from estimator.durations import DurationEstimator
+from estimator.state import EstimatorStateError, load_learned, restore, snapshot, write_state
+from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
+from estimator.tenants import Learned, Tenants
+from estimator.tool_key import ToolKey, tool_key
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 60.0
+"""A crash forgets at most so much."""
+
+
+class ToolStats:
+    """Durations of tool calls by kind of tool, tenant and job, and what follows a turn by what ended it."""
+
+    def __init__(self, tuning: Tuning, path: str | None = None) -> None:
+        """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
+        self._path = path
+        self._tuning = tuning
+        self._learned = _nothing_learned(tuning)
+        if path is not None:
+            self._know(_load(path))
+        self._unsaved_since_s: float | None = None
+        self._writing: threading.Thread | None = None
+
+    def keys(self, calls: Sequence[ToolCall]) -> list[ToolKey]:
+        return [tool_key(call.name, call.arguments) for call in calls]
+
+    # ---- how long tools take ----
+
+    def curve(
+        self, tools: Sequence[ToolKey] | None, job_id: str | None = None, tenant: str | None = None
+    ) -> SurvivalCurve:
+        """Time until the tenant's turn returns: the slowest of parallel calls. ``job_id``: what that job saw
+        counts.
+
+        None: not known what runs, any tool. Empty: nothing runs, and nothing is learned of when, or whether,
+        an answer is answered.
+        """
+        if tools is None:
+            return self._learned.survival(tenant or "", ToolKey(()), None)
+        if not tools:
+            return NOTHING_KNOWN
+        curves = [self._learned.survival(tenant or "", key, job_id) for key in tools]
+        return curves[0] if len(curves) == 1 else max_of(curves)
+
+    def observe(
+        self,
+        tools: Sequence[ToolKey],
+        duration_s: float,
+        now: float,
+        censored: bool = False,
+        job_id: str | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
+        if not tools:
+            return
+        learned, name = self._learned, tenant or ""
+        key = max(tools, key=lambda k: learned.survival(name, k, job_id).median_remaining(0.0))
+        learned.observe(name, key, duration_s, censored, job_id, now)
+        self._save_now_and_then(now)
+
+    def return_probability(self, tip: BranchTip, deadline_s: float, now: float) -> float:
+        """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
+        curve = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
+        if not curve.support:
+            return self._tuning.unseen_return
+        gone = curve.cdf(max(0.0, now - tip.ended_s))
+        if gone >= 1:
+            return 0.0
+        return (curve.cdf(max(0.0, deadline_s - tip.ended_s)) - gone) / (1 - gone)
+
+    # ---- what follows a turn ----
+
+    def observe_last_turn(self, tools: Sequence[ToolKey], tenant: str | None = None) -> None:
+        """No turn followed the one that ended with these calls (none: with an answer)."""
+        self._learned.observe_last(tenant or "", tools)
+
+    def observe_next_turn(
+        self, tools: Sequence[ToolKey], growth_tokens: int, tenant: str | None = None
+    ) -> None:
+        """A turn followed, its prompt so much longer than the prompt and the answer before it."""
+        self._learned.observe_next(tenant or "", tools, growth_tokens)
+
+    def last_turn_probability(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float:
+        """P(no turn follows one that ended so); None: not known what it called."""
+        return self._learned.turns_of(tenant or "").last_turn_probability(tools)
+
+    def prompt_growth(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float | None:
+        """Expected tokens that the next prompt adds to this one and its answer; None while nothing is
+        learned."""
+        return self._learned.turns_of(tenant or "").prompt_growth(tools)
+
+    # ---- the file ----
+
+    def _save_now_and_then(self, now: float) -> None:
+        """Write on a thread: a disk must not hold up a step."""
+        if self._path is None:
+            return
+        if self._unsaved_since_s is None:
+            self._unsaved_since_s = now
+        if now - self._unsaved_since_s >= SAVE_EVERY_S and not (self._writing and self._writing.is_alive()):
+            self._unsaved_since_s = None
+            self._writing = threading.Thread(target=_write, args=(snapshot(self._learned), self._path))
+            self._writing.start()
+
+    def state(self) -> str | None:
+        """What is learned by now, as the file has it; None: nothing."""
+        learned = self._learned
+        if not learned.durations.items() and not learned.turns.tallies:
+            return None
+        return snapshot(learned).decode()
+
+    def recall(self, state: str) -> None:
+        """Know what another one knew when it told its ``state``; EstimatorStateError if it is not that."""
+        self._know(restore(state.encode()))
+
+    def _know(self, learned: Tenants) -> None:
+        """What is learned comes from elsewhere, how it is weighed does not."""
+        self._learned = learned
+        for each in (learned.of_all, *learned.own.values()):
+            _tune(each, self._tuning)
+
+    def wait_until_written(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+
+    def save(self) -> None:
+        """Write what was learned; the last thing done with it."""
+        self.wait_until_written()
+        if self._path is not None:
+            _write(snapshot(self._learned), self._path)
+
+
+def _nothing_learned(tuning: Tuning) -> Tenants:
+    learned = Learned(DurationEstimator(num_bins=tuning.num_bins))
+    _tune(learned, tuning)
+    return Tenants(learned)
+
+
+def _tune(learned: Learned, tuning: Tuning) -> None:
+    learned.durations.set_params(
+        prior_strength=tuning.prior_strength,
+        half_life=tuning.half_life,
+        half_life_s=tuning.half_life_s,
+        min_judged=tuning.min_judged,
+    )
+    learned.turns.prior_strength = tuning.prior_strength
+    learned.turns.half_life = tuning.half_life
+    learned.turns.last_after_call = tuning.last_after_call
+    learned.turns.last_after_answer = tuning.last_after_answer
+
+
+def _load(path: str) -> Tenants:
+    try:
+        learned = load_learned(path)
+        # Whoever cannot write there wants to know now, not when the server stops.
+        write_state(snapshot(learned), path)
+    except EstimatorStateError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"The estimator state {path} cannot be written: {error.strerror}.") from error
+    return learned
+
+
+def _write(state: bytes, path: str) -> None:
+    try:
+        write_state(state, path)
+    except OSError as error:
+        logger.warning("Cannot write the estimator state %s: %s.", path, error.strerror)

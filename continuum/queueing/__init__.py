@@ -1,0 +1,1 @@
+"""Who is next: the order, admission of new jobs, aging."""

@@ -1,0 +1,45 @@
+"""What metrics tell of jobs: which ended since the last look, and how far off the expected gaps were."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from continuum.branches import BranchListener
+from continuum.jobs.job import BranchTip, Job, Turn
+from engine.messages import JobEnd, JobStats
+
+MAX_KEPT = 4096
+"""Of each kind, for whoever never looks."""
+FINISHED = "finished"
+"""Its client said so, or its last turn did."""
+FORGOTTEN = "forgotten"
+"""It was idle for too long, or one of too many."""
+
+
+class JobMetrics(BranchListener):
+    """A job is counted once, when it is no longer known; single questions that nobody named are no jobs."""
+
+    def __init__(self) -> None:
+        self._ended: deque[JobEnd] = deque(maxlen=MAX_KEPT)
+        self._gap_errors_s: deque[float] = deque(maxlen=MAX_KEPT)
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        if job.is_established:
+            outcome = FINISHED if job.is_finished else FORGOTTEN
+            duration_s = max(0.0, job.last_active_s - job.first_arrival_s)
+            self._ended.append(JobEnd(outcome, duration_s, job.queued_s, job.num_turns))
+
+    def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
+        """The turn came back: what had last been told of when it would? Who repeats a turn closes no gap."""
+        receipt = tip.receipt
+        if turn.repeats is not None or turn.gap_s is None:
+            return
+        if receipt is not None and receipt.expected_tool_s is not None:
+            self._gap_errors_s.append(abs(turn.gap_s - receipt.expected_tool_s))
+
+    def take(self, num_jobs: int) -> JobStats:
+        """All since the last call; ``num_jobs`` are known now."""
+        stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s))
+        self._ended.clear()
+        self._gap_errors_s.clear()
+        return stats

@@ -1,0 +1,50 @@
+"""What a person is told of a job: its turns, what is held for them, and when the next one is expected."""
+
+from __future__ import annotations
+
+from continuum.jobs.job import BranchTip, Job
+from engine.messages import BranchStatus, JobStatus
+from estimator.survival import SurvivalCurve
+
+EARLY, LATE = 0.1, 0.9
+"""Quantiles that say how sure an expectation is."""
+
+
+def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: float) -> JobStatus:
+    """``tips``: the job's, as they stand now."""
+    ttls_s = [tip.ttl_s for tip in tips if tip.ttl_s is not None]
+    returns_s = [each.expected_return_s for each in tips if each.expected_return_s is not None]
+    return JobStatus(
+        id=job.job_id,
+        tenant=job.tenant,
+        inferred=job.is_inferred,
+        kind=kind.hex()[:16] if kind is not None else None,
+        turns=job.num_turns,
+        open_turns=[turn.external_id for turn in job.turns.values()],
+        age_s=max(0.0, now - job.first_arrival_s),
+        idle_s=max(0.0, now - job.last_active_s),
+        pinned_blocks=sum(tip.pinned_blocks for tip in tips),
+        ttl_s=max(ttls_s, default=None),
+        expected_return_s=min(returns_s, default=None),
+        branches=tips,
+    )
+
+
+def tip_status(tip: BranchTip, remaining: SurvivalCurve, block_size: int, now: float) -> BranchStatus:
+    """``remaining``: time until its next turn, from now."""
+    pin = tip.pin
+    return BranchStatus(
+        request_id=tip.external_id,
+        turn=tip.turn_number,
+        num_tokens=len(tip.chain) * block_size,
+        elapsed_s=max(0.0, now - tip.ended_s),
+        tools=None if tip.tools is None else [str(tool) for tool in tip.tools],
+        pinned_blocks=pin.num_blocks if pin is not None else 0,
+        ttl_s=max(0.0, pin.deadline_s - now) if pin is not None else None,
+        reason=tip.receipt.reason if tip.receipt is not None else "",
+        expected_return_s=remaining.known_quantile(0.5),
+        earliest_return_s=remaining.known_quantile(EARLY),
+        latest_return_s=remaining.known_quantile(LATE),
+        num_observations=remaining.num_observations,
+        told=tip.told.state.value if tip.told is not None else None,
+    )

@@ -1,0 +1,187 @@
+"""Writes the policy's decisions into the trace; does nothing while no trace is written."""
+
+from __future__ import annotations
+
+from continuum.branches import BranchListener
+from continuum.jobs.client_hints import remaining_of
+from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.queueing.admission import WorkingSet
+from continuum.retention.ttl import TtlDecision, TtlInputs
+from engine.core.policy import Pin, PinEnd
+from engine.messages import ToolSignal
+from tracing.events import JobEvent, PinEvent
+from tracing.tracer import Tracer
+
+
+class PolicyTrace(BranchListener):
+    """One method per thing that can happen to a job or a pin."""
+
+    def __init__(self, tracer: Tracer | None) -> None:
+        self._tracer = tracer or Tracer()
+
+    # ---- jobs ----
+
+    def turn_arrived(self, turn: Turn, now: float) -> None:
+        if self._tracer.on:
+            event = self._turn_event("turn_arrived", turn, now)
+            event.gap_s = turn.gap_s
+            event.continues = turn.tip.request_id if turn.tip is not None else None
+            event.earlier_id = turn.job.earlier_id
+            event.repeats, event.waits_since_s = turn.repeats, turn.kept_since_s
+            self._tracer.emit(event)
+
+    def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
+        if self._tracer.on:
+            event = self._turn_event("turn_parked", turn, now)
+            event.needed_blocks = working_set.needed_before(turn.request)
+            event.room_blocks = working_set.num_room_blocks
+            self._tracer.emit(event)
+
+    def turn_admitted(self, turn: Turn, now: float) -> None:
+        if self._tracer.on:
+            self._turn("turn_admitted", turn, now)
+
+    def turn_ended(self, turn: Turn, now: float) -> None:
+        if self._tracer.on:
+            self._turn("turn_ended", turn, now)
+
+    def turn_aborted(self, turn: Turn, now: float) -> None:
+        if self._tracer.on:
+            self._turn("turn_aborted", turn, now)
+
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(
+                JobEvent(
+                    now=now,
+                    kind="tools_started",
+                    job_id=tip.job.job_id,
+                    req_id=tip.request_id,
+                    turn=tip.turn_number,
+                    tools=[str(key) for key in tip.tools or ()],
+                )
+            )
+
+    def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(
+                JobEvent(
+                    now=now,
+                    kind=f"told_{signal.state.value}",
+                    job_id=tip.job.job_id,
+                    req_id=tip.request_id,
+                    turn=tip.turn_number,
+                    tools=[str(key) for key in tip.tools or ()],
+                    told_remaining_s=remaining_of(signal, now - tip.ended_s),
+                )
+            )
+
+    def on_job_done(self, job: Job, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(JobEvent(now=now, kind="finished", job_id=job.job_id, turn=job.num_turns))
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        if self._tracer.on and not job.is_finished:
+            self._tracer.emit(JobEvent(now=now, kind="forgotten", job_id=job.job_id, turn=job.num_turns))
+
+    def _turn(self, kind: str, turn: Turn, now: float) -> None:
+        self._tracer.emit(self._turn_event(kind, turn, now))
+
+    def _turn_event(self, kind: str, turn: Turn, now: float) -> JobEvent:
+        return JobEvent(
+            now=now,
+            kind=kind,
+            job_id=turn.job.job_id,
+            req_id=turn.request.request_id,
+            turn=turn.number,
+            num_prompt_tokens=turn.request.num_prompt_tokens,
+            num_output_tokens=turn.request.num_output_tokens,
+            num_known_tokens=turn.num_known_tokens,
+            cached_tokens=turn.num_cached_tokens or 0,
+            recomputed_tokens=turn.num_recomputed_tokens if turn.num_cached_tokens is not None else 0,
+            diverged_at_token=turn.diverged_at_token,
+            diverged_tokens=turn.num_diverged_tokens,
+            supersedes=turn.supersedes,
+            superseded_tokens=turn.num_superseded_tokens,
+        )
+
+    # ---- pins ----
+
+    def decided(
+        self, tip: BranchTip, inputs: TtlInputs, decision: TtlDecision, rule: str, now: float
+    ) -> None:
+        if self._tracer.on:
+            event = self._pin_event("decided", tip, now)
+            event.num_blocks = inputs.num_blocks
+            event.ttl_s, event.reason, event.rule = decision.ttl_s, decision.reason, rule
+            event.inputs = {
+                "tool_observations": inputs.curve.num_observations,
+                "tool_median_s": inputs.curve.known_median_s,
+                "all_observations": inputs.global_curve.num_observations,
+                "pool_share": inputs.pool_share,
+                "prefill_s": inputs.prefill_s,
+                "reload_s": inputs.reload_s,
+                "queue_delay_s": inputs.queue_delay_s,
+                "memoryfulness": inputs.memoryfulness,
+                "called_tools": inputs.called_tools,
+                "last_probability": inputs.last_probability,
+                "tools": " ".join(str(key) for key in tip.tools or ()),
+                "elapsed_s": now - tip.ended_s,
+            }
+            self._tracer.emit(event)
+
+    def created(self, pin: Pin, tip: BranchTip, now: float) -> None:
+        if self._tracer.on:
+            event = self._pin_event("created", tip, now)
+            event.deadline_s = pin.deadline_s
+            self._tracer.emit(event)
+
+    def refused(self, tip: BranchTip, now: float) -> None:
+        if self._tracer.on:
+            event = self._pin_event("refused", tip, now)
+            event.num_blocks = len(tip.chain)
+            event.reason = tip.receipt.reason if tip.receipt is not None else None
+            self._tracer.emit(event)
+
+    def shrunk(self, pin: Pin, num_blocks_lost: int, cause: PinEnd, by: str | None, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(
+                PinEvent(
+                    now=now,
+                    kind="shrunk",
+                    pin_id=pin.pin_id,
+                    job_id=pin.job_id,
+                    req_id=pin.request_id,
+                    num_blocks=num_blocks_lost,
+                    cause=None if cause is PinEnd.BROKEN else cause.value,
+                    by=by,
+                )
+            )
+
+    def ended(self, pin: Pin, tip: BranchTip, cause: PinEnd, by: str | None, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(
+                PinEvent(
+                    now=now,
+                    kind="ended",
+                    pin_id=pin.pin_id,
+                    job_id=pin.job_id,
+                    req_id=pin.request_id,
+                    num_blocks=pin.num_blocks,
+                    deadline_s=pin.deadline_s,
+                    cause=cause.value,
+                    held_s=now - tip.ended_s,
+                    by=by,
+                )
+            )
+
+    def _pin_event(self, kind: str, tip: BranchTip, now: float) -> PinEvent:
+        pin = tip.pin
+        return PinEvent(
+            now=now,
+            kind=kind,
+            pin_id=pin.pin_id if pin is not None else None,
+            job_id=tip.job.job_id,
+            req_id=tip.request_id,
+            num_blocks=pin.num_blocks if pin is not None else 0,
+        )

@@ -1,0 +1,1 @@
+"""How long KV is kept, and who gives way: TTL rules, pins, revocation, shares of tenants."""

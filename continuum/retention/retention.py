@@ -1,0 +1,176 @@
+"""For how long the KV of a turn that ended is held: asks the rule; keeps pin, receipt and trace in step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec import structs
+
+from continuum.branches import BranchEnd, BranchListener
+from continuum.config import ContinuumConfig
+from continuum.jobs.job import BranchTip, Turn
+from continuum.learning.kv_cost import KvCost
+from continuum.learning.program_stats import QueueDelay
+from continuum.learning.tool_gaps import PublishedGaps
+from continuum.learning.tool_stats import ToolStats
+from continuum.learning.work_forecast import WorkForecast
+from continuum.reports.policy_trace import PolicyTrace
+from continuum.retention.pins import PinTable
+from continuum.retention.ttl import TtlDecision, TtlInputs
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.policy import Pin, PolicyContext
+from estimator.survival import SurvivalCurve
+
+UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
+NO_ROOM = TtlDecision(0.0, "pin budget is used up")
+LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
+
+ChooseTtl = Callable[[BranchTip, TtlInputs], TtlDecision]
+
+
+class Retention(BranchListener):
+    """Decides when a turn ends, and anew when more is known of what it waits for."""
+
+    def __init__(
+        self,
+        context: PolicyContext,
+        config: ContinuumConfig,
+        pins: PinTable,
+        choose_ttl: ChooseTtl,
+        *,
+        tools: ToolStats,
+        kv_cost: KvCost,
+        queue_delay: QueueDelay,
+        forecast: WorkForecast,
+        published: PublishedGaps | None,
+        trace: PolicyTrace,
+    ) -> None:
+        """``choose_ttl`` answers; what it is told is read from those who learn. ``published``: for a rule
+        that goes by gaps as they were published, and that what clients say does not move."""
+        self._block_size = context.block_size
+        self._num_blocks = context.num_blocks
+        self._config = config
+        self._pins = pins
+        self._choose_ttl = choose_ttl
+        self._tools = tools
+        self._kv_cost = kv_cost
+        self._queue_delay = queue_delay
+        self._forecast = forecast
+        self._published = published
+        self._trace = trace
+        self._pin_ids = itertools.count(1)
+
+    def begin(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> Pin | None:
+        """Pin at once, for a short grace at least: what the turn called is about to be known."""
+        known = tip.job.is_established
+        decision = self._decide(tip, now) if known else UNTIL_READ
+        if not known:
+            self.tell(tip, decision)
+        if not block_hashes:
+            return None
+        if decision.is_final:
+            self._trace.refused(tip, now)
+            return None
+        if not self._pins.make_room(tip.job, len(block_hashes), displace=known):
+            self.tell(tip, NO_ROOM)
+            self._trace.refused(tip, now)
+            return None
+        pin = Pin(
+            next(self._pin_ids),
+            tip.job.job_id,
+            tip.request_id,
+            block_hashes,
+            deadline_s=now + max(decision.ttl_s, self._config.grace_s),
+        )
+        self._pins.add(pin, tip)
+        self.tell(tip, decision)
+        self._trace.created(pin, tip, now)
+        return pin
+
+    def redecide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> None:
+        """More is known of what it waits for. ``remaining``: time until the return as it looks now, which
+        then is where the rule counts from; None: as it looked when the turn ended."""
+        if self._published is not None:
+            remaining = None
+        decision = self._decide(tip, now, remaining)
+        if tip.pin is not None:
+            self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
+
+    def let_go(self, tip: BranchTip, why: TtlDecision) -> None:
+        """Nobody will come back to it, or not soon enough."""
+        self._unpin(tip)
+        self.tell(tip, why)
+
+    def give_back(self, turn: Turn) -> None:
+        """The turn has ended: a pin that it had come back to and never took over goes."""
+        if turn.tip is not None:
+            self._unpin(turn.tip)
+
+    def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
+        if tip.pin is not None:
+            self._pins.claim(tip.pin)
+
+    def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
+        self.tell(tip, LEFT_BEHIND)
+
+    def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
+        self._unpin(tip)
+
+    def _unpin(self, tip: BranchTip) -> None:
+        if tip.pin is not None:
+            self._pins.let_go(tip.pin)
+
+    def tell(self, tip: BranchTip, decision: TtlDecision) -> None:
+        """Put the decision into the receipt, as far as it came true."""
+        receipt, pin = tip.receipt, tip.pin
+        if receipt is None or (pin is None and receipt.reason == NO_ROOM.reason):
+            return  # whatever is decided now, it was let go at the turn's end
+        held = pin is not None and decision.ttl_s > 0
+        tip.receipt = structs.replace(
+            receipt,
+            pinned_tokens=pin.num_blocks * self._block_size if held and pin is not None else 0,
+            ttl_s=decision.ttl_s if held else 0.0,
+            reason=decision.reason,
+        )
+
+    def _decide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
+        """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
+        job, curve = tip.job, remaining
+        if curve is None:
+            curve = self._tools.curve(tip.tools, job.job_id, job.tenant)
+        elapsed_s = 0.0 if remaining is None else now - tip.ended_s
+        inputs = self._inputs(tip, curve)
+        decision = self._choose_ttl(tip, inputs)
+        ttl_s = elapsed_s + decision.ttl_s if decision.ttl_s > 0 else 0.0
+        decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
+        self._trace.decided(tip, inputs, decision, self._config.ttl_rule, now)
+        if tip.receipt is not None and curve.known_median_s is not None:
+            expected_s = elapsed_s + curve.known_median_s
+            tip.receipt = structs.replace(tip.receipt, expected_tool_s=expected_s)
+        self.tell(tip, decision)
+        return decision
+
+    def _of_any_tool(self, tip: BranchTip) -> SurvivalCurve:
+        if self._published is not None:
+            return self._published.curve_of_all(tip)
+        return self._tools.curve(None, tenant=tip.job.tenant)
+
+    def _inputs(self, tip: BranchTip, curve: SurvivalCurve) -> TtlInputs:
+        num_tokens = len(tip.chain) * self._block_size
+        published = self._published
+        return TtlInputs(
+            curve=curve if published is None else published.curve(tip),
+            global_curve=self._of_any_tool(tip),
+            num_blocks=len(tip.chain),
+            pool_share=len(tip.chain) / self._num_blocks,
+            prefill_s=self._kv_cost.prefill_s(num_tokens),
+            reload_s=self._kv_cost.reload_s(num_tokens),
+            queue_delay_s=self._queue_delay.mean_s,
+            memoryfulness=self._forecast.lengths.value,
+            called_tools=tip.tools is None or bool(tip.tools),
+            last_probability=self._tools.last_turn_probability(tip.tools, tip.job.tenant),
+            has_plain_tool=tip.tools is None or tip.plain_tool is not None,
+            plain_mean_s=None if published is None else published.mean_s(tip),
+        )

@@ -1,0 +1,142 @@
+"""Who may break whose pin (``docs/decisions/0003``). It decides; the scheduler breaks.
+
+What a tenant holds within its part of the budget is out of another tenant's reach, unless nothing else can
+run or somebody has waited for too long. Within reach is all that is held for jobs of a worse priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+from continuum.jobs.job import Turn
+from continuum.learning.kv_cost import KvCost
+from continuum.learning.tool_stats import ToolStats
+from continuum.queueing.aging import Aging
+from continuum.retention.pins import PinTable
+from engine.core.policy import Pin
+from engine.core.request import Request, RequestStatus
+
+MANY_PINS = 128
+"""A search among more is rarer than in proportion, so that it takes less of the time the more there are."""
+
+
+class RevocationRule:
+    """Pins that a request may break, cheapest first."""
+
+    def __init__(
+        self,
+        pins: PinTable,
+        tools: ToolStats,
+        kv_cost: KvCost,
+        *,
+        block_size: int,
+        aging: Aging,
+        search_backoff_s: float,
+    ) -> None:
+        """``search_backoff_s``: to wait after a search, for each pin that it looked at in vain."""
+        self._pins = pins
+        self._tools = tools
+        self._kv_cost = kv_cost
+        self._block_size = block_size
+        self._aging = aging
+        self._pause_s = search_backoff_s
+        self._look_again_s: dict[str, float] = {}
+        """When a waiting request that found too little may look again."""
+
+    def forget(self, request: Request) -> None:
+        """It waits no more."""
+        self._look_again_s.pop(request.request_id, None)
+
+    def breakable(
+        self, requester: Request, turn: Turn | None, now: float, last_resort: bool
+    ) -> Iterator[Pin]:
+        """``turn`` is the requester's; None for one of no job. ``last_resort``: nothing else can run."""
+        running = requester.status is RequestStatus.RUNNING
+        is_overdue = self._aging.is_overdue(requester)
+        has_host_tier = self._kv_cost.has_host_tier
+        if last_resort or is_overdue or (running and has_host_tier):
+            yield from self._all_pins(requester, turn)
+        elif running:
+            # It grows by a block; the alternative is to compute all of a turn again.
+            spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
+            for pin in self._younger_pins(requester, turn):
+                if self._gives_way(pin, 1, requester, spared_s, now):
+                    yield pin
+        elif has_host_tier:
+            # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
+            pins = self._within_reach(self._pins.youngest_first(), requester, turn)
+            unclaimed = (pin for pin in pins if not self._pins.is_claimed(pin))
+            yield from self._cheap_pins(unclaimed, requester, now)
+        elif turn is not None and turn.number > 1:
+            yield from self._cheap_pins(self._younger_pins(requester, turn), requester, now)
+        else:
+            pins = self._younger_pins(requester, turn)  # those of the worst priority first
+            yield from takewhile(lambda pin: self._is_worse(pin, requester), pins)
+
+    def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        """Unclaimed ones first, youngest job's first, but those of other tenants within their part after the
+        rest; the requester's own, whose blocks it will read, last."""
+        own = turn.pin if turn is not None else None
+        tenant = _tenant_of(requester, turn)
+        safe, claimed = [], []
+        for pin in self._pins.youngest_first():
+            if pin is own:
+                continue
+            if self._pins.is_claimed(pin):
+                claimed.append(pin)
+            elif self._pins.is_safe_from(pin, tenant):
+                safe.append(pin)
+            else:
+                yield pin
+        yield from safe
+        yield from claimed
+        if own is not None:
+            yield own
+
+    def _younger_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        rank = turn.job.rank if turn is not None else requester.arrival_time
+        pins = self._pins.youngest_first((requester.priority, rank))
+        return self._within_reach(pins, requester, turn)
+
+    def _is_worse(self, pin: Pin, requester: Request) -> bool:
+        """Whether it is held for a job of worse priority."""
+        return self._pins.tip_of(pin).place[0] > requester.priority
+
+    def _within_reach(self, pins: Iterator[Pin], requester: Request, turn: Turn | None) -> Iterator[Pin]:
+        tenant = _tenant_of(requester, turn)
+        return (pin for pin in pins if not self._pins.is_safe_from(pin, tenant))
+
+    def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
+        """Those of worse priority, and those that are expected to lose less than the requester has waited.
+
+        Whoever takes all of them has not found enough, and looks again only when some time has passed: among
+        thousands of pins a search takes longer than a step.
+        """
+        if now < self._look_again_s.get(requester.request_id, now):
+            return
+        waited_s = now - self._aging.since_s(requester)
+        num_seen = 0
+        for pin in pins:
+            num_seen += 1
+            if self._gives_way(pin, pin.num_blocks, requester, waited_s, now):
+                yield pin
+        pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
+        self._look_again_s[requester.request_id] = now + pause_s
+
+    def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
+        """Whether it is held for a job of worse priority, or less than ``worth_s`` is expected to be lost
+        with so many of its blocks: what they cost, times how surely its turn comes for them."""
+        tip = self._pins.tip_of(pin)
+        if tip.place[0] > requester.priority:
+            return True
+        lost_s = self._kv_cost.again_s(num_blocks * self._block_size)
+        if lost_s >= worth_s and not self._pins.is_claimed(pin):
+            lost_s *= self._tools.return_probability(tip, pin.deadline_s, now)
+        return lost_s < worth_s
+
+
+def _tenant_of(requester: Request, turn: Turn | None) -> str | None:
+    if turn is not None:
+        return turn.job.tenant
+    return requester.job.tenant if requester.job is not None else None

@@ -1,0 +1,235 @@
+"""How long to hold a tip: pure functions of what is known, one per rule.
+
+Every rule answers the same question about a tool call that has been running for ``elapsed_s``: until when,
+counted from the end of the turn, are its KV blocks worth keeping?
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from continuum.config import ContinuumConfig
+from estimator.plain_math import log
+from estimator.survival import SurvivalCurve
+
+
+@dataclass(frozen=True, slots=True)
+class TtlInputs:
+    """What a rule may look at."""
+
+    curve: SurvivalCurve
+    """Time until the tools return, counted from the end of the turn; without support while none was seen to
+    end."""
+    global_curve: SurvivalCurve
+    """The same over all tools."""
+    num_blocks: int
+    """Blocks of the tip."""
+    prefill_s: float
+    """Seconds to compute the tip again."""
+    queue_delay_s: float
+    """Mean wait of turns that came back to nothing: what a held tip is spared."""
+    memoryfulness: float
+    """How much a job's age tells of its remaining turns: 1 all, 0 nothing."""
+    called_tools: bool
+    """False for a turn that ended with an answer."""
+    pool_share: float = 0.0
+    """The tip's blocks over those of the pool."""
+    reload_s: float | None = None
+    """Seconds to load the tip back from host memory; None where no copies are kept."""
+    last_probability: float = 0.0
+    """That no turn will follow."""
+    has_plain_tool: bool = True
+    """fork: the turn called just one tool, or what it called is not known yet."""
+    plain_mean_s: float | None = None
+    """fork: mean time until turns came back that called the same; None before any did."""
+
+
+@dataclass(frozen=True, slots=True)
+class TtlDecision:
+    """Hold for ``ttl_s`` from the end of the turn (0: let go), and why in a few words."""
+
+    ttl_s: float
+    reason: str
+    is_final: bool = False
+    """To let go at the turn's end, without a grace: what is told of its tools then would not change it."""
+
+
+class TtlRule(Protocol):
+    """One way to decide."""
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision: ...
+
+
+def let_go_of_copied(inputs: TtlInputs, share: float) -> TtlDecision | None:
+    """Nothing is held whose copy in host memory is loaded in less than ``share`` of the time to compute it;
+    None for all else."""
+    if inputs.reload_s is None or inputs.reload_s >= share * inputs.prefill_s:
+        return None
+    return TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRule:
+    """Hold for as long as is worth the most: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; nothing
+    where a copy is cheap.
+
+    B is what a return that finds its KV spares the device, if there is one: computing it, or loading it where
+    there is a copy.
+    m blocks of N held for a second are m/N seconds of the whole pool; while memory is short such a second is
+    worth ``pool_price`` seconds of the device: λ = price/N. While memory is not short an expired tip
+    stays cached, so letting go costs nothing and the same τ serves.
+
+    Where nothing is learned (at first, and beyond the longest call seen) a tip is held until holding has
+    cost what it can spare, which is never more than twice the best in hindsight (the ski-rental rule: Karlin
+    et al., Algorithmica 1994).
+    """
+
+    answer_ttl_s: float
+    pool_price: float
+    cheap_reload_share: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+            return copied
+        spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        spared_s *= 1 - inputs.last_probability
+        cost_per_s = self.pool_price * inputs.pool_share
+        break_even_s = spared_s / max(cost_per_s, 1e-9)
+        curve = inputs.curve
+        if not curve.support:
+            if not inputs.called_tools:
+                return TtlDecision(
+                    min(self.answer_ttl_s, break_even_s), "no tool call: probably the last turn"
+                )
+            return TtlDecision(
+                break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
+            )
+        best_s, best_worth_s = 0.0, 0.0
+        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
+            worth_s = returned * spared_s - cost_per_s * curve.expected_min(until_s)
+            if worth_s > best_worth_s:
+                best_s, best_worth_s = until_s, worth_s
+        if best_s == 0.0:
+            return TtlDecision(0.0, "holding costs more than it spares")
+        if best_s >= curve.support[-1]:
+            return TtlDecision(best_s + break_even_s, "until past the longest call seen")
+        return TtlDecision(best_s, "for as long as is worth the most")
+
+
+@dataclass(frozen=True, slots=True)
+class MedianHorizonRule:
+    """Hold while the median of the remaining time is at most a horizon; nothing where a copy is cheap.
+
+    Not for many times as long as nine in ten of such calls take: what is left then is what other kinds of
+    calls lend, and it would hold all kinds alike. Nothing learned: a constant. Beyond the longest
+    duration ever seen the call is as unknown as one that was never seen, so the same constant is added there.
+    """
+
+    horizon_s: float
+    cold_horizon_s: float
+    answer_ttl_s: float
+    cheap_reload_share: float
+    usual_share: float
+    past_usual: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+            return copied
+        curve = inputs.curve
+        if not curve.support:
+            if not inputs.called_tools:
+                return TtlDecision(self.answer_ttl_s, "no tool call: probably the last turn")
+            return TtlDecision(self.cold_horizon_s, "nothing learned of this tool yet")
+        if curve.median_remaining(0.0) > self.horizon_s:
+            return TtlDecision(0.0, "median time to return is beyond the horizon")
+        usual_s = self.past_usual * curve.quantile(self.usual_share)
+        for elapsed_s in curve.support:
+            if elapsed_s > usual_s:
+                return TtlDecision(usual_s, "until well past when nearly all such calls are back")
+            remaining_s = curve.median_remaining(elapsed_s)
+            if math.isinf(remaining_s):
+                return TtlDecision(elapsed_s + self.cold_horizon_s, "until past the longest call seen")
+            if remaining_s > self.horizon_s:
+                return TtlDecision(elapsed_s, "until the median remaining time passes the horizon")
+        return TtlDecision(curve.support[-1] + self.cold_horizon_s, "until past the longest call seen")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRule:
+    """Always the same."""
+
+    ttl_s: float
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        return TtlDecision(self.ttl_s, "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRule:
+    """The preview fork's rule: 2 s if the tool's mean gap is at most 2 s or unknown, else nothing.
+
+    A turn with no tool call, or with several, is not held: the fork saw no tool in it.
+    """
+
+    threshold_s: float = 2.0
+    """FIXED_THRESHOLD_CONTINUUM: the longest mean gap that is worth a pin, and the length of every pin."""
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        return self.decide(inputs.plain_mean_s, has_tool=inputs.has_plain_tool)
+
+    def decide(self, mean_s: float | None, *, has_tool: bool) -> TtlDecision:
+        """``mean_s``: of the gaps after this tool, as ``MeanGaps`` has it."""
+        if not has_tool:
+            return TtlDecision(0.0, "no tool call, or several")
+        if mean_s is None:
+            return TtlDecision(self.threshold_s, "tool not seen yet")
+        if mean_s <= self.threshold_s:
+            return TtlDecision(self.threshold_s, "mean gap within the threshold")
+        return TtlDecision(0.0, "mean gap beyond the threshold")
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRule:
+    """The Continuum paper's rule (arXiv 2511.02230): argmax over τ of P(D <= τ)(T̄·η + PrefillReload) − τ.
+
+    Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K observations
+    in all, durations are taken as Exp(1 s) with η = 1, whose optimum is ln B for B > 1 s; up to K of this
+    tool, the curve of all tools; else the tool's own. PrefillReload is loading where there are copies.
+    """
+
+    min_observations: int = 100
+
+    def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
+        again_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        if inputs.global_curve.num_observations <= self.min_observations:
+            benefit_s = inputs.queue_delay_s + again_s
+            return TtlDecision(log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
+        own = inputs.curve.num_observations > self.min_observations
+        curve = inputs.curve if own else inputs.global_curve
+        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + again_s
+        worth, best_s = -math.inf, 0.0
+        for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
+            if returned * benefit_s - until_s > worth:  # the first of the best
+                worth, best_s = returned * benefit_s - until_s, until_s
+        return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
+
+
+def make_rule(config: ContinuumConfig) -> TtlRule:
+    """The rule the configuration names."""
+    rules: dict[str, TtlRule] = {
+        "price": PriceRule(config.answer_ttl_s, config.pool_price, config.cheap_reload_share),
+        "median-horizon": MedianHorizonRule(
+            config.horizon_s,
+            config.cold_horizon_s,
+            config.answer_ttl_s,
+            config.cheap_reload_share,
+            config.usual_share,
+            config.past_usual,
+        ),
+        "fixed": FixedRule(config.fixed_ttl_s),
+        "fork": ForkRule(),
+        "paper": PaperRule(),
+    }
+    return rules[config.ttl_rule]

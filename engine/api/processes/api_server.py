@@ -1,0 +1,112 @@
+"""One of several API server processes: HTTP, tokenizer and detokenizer before a shared core.
+
+Started by ``engine.api.processes.api_servers``. It stops when its standard input is closed: its
+parent or the core has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.api.config import ServerConfig
+from engine.api.processes.http_server import HttpServer
+from engine.api.processes.import_guard import load_tokenizers
+from engine.api.processes.listener import inherited_socket
+from engine.api.processes.server_group import ServerGroup
+from engine.config import EngineConfig
+from engine.core_process.launcher import ClientHandle, JoinedCore
+from engine.errors import EngineDeadError, EngineError
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.metrics import METRICS_FOLDER
+from engine.messages import EngineStartFailed
+from engine.process.private_folder import remove_if_left
+from engine.process.process_log import begin_log
+
+logger = logging.getLogger(__name__)
+
+PARENT_GOES_WITHIN_S = 2.0
+
+READY, FAILED = b"R", b"F"
+"""First byte of the report to the parent; FAILED is followed by an EngineStartFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class APIServerStart:
+    """What an API server process is given once the core is ready."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    seat: ClientHandle
+    siblings: ServerGroup
+    socket_fileno: int
+    report_fileno: int
+    log_level: int
+
+
+def main() -> None:
+    """Entry point of the process; its exit code is 1 if the core died, or it could not start."""
+    parent = os.getppid()
+    load_tokenizers()
+    try:
+        start: APIServerStart = pickle.load(sys.stdin.buffer)
+    except EOFError:  # the core could not start, or the parent has ended
+        _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
+        return
+    begin_log(start.log_level, f"front end {os.getpid()}")
+    core = JoinedCore(start.seat)
+    threading.Thread(target=_await_end, args=(core,), name="parent-watch", daemon=True).start()
+    exit_code = _serve(start, core)
+    if start.siblings.folder is not None:
+        _clear_away(parent, start.siblings.folder)
+    sys.exit(exit_code)
+
+
+def _clear_away(parent: int, folder: Path) -> None:
+    """Removes the folder of all API server processes if their parent has died and cannot."""
+    deadline = time.monotonic() + PARENT_GOES_WITHIN_S
+    while not remove_if_left(folder) and os.getppid() != parent and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _await_end(core: JoinedCore) -> None:
+    """Waits for the end of the pipe: the core has died, or the parent has, and the core with it."""
+    while os.read(0, 1):
+        pass
+    core.stop()
+
+
+def _serve(start: APIServerStart, core: JoinedCore) -> int:
+    with os.fdopen(start.report_fileno, "wb", buffering=0) as report:
+        try:
+            return _run(start, core, lambda: report.write(READY))
+        except EngineError as error:
+            failure = EngineStartFailed(type(error).__name__, str(error))
+        except Exception as error:
+            logger.exception("An API server process failed.")
+            failure = EngineStartFailed(
+                EngineDeadError.__name__, f"An API server process failed: {error!r}; see its log."
+            )
+        with suppress(BrokenPipeError):  # the parent has died, and the core with it
+            report.write(FAILED + msgspec.msgpack.encode(failure))
+        return 1
+
+
+def _run(start: APIServerStart, core: JoinedCore, on_ready: Callable[[], object]) -> int:
+    engine = AsyncLLM(start.engine, core, log_stats=start.engine.log_stats)
+    try:
+        sock = inherited_socket(start.server, start.socket_fileno)
+        server = HttpServer(start.server, engine, sock, start.siblings, on_ready=on_ready)
+        return server.run()
+    finally:
+        engine.shutdown()

@@ -1,0 +1,298 @@
+"""Supervises several API server processes before one engine core, and restarts one that ends.
+
+They inherit one listening socket. This process owns the core, and serves no requests itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from engine.api.config import ServerConfig
+from engine.api.processes.api_server import FAILED, READY, APIServerStart
+from engine.api.processes.http_server import DEATH_LINGER_S, FORCED_END_S
+from engine.api.processes.server_group import ServerGroup
+from engine.api.processes.shared_load import SharedLoad
+from engine.api.processes.startup_messages import (
+    report_api_server_ended,
+    say_core_died,
+    say_giving_up,
+    say_ready,
+)
+from engine.core_process.core_client import CoreSupervisor
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import ClientHandle, CoreProcess, start_error
+from engine.errors import EngineDeadError, EngineError
+from engine.frontend.metrics import shared_metrics_environment
+from engine.messages import EngineStartFailed
+from engine.process.private_folder import make_private_folder, remove_private_folder
+from engine.process.spawn import spawn_command
+
+MAX_RESTARTS = 10
+RESTART_WINDOW_S = 60.0
+"""More exits than this within the window end the server: restarts would not help."""
+STOP_MARGIN_S = 3.0
+"""An API server process that takes this much longer to stop than allowed is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    process: _APIServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    process: _APIServerProcess
+
+
+class _CoreDied:
+    pass
+
+
+class _AskedToStop:
+    pass
+
+
+_Event = _Ready | _Ended | _CoreDied | _AskedToStop
+
+
+class APIServers:
+    """One run of a server with several API server processes. Events are handled one at a time, on
+    the main thread."""
+
+    def __init__(self, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
+        self._config = config
+        self._spec = spec
+        self._sock = sock
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._running: list[_APIServerProcess] = []
+        self._ended_at: deque[float] = deque()
+
+    def run(self) -> int:
+        """Serves until stopped; the exit code is 1 if it stopped on its own. Start-up errors are
+        raised."""
+        previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            folder = make_private_folder("continuum-")
+            try:
+                return self._run(Path(folder))
+            finally:
+                remove_private_folder(folder)
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def _run(self, folder: Path) -> int:
+        everyone = ServerGroup(count=self._config.api_server_count, folder=folder)
+        self._board = SharedLoad(everyone)
+        try:
+            # They load their libraries while the core loads the model.
+            for index in range(everyone.count):
+                self._start(replace(everyone, index=index))
+            self._keeper = CoreSupervisor(CoreProcess(self._spec), lambda: self._events.put(_CoreDied()))
+            try:
+                return self._serve()
+            finally:
+                self._keeper.close()
+        finally:
+            for process in self._running:
+                process.kill()
+
+    def _serve(self) -> int:
+        for process in self._running:
+            self._seat(process)
+        self._await_all_ready()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._events.put(_AskedToStop()))
+        say_ready(self._config, self._sock, self._keeper.ready)
+        return self._watch()
+
+    def _start(self, siblings: ServerGroup) -> _APIServerProcess:
+        process = _APIServerProcess(siblings, self._sock, self._events.put)
+        self._running.append(process)
+        return process
+
+    def _seat(self, process: _APIServerProcess) -> None:
+        process.seat(self._keeper.seat(), self._config, self._spec, self._sock)
+
+    def _await_all_ready(self) -> None:
+        waiting = set(self._running)
+        while waiting:
+            event = self._events.get()
+            if isinstance(event, _Ready):
+                waiting.discard(event.process)
+            elif isinstance(event, _Ended):
+                # Others may already serve, and what ended this one need not end the next.
+                if event.process.failure is not None:
+                    raise event.process.failure
+                waiting.discard(event.process)
+                self._let_go(event.process)
+                if self._restarts_in_vain():
+                    raise EngineDeadError("API server processes die while starting.")
+                waiting.add(self._replace(event.process))
+            else:
+                raise EngineDeadError("The engine core died while the API servers started.")
+
+    # ---- running ----
+
+    def _watch(self) -> int:
+        while True:
+            event = self._events.get()
+            if isinstance(event, _AskedToStop):
+                return self._drain(0)
+            if isinstance(event, _CoreDied):
+                return self._end_without_core()
+            if isinstance(event, _Ended):
+                self._let_go(event.process)
+                if self._restarts_in_vain():
+                    say_giving_up(len(self._ended_at), RESTART_WINDOW_S)
+                    return self._drain(1)
+                self._replace(event.process)
+
+    def _replace(self, ended: _APIServerProcess) -> _APIServerProcess:
+        report_api_server_ended(ended.pid, ended.exit_code)
+        process = self._start(ended.siblings)
+        self._seat(process)
+        return process
+
+    def _let_go(self, process: _APIServerProcess) -> None:
+        """Releases what the process held."""
+        self._running.remove(process)
+        process.kill()  # it has ended; its pipe has not
+        self._board.clear(process.siblings.index)
+        if process.core_seat is not None:
+            self._keeper.dismiss(process.core_seat)
+
+    def _restarts_in_vain(self) -> bool:
+        now = time.monotonic()
+        self._ended_at.append(now)
+        while now - self._ended_at[0] > RESTART_WINDOW_S:
+            self._ended_at.popleft()
+        return len(self._ended_at) > MAX_RESTARTS
+
+    # ---- the end ----
+
+    def _drain(self, exit_code: int) -> int:
+        """Accepts no more connections; each process drains its requests as if it were alone."""
+        self._sock.close()
+        if self._running:
+            self._running[0].siblings.say_all_end()
+        for process in self._running:
+            process.ask_to_stop()
+        return self._await_ends(self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S, exit_code)
+
+    def _end_without_core(self) -> int:
+        """The core has died: the processes report that to their clients and stop by themselves."""
+        say_core_died()
+        self._sock.close()
+        for process in self._running:
+            process.tell_the_core_is_gone()
+        return self._await_ends(DEATH_LINGER_S + FORCED_END_S + STOP_MARGIN_S, 1)
+
+    def _await_ends(self, timeout_s: float, exit_code: int) -> int:
+        deadline = time.monotonic() + timeout_s
+        while self._running:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return exit_code  # what is left is killed
+            if isinstance(event, _Ended):
+                self._let_go(event.process)
+            elif isinstance(event, _CoreDied):
+                return self._end_without_core()
+            elif isinstance(event, _AskedToStop):
+                for process in self._running:
+                    process.ask_to_stop()
+        return exit_code
+
+
+class _APIServerProcess:
+    """An API server process as its parent sees it."""
+
+    def __init__(self, siblings: ServerGroup, sock: socket.socket, tell: Callable[[_Event], None]) -> None:
+        assert siblings.folder is not None
+        self.siblings = siblings
+        self.core_seat: ClientHandle | None = None
+        self.failure: EngineError | None = None
+        """Why it could not start, if it has reported that."""
+        self._report, self._report_fileno = os.pipe()
+        self._process = subprocess.Popen(
+            spawn_command("engine.api.processes.api_server"),
+            stdin=subprocess.PIPE,
+            pass_fds=(sock.fileno(), self._report_fileno),
+            env=os.environ | shared_metrics_environment(siblings.folder),
+        )
+        os.close(self._report_fileno)
+        self.pid = self._process.pid
+        self._send(sys.path)
+        threading.Thread(target=self._watch, args=(tell,), name="front-end-watch", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code once it has ended; negative for a signal."""
+        return self._process.wait()
+
+    def seat(self, seat: ClientHandle, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
+        """The core is ready: start serving."""
+        self.core_seat = seat
+        self._send(
+            APIServerStart(
+                server=config,
+                engine=spec.config,
+                seat=seat,
+                siblings=self.siblings,
+                socket_fileno=sock.fileno(),
+                report_fileno=self._report_fileno,
+                log_level=logging.getLogger().getEffectiveLevel(),
+            )
+        )
+
+    def ask_to_stop(self) -> None:
+        self._process.terminate()
+
+    def tell_the_core_is_gone(self) -> None:
+        self._close_pipe()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._close_pipe()
+
+    def _send(self, message: object) -> None:
+        """Sends; a process that has already died is noticed by its end."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(pickle.dumps(message))
+            self._process.stdin.flush()
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _watch(self, tell: Callable[[_Event], None]) -> None:
+        with os.fdopen(self._report, "rb") as report:
+            word = report.read(1)
+            if word == READY:
+                tell(_Ready(self))
+                word = report.read(1)
+            if word == FAILED:
+                self.failure = start_error(msgspec.msgpack.decode(report.read(), type=EngineStartFailed))
+        self._process.wait()
+        tell(_Ended(self))

@@ -1,0 +1,53 @@
+"""Messages to the user who started the server: on stdout when it is ready, on stderr what went wrong."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from engine.api.config import ServerConfig
+from engine.api.processes.listener import address_of
+from engine.messages import EngineReady
+
+JOB_TOKENS = 32 * 1024
+"""The context of a coding agent after its first turns."""
+
+
+def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> None:
+    address = address_of(config, sock)
+    lines = [_pool(core), *([f"Dashboard: {address}/dashboard"] if config.dashboard else [])]
+    print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
+    if config.is_open_to_all:
+        _complain(
+            "Warning: listening on all interfaces without an API key: anyone who can reach this machine "
+            "can use the server. Set CONTINUUM_API_KEY, or --host 127.0.0.1 for this machine only."
+        )
+
+
+def _pool(core: EngineReady) -> str:
+    """The size of the KV pool in tokens and in jobs."""
+    num_tokens = core.num_gpu_blocks * core.block_size
+    job_tokens = min(JOB_TOKENS, core.max_model_len)
+    job = "32k tokens" if job_tokens == JOB_TOKENS else f"{job_tokens:,} tokens, the maximum length"
+    return (
+        f"KV pool: {num_tokens:,} tokens in {core.num_gpu_blocks:,} blocks of {core.block_size}: "
+        f"{num_tokens / job_tokens:,.1f} jobs of {job}"
+    )
+
+
+def say_core_died() -> None:
+    _complain("Engine core process died; shutting down.")
+
+
+def report_api_server_ended(pid: int, exit_code: int) -> None:
+    _complain(
+        f"API server process {pid} exited with code {exit_code}: aborting its requests and restarting it."
+    )
+
+
+def say_giving_up(num_ended: int, window_s: float) -> None:
+    _complain(f"{num_ended} API server processes exited within {window_s:.0f} s; shutting down.")
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,324 @@
+"""The pool of KV blocks: who holds each block, which are free, and which of those are still cached.
+
+A block is free when nobody refers to it. A free block keeps its hash, and the prefix cache finds it until it
+is evicted for something else. Empty blocks are used first, then stale ones, whose content nobody is expected
+to ask for, then the other cached ones, least recently used first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.kv_cache.block_hash import BlockHash
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class KVCacheBlock:
+    """What is known of one block. The lists of free, cached blocks run through its own links."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: BlockHash | None = None
+    prev_free: KVCacheBlock | None = field(default=None)
+    next_free: KVCacheBlock | None = field(default=None)
+    is_dead: bool = False
+    """Whether it is free and cached, but nobody is expected to ask for it."""
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
+
+
+class FreeKVCacheBlockQueue:
+    """Doubly linked list of free, cached blocks.
+
+    A block that is hit leaves from the middle in O(1). Two sentinels spare the edge cases.
+    """
+
+    __slots__ = ("_head", "_tail", "num_free_blocks")
+
+    def __init__(self) -> None:
+        self._head = KVCacheBlock(-1)
+        self._tail = KVCacheBlock(-2)
+        self._head.next_free = self._tail
+        self._tail.prev_free = self._head
+        self.num_free_blocks = 0
+
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        """Remove the first ``count`` blocks, of which the caller knows that there are as many."""
+        assert count <= self.num_free_blocks, "more blocks asked for than are free"
+        self.num_free_blocks -= count
+        taken: list[KVCacheBlock] = []
+        block = self._head.next_free
+        for _ in range(count):
+            assert block is not None
+            taken.append(block)
+            following = block.next_free
+            block.prev_free = block.next_free = None
+            block = following
+        assert block is not None
+        self._head.next_free = block
+        block.prev_free = self._head
+        return taken
+
+    def remove(self, block: KVCacheBlock) -> None:
+        assert block.prev_free is not None, "the block is not in the free list"
+        _link(block.prev_free, block.next_free)
+        block.prev_free = block.next_free = None
+        self.num_free_blocks -= 1
+
+    def extend(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Append at the tail, to be evicted last."""
+        last = self._tail.prev_free
+        assert last is not None
+        for block in blocks:
+            last.next_free = block
+            block.prev_free = last
+            last = block
+        last.next_free = self._tail
+        self._tail.prev_free = last
+        self.num_free_blocks += len(blocks)
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        block = self._head.next_free
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next_free
+
+
+def _link(before: KVCacheBlock | None, after: KVCacheBlock | None) -> None:
+    if before is not None and after is not None:
+        before.next_free = after
+        after.prev_free = before
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPoolStatistics:
+    """Counts of usable blocks, the null block in none of them."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Blocks, free or not, that are cached."""
+
+
+class BlockPool:
+    """All blocks of the KV cache. Block 0, the null block, is never handed out and never freed."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Make a pool of ``num_blocks`` blocks, the null block counted."""
+        assert num_blocks >= 2, "a pool needs the null block and one more"
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self._empty = self.blocks[:0:-1]
+        """Free blocks that cache nothing, the next to be used last: none ever leaves from the middle."""
+        self._dead = FreeKVCacheBlockQueue()
+        """Free blocks that are evicted as soon as no block is empty."""
+        self._cached = FreeKVCacheBlockQueue()
+        """The other free blocks, least recently used first."""
+        self.num_freed = 0
+        """Blocks that were freed since the start, a count that only grows."""
+        # Two requests that compute the same prefix side by side own equal blocks: all of them, oldest first.
+        self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+        self._num_duplicates = 0
+        """Cached blocks whose hash an older one has, too."""
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return len(self.blocks) - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._empty) + self._dead.num_free_blocks + self._cached.num_free_blocks
+
+    @property
+    def num_free_empty_blocks(self) -> int:
+        """Free blocks that cache nothing."""
+        return len(self._empty)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks, free or not, that are cached."""
+        return len(self._by_hash) + self._num_duplicates
+
+    def get_cached_block(self, block_hash: BlockHash) -> KVCacheBlock | None:
+        found = self._by_hash.get(block_hash)
+        if type(found) is dict:
+            return next(iter(found.values()))
+        return found  # type: ignore[return-value]
+
+    def get_cached_prefix(self, block_hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
+        """The cached blocks of a chain up to its first miss: what is behind a miss is never a hit."""
+        prefix: list[KVCacheBlock] = []
+        get, append = self._by_hash.get, prefix.append
+        for block_hash in block_hashes:
+            found = get(block_hash)
+            if found is None:
+                break
+            append(next(iter(found.values())) if type(found) is dict else found)  # type: ignore[arg-type]
+        return prefix
+
+    def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
+        """Take ``count`` free blocks for one holder, and evict what they cached."""
+        num_left = len(self._empty) - count
+        if num_left >= 0:
+            blocks = self._empty[num_left:]
+            del self._empty[num_left:]
+        else:
+            blocks = [*reversed(self._reclaim(-num_left)), *self._empty]
+            self._empty.clear()
+        blocks.reverse()
+        for block in blocks:
+            block.ref_cnt = 1
+        return blocks
+
+    def _reclaim(self, count: int) -> list[KVCacheBlock]:
+        """Take and evict free, cached blocks: stale ones first."""
+        dead = self._dead.popleft_n(min(count, self._dead.num_free_blocks))
+        for block in dead:
+            block.is_dead = False
+        blocks = dead + self._cached.popleft_n(count - len(dead))
+        for block in blocks:
+            self.forget(block)
+        return blocks
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Add a holder to each of these blocks, which are held or cached.
+
+        Free neighbors, as the blocks of a prefix are, last first, leave their list together.
+        """
+        before: KVCacheBlock | None = None
+        after: KVCacheBlock | None = None
+        num_taken = 0
+        for block in blocks:
+            block.ref_cnt = num_holders = block.ref_cnt + 1
+            if num_holders > 1:
+                continue
+            if block is not before:
+                if block.is_dead:
+                    self._dead.remove(block)
+                    block.is_dead = False
+                    continue
+                assert block.block_hash is not None, "a free block is hit that is not cached"
+                _link(before, after)
+                after = block.next_free
+            before = block.prev_free
+            num_taken += 1
+        _link(before, after)
+        self._cached.num_free_blocks -= num_taken
+
+    def evict_first(self, block_hashes: Iterable[BlockHash]) -> int:
+        """Let free blocks with these hashes be evicted before other cached ones, the first in order first.
+
+        Nobody is expected to ask for them. Returns how many that are. Until then they can be hit.
+        """
+        dead: list[KVCacheBlock] = []
+        for block_hash in block_hashes:
+            found = self._by_hash.get(block_hash)
+            if found is None:
+                continue
+            for block in found.values() if type(found) is dict else (found,):
+                assert isinstance(block, KVCacheBlock)
+                if block.ref_cnt == 0 and not block.is_dead:
+                    self._cached.remove(block)
+                    block.is_dead = True
+                    dead.append(block)
+        self._dead.extend(dead)
+        return len(dead)
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
+        """Remove a holder from each block; returns how many became free. The first in order go first."""
+        empty: list[KVCacheBlock] = []
+        cached: list[KVCacheBlock] = []
+        add_empty, add_cached = empty.append, cached.append
+        for block in ordered_blocks:
+            if block.ref_cnt != 1:
+                assert block.ref_cnt, "block freed twice"
+                block.ref_cnt -= 1
+                continue
+            block.ref_cnt = 0
+            if block.block_hash is None:
+                add_empty(block)
+            else:
+                add_cached(block)
+        if empty:
+            empty.reverse()
+            self._empty += empty
+        if cached:
+            self._cached.extend(cached)
+        num_freed = len(empty) + len(cached)
+        self.num_freed += num_freed
+        return num_freed
+
+    def cache_full_blocks(
+        self, blocks: Sequence[KVCacheBlock], hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        """Cache ``blocks[start:end]``, which are full, under ``hashes[start:end]``."""
+        by_hash = self._by_hash
+        for index in range(start, end):
+            block, block_hash = blocks[index], hashes[index]
+            block.block_hash = block_hash
+            known = by_hash.get(block_hash)
+            if known is None:
+                by_hash[block_hash] = block
+                continue
+            self._num_duplicates += 1
+            if type(known) is dict:
+                known[block.block_id] = block
+            else:
+                assert isinstance(known, KVCacheBlock)
+                by_hash[block_hash] = {known.block_id: known, block.block_id: block}
+
+    def forget(self, block: KVCacheBlock) -> None:
+        """Evict a block from the prefix cache: it is about to hold something else, or its KV is wrong."""
+        block_hash = block.block_hash
+        assert block_hash is not None
+        block.block_hash = None
+        known = self._by_hash.pop(block_hash)
+        if type(known) is dict:
+            del known[block.block_id]
+            if known:
+                self._by_hash[block_hash] = known
+                self._num_duplicates -= 1
+
+    def evict_all(self) -> None:
+        """Evict every block."""
+        self._by_hash.clear()
+        self._num_duplicates = 0
+        dead = self._dead.popleft_n(self._dead.num_free_blocks)
+        cached = self._cached.popleft_n(self._cached.num_free_blocks)
+        self._empty = [*reversed(cached), *self._empty, *reversed(dead)]
+        for block in self.blocks:
+            block.block_hash = None
+            block.is_dead = False
+
+    def statistics(self) -> BlockPoolStatistics:
+        return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)
+
+    def check_invariants(self, references: dict[int, int]) -> None:
+        """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
+        free = [block.block_id for part in (self._empty, self._dead, self._cached) for block in part]
+        assert len(free) == len(set(free)) == self.num_free_blocks, "free lists are inconsistent"
+        assert all(block.block_hash is None for block in self._empty), "an empty block caches something"
+        dead = {block.block_id for block in self._dead}
+        assert dead == {b.block_id for b in self.blocks if b.is_dead}, "stale blocks are in the wrong list"
+        cached = (*self._dead, *self._cached)
+        assert all(block.block_hash is not None for block in cached), "a block caches nothing"
+        in_free_list = set(free)
+        for block in self.blocks[1:]:
+            expected = references.get(block.block_id, 0)
+            assert block.ref_cnt == expected, f"{block} should have {expected} holders"
+            assert (block.ref_cnt == 0) == (block.block_id in in_free_list), f"{block} is in the wrong list"
+        assert self.null_block.ref_cnt == 0
+        assert 0 not in in_free_list
+        assert 0 not in references
+        self._check_hashes()
+
+    def _check_hashes(self) -> None:
+        findable: dict[int, BlockHash] = {}
+        for block_hash, known in self._by_hash.items():
+            for block in known.values() if type(known) is dict else [known]:
+                findable[block.block_id] = block_hash  # type: ignore[union-attr]
+        hashed = {block.block_id: block.block_hash for block in self.blocks if block.block_hash is not None}
+        assert findable == hashed, "hash map and blocks disagree"
+        assert len(hashed) == self.num_cached_blocks, "blocks with a hash are miscounted"

@@ -1,0 +1,141 @@
+"""The interface to a second tier of KV blocks, which keeps copies of them: V1's KVConnector, scheduler side.
+
+It keeps the books only: the worker copies what the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.offload.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
+from engine.core.outputs import NO_COPIES, NO_DISK_WRITES, BlockCopies, DiskWrites, KVLoad
+from engine.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KVConnectorMetadata:
+    """The transfers that go with one plan."""
+
+    loads: Sequence[KVLoad] = ()
+    stores: BlockCopies = NO_COPIES
+    disk_writes: DiskWrites = NO_DISK_WRITES
+
+
+@dataclass(frozen=True, slots=True)
+class KVConnectorStatistics:
+    """How full the tier is, in host memory and on disk."""
+
+    num_blocks: int
+    num_used_blocks: int
+    num_disk_blocks: int = 0
+    num_used_disk_blocks: int = 0
+
+
+class KVConnector(Protocol):
+    """Knows which block contents the other tier holds, in O(1) per block."""
+
+    has_tier: bool
+    """Whether there is a second tier at all. Without one nothing is offered to it, request by request."""
+    min_load_tokens: int
+    """The fewest tokens that are loaded; fewer are computed instead."""
+    disk_level: DiskLevel | None
+    """The disk behind host memory, if there is one."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks.
+
+        0 if there are none, or if loading them is not worth it. The last token is never among them.
+        """
+
+    def update_state_after_alloc(
+        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+    ) -> int:
+        """Load the tokens that were matched into these blocks, with the next plan.
+
+        Returns how many of the tokens are read from disk.
+        """
+
+    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """Keep copies of the blocks that are new: once the next plan has run they hold this content."""
+
+    def build_connector_meta(self) -> KVConnectorMetadata:
+        """Take the transfers that go with the plan being made, once per plan."""
+
+    def end_load(self, load_id: int, loaded: bool) -> None:
+        """End a load that the worker reported; what could not be loaded is not offered again."""
+
+    def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        """End the writes to these slots of the disk, which the worker reported."""
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        """Counts of writes to disk since the last call."""
+
+    def request_finished(self, request: Request) -> None:
+        """Note that a request, ended or preempted, frees its blocks: its copies were just in use."""
+
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Let the copies of a chain's end be evicted first: nobody is expected to ask for them."""
+
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Evict copies whose content is of no use, except for those that are being loaded."""
+
+    def reset_cache(self) -> bool:
+        """Evict every copy; False, and nothing is changed, while a load reads any."""
+
+    def statistics(self) -> KVConnectorStatistics:
+        """Capacity and use as they are now."""
+
+    def check_invariants(self, load_ids: Sequence[int]) -> None:
+        """Raise AssertionError unless exactly these loads are in flight and every slot is accounted for."""
+
+
+class NoConnector:
+    """The KVConnector of a scheduler without a second tier: it holds nothing and loads nothing."""
+
+    has_tier = False
+    min_load_tokens = 0
+    disk_level: DiskLevel | None = None
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        return 0
+
+    def update_state_after_alloc(
+        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+    ) -> int:
+        raise AssertionError("nothing was matched")
+
+    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        pass
+
+    def build_connector_meta(self) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def end_load(self, load_id: int, loaded: bool) -> None:
+        raise AssertionError("no load was ever planned")
+
+    def end_disk_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
+        raise AssertionError("nothing was ever written")
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        return NO_DISK_COUNTS
+
+    def request_finished(self, request: Request) -> None:
+        pass
+
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        pass
+
+    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+        pass
+
+    def reset_cache(self) -> bool:
+        return True
+
+    def statistics(self) -> KVConnectorStatistics:
+        return KVConnectorStatistics(num_blocks=0, num_used_blocks=0)
+
+    def check_invariants(self, load_ids: Sequence[int]) -> None:
+        assert not load_ids, "a load came from nowhere"

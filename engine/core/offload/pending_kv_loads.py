@@ -1,0 +1,216 @@
+"""Requests whose KV is being loaded from another tier: between the queue and the batch.
+
+Such a request was admitted. It has blocks for all its tokens and a seat in the batch, so once its load has
+ended, only the step's budget can keep it from running. A load holds the blocks it writes, as a request or a
+pin does: they outlive a request that is aborted meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.offload.disk_tier import DiskLevel, DiskWriteCounts
+from engine.core.offload.kv_connector import KVConnector, KVConnectorStatistics
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.request import Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load in flight, and its request, which may have ended."""
+
+    request: Request
+    num_tokens: int
+    num_disk_tokens: int
+    """How many of these are read from disk."""
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """What became of loads since the last call, in tokens and in loads."""
+
+    num_tokens: int = 0
+    """Tokens that were loaded."""
+    num_disk_tokens: int = 0
+    """How many of these were read from disk."""
+    num_failed: int = 0
+    num_failed_disk: int = 0
+    """How many of the failed loads read from disk."""
+
+
+class PendingKVLoads:
+    """Starts and ends loads, and offers what was computed to the other tier."""
+
+    def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
+        self._kv = kv
+        self._connector = connector
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, _Load] = {}
+        self._loading: dict[str, Request] = {}
+        self._ready: dict[str, Request] = {}
+        self._num_offered: dict[str, int] = {}
+        """How many blocks of each request the other tier was offered."""
+        self._counts = LoadCounts()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have a seat in the batch and are not in it yet."""
+        return len(self._loading) + len(self._ready)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Loads that the worker has not reported yet."""
+        return len(self._in_flight)
+
+    @property
+    def min_load_tokens(self) -> int:
+        """The fewest tokens that are loaded; 0 without another tier."""
+        return self._connector.min_load_tokens
+
+    @property
+    def disk_level(self) -> DiskLevel | None:
+        """The disk behind the other tier, if there is one."""
+        return self._connector.disk_level
+
+    @property
+    def ready(self) -> list[Request]:
+        """Requests whose load has ended, in the order in which the loads did."""
+        return list(self._ready.values())
+
+    @property
+    def requests(self) -> list[Request]:
+        """Requests that are loading, and those that are ready to run."""
+        return [*self._loading.values(), *self._ready.values()]
+
+    # ---- loads ----
+
+    def num_loadable_tokens(self, request: Request, num_hit_tokens: int) -> int:
+        """Tokens behind the device's hit that are worth loading."""
+        return self._connector.get_num_new_matched_tokens(request, num_hit_tokens)
+
+    def start(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int) -> None:
+        """Load ``num_tokens`` behind the hit with the next plan; the request fits with all its tokens."""
+        load_id = next(self._ids)
+        block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
+        request.num_computed_tokens = len(hit) * self._kv.block_size
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        num_disk_tokens = self._connector.update_state_after_alloc(
+            load_id, request, block_ids, request.num_computed_tokens
+        )
+        self._in_flight[load_id] = _Load(request, num_tokens, num_disk_tokens)
+        self._loading[request.request_id] = request
+
+    def update_from_output(self, result: ModelRunnerOutput) -> None:
+        """Take in what the worker reports of loads and of writes to disk."""
+        if result.finished_disk_writes or result.failed_disk_writes:
+            self._connector.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
+        self._end(result.finished_loads, loaded=True)
+        self._end(result.failed_loads, loaded=False)
+
+    def _end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
+        """End loads: a request that waited for one runs next, and computes what could not be loaded."""
+        for load_id in load_ids:
+            load = self._in_flight.pop(load_id)
+            if load.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self._settle(load, loaded)
+            self._connector.end_load(load_id, loaded)
+            self._kv.end_load(load_id)
+
+    def _settle(self, load: _Load, loaded: bool) -> None:
+        request = load.request
+        if loaded:
+            request.num_computed_tokens += load.num_tokens
+            request.num_external_computed_tokens = load.num_tokens
+            request.num_disk_tokens = load.num_disk_tokens
+            self._kv.cache_computed(request)
+            self._counts.num_tokens += load.num_tokens
+            self._counts.num_disk_tokens += load.num_disk_tokens
+        else:
+            self._counts.num_failed += 1
+            self._counts.num_failed_disk += load.num_disk_tokens > 0
+            if request.first_scheduled_time is None:
+                request.num_cached_tokens = request.num_computed_tokens
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+        del self._loading[request.request_id]
+        self._ready[request.request_id] = request
+
+    def remove(self, request: Request) -> bool:
+        """Take out a request that starts or ends, while it is loaded or after; False if it is not here."""
+        request_id = request.request_id
+        here = self._ready.pop(request_id, None) or self._loading.pop(request_id, None)
+        return here is not None
+
+    # ---- the other tier ----
+
+    def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """Add the transfers to a plan whose tokens count as computed.
+
+        These are the loads that were started, and stores of the blocks that are full of known tokens then.
+        What a request that was just admitted has hit is offered, too, as its copies may be gone.
+        """
+        connector = self._connector
+        if not connector.has_tier:
+            return
+        size = self._kv.block_size
+        admitted = {
+            new.req_id for new in plan.scheduled_new_reqs
+        } | plan.scheduled_cached_reqs.resumed_req_ids
+        for request_id in plan.num_scheduled_tokens:
+            request = requests[request_id]
+            end = min(request.num_computed_tokens, request.num_tokens) // size
+            start = 0 if request_id in admitted else self._num_offered[request_id]
+            if start < end:
+                block_ids = self._kv.block_ids(request_id, start, end)
+                connector.store_blocks(request.block_hashes[start:end], block_ids)
+            self._num_offered[request_id] = end
+        meta = connector.build_connector_meta()
+        plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
+
+    def release(self, request: Request) -> None:
+        """Tell the other tier that the request frees its blocks: their copies were in use until now."""
+        self._num_offered.pop(request.request_id, None)
+        self._connector.request_finished(request)
+
+    def forget(self, request: Request) -> None:
+        """Evict the copies of the request's blocks, whose content is of no use."""
+        self._connector.forget(request.block_hashes)
+
+    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Let copies that nobody is expected to ask for be evicted first."""
+        self._connector.superseded(block_hashes)
+
+    def reset_cache(self) -> bool:
+        """Evict all copies; False while a load reads any."""
+        return self._connector.reset_cache()
+
+    def take_counts(self) -> LoadCounts:
+        """Counts of loads since the last call."""
+        counts, self._counts = self._counts, LoadCounts()
+        return counts
+
+    def take_write_counts(self) -> DiskWriteCounts:
+        """Counts of writes to disk since the last call."""
+        return self._connector.take_write_counts()
+
+    def tier_statistics(self) -> KVConnectorStatistics:
+        """How full the other tier is."""
+        return self._connector.statistics()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless each request's state is its load's, with blocks for all its tokens."""
+        waiting_for = [load.request for load in self._in_flight.values()]
+        for request in self._loading.values():
+            assert request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            assert sum(request is other for other in waiting_for) == 1, "a request waits for no load"
+        for request in self._ready.values():
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        for request in self.requests:
+            assert request.num_computed_tokens < request.num_tokens
+            num_blocks = self._kv.num_blocks_of(request.request_id)
+            assert num_blocks * self._kv.block_size >= request.num_tokens, "a loaded request could get stuck"
+        self._connector.check_invariants(list(self._in_flight))

@@ -1,0 +1,156 @@
+"""Carries out what the policy decides on pins: ends them, and revokes them where blocks are needed.
+
+The policy says which pins may be revoked for whom, and in what order; what that frees is known here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.offload.pending_kv_loads import PendingKVLoads
+from engine.core.policy import Pin, PinEnd, RetentionPolicy, StalePrefix
+from engine.core.request import Request
+
+MAX_KEPT = 4096
+"""How many ended pins of each cause have their times kept, where nobody ever takes them."""
+
+
+class PinManager:
+    """Ends every pin, and counts it by cause; the KVCacheManager holds the blocks."""
+
+    def __init__(self, kv: KVCacheManager, loads: PendingKVLoads, policy: RetentionPolicy) -> None:
+        self._kv = kv
+        self._loads = loads
+        self._policy = policy
+        self._held_since_s: dict[int, float] = {}
+        self._num_ended: dict[str, int] = {}
+        self._num_superseded_blocks = 0
+        self._block_s: dict[str, float] = {}
+        self._held_s: dict[str, deque[float]] = {}
+
+    def hold(self, request: Request, pin: Pin, now: float) -> None:
+        """Let a pin hold the blocks of a request that ends."""
+        self._kv.pin(request, pin.pin_id, pin.num_blocks)
+        self._held_since_s[pin.pin_id] = now
+
+    def expire(self, now: float) -> None:
+        """End the pins that are due, and unpin what jobs went on without."""
+        for dead in self._policy.take_superseded():
+            self._let_go_first(dead, now)
+        for pin, cause in self._policy.due(now):
+            self._end(pin, cause, now)
+
+    def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
+        """End these pins for the same cause."""
+        for pin in pins:
+            self._end(pin, cause, now)
+
+    def take_superseded(self) -> int:
+        """Blocks that jobs went on without since the last call, and that nobody else held."""
+        num_blocks, self._num_superseded_blocks = self._num_superseded_blocks, 0
+        return num_blocks
+
+    def take_ended(self) -> dict[str, int]:
+        """How many pins have ended since the last call, by cause."""
+        ended, self._num_ended = self._num_ended, {}
+        return ended
+
+    def take_block_s(self) -> dict[str, float]:
+        """Blocks times seconds of the pins that ended since the last call, in part or whole, by cause."""
+        block_s, self._block_s = self._block_s, {}
+        return block_s
+
+    def take_held_s(self) -> dict[str, list[float]]:
+        """How long each pin was held that ended since the last call, by cause."""
+        held_s, self._held_s = self._held_s, {}
+        return {cause: list(seconds) for cause, seconds in held_s.items()}
+
+    def make_room(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, runs_alone: bool
+    ) -> bool:
+        """Revoke pins, tails first, until the request fits with ``num_tokens``; False if it cannot.
+
+        Any pin may be revoked if nothing else runs (``runs_alone``) and nothing is being loaded. A request
+        that is being loaded will run, or free its blocks: that is waited for first.
+        """
+        if not self._kv.num_pins:
+            return False
+        if runs_alone and not self._loads.num_requests and not self._loads.num_in_flight:
+            return self._break_one_by_one(request, num_tokens, hit, now)
+        return self._break_if_enough(request, num_tokens, hit, now)
+
+    def _break_one_by_one(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Revoke until the request fits, as nothing else can run.
+
+        Two pins may share the blocks that are missing, so what is freed cannot be added up beforehand.
+        """
+        for pin in list(self._policy.breakable(request, now, last_resort=True)):
+            self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now, request.request_id)
+            if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
+                return True
+        return False
+
+    def _break_if_enough(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Revoke nothing in vain: first add up what that would free."""
+        missing = self._kv.num_blocks_short(request, num_tokens, hit)
+        sacrifice: list[tuple[Pin, int]] = []
+        for pin in self._policy.breakable(request, now, last_resort=False):
+            _, num_freed = self._kv.num_tail_blocks_to_free(pin.pin_id, missing)
+            if num_freed:
+                sacrifice.append((pin, num_freed))
+                missing -= num_freed
+            if missing <= 0:
+                break
+        if missing > 0:
+            return False
+        for pin, num_freed in sacrifice:
+            self._shrink(pin, num_freed, now, request.request_id)
+        # Blocks of a revoked pin that the request hit are free now, yet needed: measure, don't assume.
+        return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _let_go_first(self, dead: StalePrefix, now: float) -> None:
+        """Let blocks that nobody else holds, and the copies of all, be evicted first."""
+        self._cut(dead, now)
+        self._num_superseded_blocks += self._kv.evict_first(dead.block_hashes)
+        self._loads.superseded(dead.block_hashes)
+
+    def _cut(self, dead: StalePrefix, now: float) -> None:
+        """Take the stale blocks off their pin, if that has not ended and still holds any of them."""
+        pin = dead.pin
+        if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= dead.num_kept_blocks:
+            return
+        self._cut_tail(pin, pin.num_blocks - dead.num_kept_blocks, PinEnd.SUPERSEDED, now, dead.by)
+
+    def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
+        """Cut blocks off the pin's tail until ``wanted`` are free, or end it."""
+        num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
+        self._cut_tail(pin, num_blocks, PinEnd.BROKEN, now, by)
+
+    def _cut_tail(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float, by: str) -> None:
+        """Take so many blocks off the end of a pin, for request ``by``; without any left it ends."""
+        if num_blocks >= pin.num_blocks:
+            self._end(pin, cause, now, by)
+            return
+        self._kv.shrink_pin(pin.pin_id, num_blocks)
+        pin.num_blocks -= num_blocks
+        self._count(pin, num_blocks, cause, now)
+        self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
+
+    def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
+        self._kv.unpin(pin.pin_id)
+        self._policy.on_pin_ended(pin, cause, now, by)
+        self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
+        self._count(pin, pin.num_blocks, cause, now)
+        held_s = now - self._held_since_s.pop(pin.pin_id)
+        self._held_s.setdefault(cause, deque(maxlen=MAX_KEPT)).append(held_s)
+
+    def _count(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float) -> None:
+        held_s = now - self._held_since_s[pin.pin_id]
+        self._block_s[cause] = self._block_s.get(cause, 0.0) + num_blocks * held_s

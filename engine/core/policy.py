@@ -1,0 +1,273 @@
+"""What a scheduling policy is asked: by the queue, by the pin manager, and by those who list jobs.
+
+The scheduler owns the mechanism (queues, blocks, budgets) and asks; a policy owns the reasons and never
+touches a block. Each question has a default answer, which is what FCFS does: a policy answers those that it
+cares about. FCFS and PRIORITY are policies like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
+from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
+
+if TYPE_CHECKING:
+    from tracing.tracer import Tracer
+
+WaitingKey = tuple[float | int | str, ...]
+
+
+class PinEnd(StrEnum):
+    """The one way in which a pin ended."""
+
+    HANDED_OVER = "handed_over"
+    EXPIRED = "expired"
+    BROKEN = "broken"
+    RELEASED = "released"
+    SUPERSEDED = "superseded"
+    """Its job went on without these blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A tip whose blocks are held after its turn ended. Compared by identity.
+
+    The policy creates it and may move ``deadline_s``; the scheduler holds the blocks (``num_blocks`` of them,
+    fewer after a partial break) until the pin ends.
+    """
+
+    pin_id: int
+    job_id: str
+    request_id: str
+    block_hashes: list[BlockHash]
+    """Hashes of the tip's full blocks, first to last."""
+    deadline_s: float
+    num_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_blocks = len(self.block_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class StalePrefix:
+    """The last blocks of a tip, which no turn will ask for any more: its job went on without them."""
+
+    block_hashes: Sequence[BlockHash]
+    """Of the dead blocks, first to last."""
+    num_kept_blocks: int
+    """Of the tip, before them."""
+    pin: Pin | None
+    """The tip's, if it had one when this was decided."""
+    by: str
+    """Request that went on without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy is told about the engine it decides for."""
+
+    block_size: int
+    num_blocks: int
+    """Usable blocks in the pool (the null block not counted)."""
+    tracer: Tracer | None = None
+    num_host_blocks: int = 0
+    """Copies that fit in host memory, where what is computed is also kept to be loaded back; 0: it is not."""
+
+    @property
+    def has_host_tier(self) -> bool:
+        return self.num_host_blocks > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDescription:
+    """What a policy was made from: enough to make it anew."""
+
+    name: str
+    """As command lines have it."""
+    options: dict[str, float | int | str | bool | None] = field(default_factory=dict)
+    """All of them by name, defaults included."""
+    estimator_state: str | None = None
+    """What it has learned of tools by now, as its state file has it (JSON); None: nothing."""
+
+
+class QueuePolicy:
+    """Who runs next, and who gives way: asked by the scheduler.
+
+    The defaults are FCFS: first come, first served; the request admitted last is preempted. A new order
+    answers ``waiting_key`` and ``victim``.
+    """
+
+    lets_pass: bool = False
+    """Whether ``may_pass`` is asked; if not, the queue stops at the first request that does not fit."""
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        """A request came in."""
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        """Place in the waiting queue, smaller first; ties keep arrival order. Asked whenever the request is
+        put there, and at no other time: a policy may note it."""
+        return ()
+
+    def changed_keys(self, now: float) -> Iterable[Request]:
+        """Requests whose key changed since the last call; the scheduler queues those that wait again."""
+        return ()
+
+    def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all
+        of them, or where some may pass (``lets_pass``) those."""
+        return True
+
+    def may_pass(self, request: Request, now: float) -> bool:
+        """Whether a waiting request may start although one ahead of it does not fit.
+
+        Asked in the queue's order; but for preempted ones, the first that may not ends the search.
+        """
+        return False
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a waiting request has waited for so long that its tenant's share is no reason any more."""
+        return False
+
+    def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
+        """The request got its blocks: the pins it takes over, which now end."""
+        return ()
+
+    def on_request_gone(self, request: Request, now: float) -> None:
+        """A request was aborted or failed. One that ends by itself is told to ``on_turn_end`` instead."""
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        """Which running request to preempt (it may be the requester)."""
+        return running[-1]
+
+
+class RetentionPolicy:
+    """What is kept after a turn, for how long, and for whom it is revoked: asked by the scheduler where turns
+    end and signals arrive, and by the pin manager.
+
+    The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``breakable``
+    and ``pins``, too, and is told of their end.
+    """
+
+    wants_signals: bool = False
+    """Whether tool-call signals are of any use to this policy."""
+
+    def on_turn_end(self, request: Request, now: float) -> Pin | None:
+        """A turn ended by itself (stop or length): pin its blocks, or None to unpin them all."""
+        return None
+
+    def take_receipt(self, request: Request) -> TurnReceipt | None:
+        """What to tell the client about the turn that just ended; asked once, right after ``on_turn_end``."""
+        return None
+
+    def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
+        """A tool call or a job changed state: the new decision about the turn, for the client."""
+        return None
+
+    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
+        return iter(())
+
+    def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
+        """Pins that end now, past their deadline or released, with the cause; asked often, so cheap."""
+        return iter(())
+
+    def next_due_s(self) -> float | None:
+        """When ``due`` will next have something, for an idle loop to wake up."""
+        return None
+
+    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
+        """The scheduler ended this pin; said exactly once for each. ``by``: the request it was broken for, or
+        whose prompt superseded it; None where it ended for no other request."""
+        raise NotImplementedError("a policy that pins is told when a pin ends")
+
+    def on_pin_shrunk(
+        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
+    ) -> None:
+        """The pin lost its last blocks and lives on: it was broken or superseded in part."""
+
+    def take_superseded(self) -> Iterable[StalePrefix]:
+        """What jobs went on without since the last call: its pins end there, and its blocks are evicted
+        before any other that caches something."""
+        return ()
+
+    def pins(self) -> Iterable[Pin]:
+        """All pins alive, for a reset of the prefix cache and for checks."""
+        return ()
+
+
+class JobDirectory:
+    """What is known of jobs: asked for metrics, for the trace, and by those who list jobs. By default nothing
+    but what a client says."""
+
+    def job_of(self, request: Request) -> str | None:
+        """Whose turn an open request is; None if the policy knows of no job."""
+        return None if request.job is None else request.job.job_id
+
+    def take_job_stats(self) -> JobStats | None:
+        """What became of jobs since the last call, for metrics; None: it knows no jobs."""
+        return None
+
+    def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
+        """The jobs it knows that were active last, or those of one owner; at most ``limit``."""
+        return ()
+
+    def job(self, job_id: str, now: float) -> JobStatus | None:
+        """What it knows of one job; None: there is no such job."""
+        return None
+
+    def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
+        """Turns that ended of a job, which may have finished: oldest first, as far as they are remembered."""
+        return ()
+
+
+class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
+    """All that a policy is asked. Inherit from ``FcfsPolicy`` and answer what you decide differently."""
+
+    name: str
+    """As command lines have it."""
+
+    def describe(self) -> PolicyDescription:
+        """What it is, for the head of a trace."""
+        return PolicyDescription(self.name)
+
+    def close(self) -> None:
+        """The engine stops: persist what must survive."""
+
+
+PolicyFactory = Callable[[PolicyContext], SchedulingPolicy]
+"""How a policy crosses into the core process: picklable, called there once."""
+
+
+class FcfsPolicy(SchedulingPolicy):
+    """First come, first served; the youngest running request is preempted. Keeps nothing."""
+
+    name = "fcfs"
+
+    def __init__(self, context: PolicyContext | None = None) -> None:
+        """A class that takes a context is its own PolicyFactory."""
+
+
+class PriorityPolicy(FcfsPolicy):
+    """Lower ``priority`` first, ties by arrival; the worst running request is preempted."""
+
+    name = "priority"
+
+    def waiting_key(self, request: Request, now: float) -> WaitingKey:
+        return (request.priority, request.arrival_time)
+
+    def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
+        # Of equals the one admitted last goes: else two could take turns for ever.
+        return max(reversed(running), key=lambda r: (r.priority, r.arrival_time))
+
+
+def fcfs(context: PolicyContext) -> SchedulingPolicy:
+    return FcfsPolicy()
+
+
+def priority(context: PolicyContext) -> SchedulingPolicy:
+    return PriorityPolicy()

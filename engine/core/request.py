@@ -1,0 +1,183 @@
+"""One request inside the core: its tokens, its progress, its state."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
+from engine.core.token_grammar import TokenGrammar
+from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
+from engine.sampling_params import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Life of a request; everything after PREEMPTED is finished."""
+
+    WAITING = 1
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 2
+    """It has nothing yet: its grammar is being compiled."""
+    WAITING_FOR_REMOTE_KVS = 3
+    """It has its blocks, and part of them is being loaded from another tier."""
+    RUNNING = 4
+    PREEMPTED = 5
+    FINISHED_STOPPED = 6
+    FINISHED_LENGTH_CAPPED = 7
+    FINISHED_ABORTED = 8
+    FINISHED_ERROR = 9
+
+    @property
+    def finished(self) -> bool:
+        return self > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """A request as the scheduler sees it.
+
+    There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with
+    ``num_tokens`` (prompt plus output so far) and the places of tokens that are being sampled.
+    """
+
+    __slots__ = (
+        "_block_hasher",
+        "_hash_context",
+        "all_token_ids",
+        "arrival_time",
+        "block_hashes",
+        "ending_token_ids",
+        "external_id",
+        "first_scheduled_time",
+        "first_token_time",
+        "grammar",
+        "job",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_disk_tokens",
+        "num_external_computed_tokens",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "owner",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_reason",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        arrival_time: float,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        media: list[MediaSpan] | None = None,
+        job: JobRef | None = None,
+        block_hasher: BlockHasher | None = None,
+        external_id: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.external_id = external_id or request_id
+        """As its client knows it."""
+        self.sampling_params = sampling_params
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.job = job
+        self.tenant = (job and job.tenant) or ""
+        """With whom it shares; requests of nobody who is named are one tenant's."""
+        self.owner = (job and job.owner) or ""
+        """Whose API key it came with, by name; empty: of no owner."""
+
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        assert sampling_params.max_tokens is not None, "the InputProcessor fills in max_tokens"
+        self.max_tokens = sampling_params.max_tokens
+        self.ending_token_ids = sampling_params.ending_token_ids
+
+        self.status = (
+            RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            if sampling_params.constrained
+            else RequestStatus.WAITING
+        )
+        self.grammar: TokenGrammar | None = None
+        """What its output must follow, once that is compiled."""
+        self.stop_reason: int | str | None = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        """Prefix-cache hit when first admitted, what was loaded from another tier included; None before."""
+        self.num_external_computed_tokens = 0
+        """Of those computed when last admitted: loaded from another tier."""
+        self.num_disk_tokens = 0
+        """Of these: read from disk."""
+        self.num_output_placeholders = 0
+        """Tokens that a step under way samples, and that the next one may compute: places kept for them."""
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+
+        self._block_hasher = block_hasher
+        has_context = bool(cache_salt or adapter or media)
+        self._hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
+        self.block_hashes: list[BlockHash] = []
+        """Of all full blocks, computed or not; empty without a hasher."""
+        self._hash_new_blocks()
+
+    @classmethod
+    def from_core_request(cls, message: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
+        return cls(
+            message.request_id,
+            message.prompt_token_ids,
+            message.sampling_params,
+            message.arrival_time,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            adapter=message.adapter,
+            media=message.media,
+            job=message.job,
+            block_hasher=block_hasher,
+            external_id=message.external_req_id,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    def append_output_token(self, token_id: int) -> None:
+        self.all_token_ids.append(token_id)
+        self._hash_new_blocks()
+
+    def _hash_new_blocks(self) -> None:
+        if self._block_hasher is not None:
+            self._block_hasher.extend(self.block_hashes, self.all_token_ids, self._hash_context)
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens})"

@@ -1,0 +1,51 @@
+"""Makes the header of a scheduler's trace: all that a replay makes a scheduler and a policy from."""
+
+from __future__ import annotations
+
+import math
+
+from engine.core.offload.disk_tier import NO_DISK
+from engine.core.scheduler import Scheduler
+from engine.process.machine import describe_machine
+from engine.version import package_version
+from tracing.events import TraceHeader
+
+
+def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
+    """Describe the scheduler and its policy.
+
+    ``from_start``: nothing has come in yet, so what the policy had learned before is told, too.
+    """
+    policy, config = scheduler.policy.describe(), scheduler.config
+    disk = scheduler.loads.disk_level or NO_DISK
+    return TraceHeader(
+        wall_time_s=wall_time_s,
+        monotonic_s=now,
+        from_start=from_start,
+        program=package_version(),
+        machine=describe_machine(),
+        policy=policy.name,
+        policy_options={name: _in_json(value) for name, value in policy.options.items()},
+        estimator_state=policy.estimator_state if from_start else None,
+        block_size=scheduler.kv.block_size,
+        num_blocks=scheduler.kv.pool.num_usable_blocks,
+        num_host_blocks=scheduler.loads.tier_statistics().num_blocks,
+        min_load_tokens=scheduler.loads.min_load_tokens,
+        num_disk_blocks=disk.num_blocks,
+        max_disk_writes=disk.max_writes,
+        disk_fixed_tokens=disk.fixed_tokens,
+        disk_read_share=disk.read_share,
+        enable_prefix_caching=scheduler.kv.enable_caching,
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        async_scheduling=scheduler.steps.overlap,
+    )
+
+
+def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:
+    """The value, or its name where JSON cannot write it: it has no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""The engine core's process: its loop, its sockets, how it is started, and its clients."""

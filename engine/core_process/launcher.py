@@ -1,0 +1,233 @@
+"""Starts the engine core's process, notices its end at once, and ends it. Knows nothing of requests.
+
+Also a core that another process started, as far as the rest of a front end must not care.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from engine.core_process.client_registry import FIRST_CLIENT
+from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
+from engine.core_process.output_sockets import socket_address
+from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
+from engine.messages import EngineReady, EngineStartFailed
+from engine.process.private_folder import make_private_folder, remove_private_folder
+from engine.process.process_log import start_log
+from engine.process.spawn import spawn_command
+
+logger = logging.getLogger(__name__)
+
+POLL_MS = 100
+LAST_WORDS_MS = 1000
+"""What a core has said before it ended may still be with the system, or with a thread that waits for a core
+of the machine."""
+PROGRESS_EVERY_S = 10.0
+STOP_TIMEOUT_S = 5.0
+"""A core that was told to stop ends itself within two seconds; after this it is killed."""
+
+_START_ERRORS: dict[str, type[EngineError]] = {
+    error.__name__: error for error in (ConfigError, ModelLoadError, EngineDeadError)
+}
+
+
+class Core(Protocol):
+    """The core's process as a client sees it: one it has started, or one it was given a seat at."""
+
+    @property
+    def client_index(self) -> int: ...
+
+    @property
+    def folder(self) -> str:
+        """Private folder of the sockets; gone with the core."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def exited(self) -> bool: ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative for the signal that ended it; None while it runs, or where that is not known."""
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        """``on_exit`` is called once, on a thread of its own, when the core has ended."""
+
+    def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
+        """Wait until the core is ready; raises why it could not start."""
+
+    def stop(self) -> None:
+        """Be done with the core. Repeatable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHandle:
+    """All that a front end needs to join a core which another process has started."""
+
+    folder: str
+    pid: int
+    ready: EngineReady
+    client_index: int
+
+
+class JoinedCore:
+    """A core of somebody else, who tells when it has ended. It is not ours to stop."""
+
+    def __init__(self, seat: ClientHandle) -> None:
+        self._seat = seat
+        self._ended = threading.Event()
+        self.exit_code = None
+
+    @property
+    def client_index(self) -> int:
+        return self._seat.client_index
+
+    @property
+    def folder(self) -> str:
+        return self._seat.folder
+
+    @property
+    def pid(self) -> int:
+        return self._seat.pid
+
+    @property
+    def exited(self) -> bool:
+        return self._ended.is_set()
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        def watch() -> None:
+            self._ended.wait()
+            on_exit()
+
+        threading.Thread(target=watch, name="core-watch", daemon=True).start()
+
+    def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
+        return self._seat.ready
+
+    def stop(self) -> None:
+        """The core has ended, or nothing of it is wanted any more."""
+        self._ended.set()
+
+
+class CoreProcess:
+    """The core's process, started by us, and the private folder of its sockets."""
+
+    client_index = FIRST_CLIENT
+
+    def __init__(self, spec: CoreSpec) -> None:
+        """ConfigError if the spec cannot be sent to another process."""
+        self._spec = _pickled(spec)
+        self._model = spec.config.model.model
+        self._exited = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Let the process begin, without a client yet: it loads the model while we load our libraries."""
+        self.folder = make_private_folder("engine-")
+        self._process = subprocess.Popen(
+            spawn_command("engine.core_process.core_proc"), stdin=subprocess.PIPE
+        )
+        self._send_start(self._process)
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        if self._process is None:
+            self.launch()
+        threading.Thread(target=self._watch, args=(on_exit,), name="core-watch", daemon=True).start()
+
+    @property
+    def _launched(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the core was not started"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self._launched.pid
+
+    @property
+    def exited(self) -> bool:
+        return self._exited.is_set()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative for the signal that ended it; None while it runs."""
+        return self._launched.returncode
+
+    def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
+        """Wait, for as long as loading takes, until the core is ready; raises why it could not start."""
+        with context.socket(zmq.PULL) as socket:
+            socket.linger = 0
+            socket.bind(socket_address(self.folder, "handshake"))
+            return self._await_ready(socket)
+
+    def _send_start(self, process: subprocess.Popen[bytes]) -> None:
+        """The pipe stays open: its end tells the core that we are gone."""
+        start = CoreStart(self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._spec)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a process that has ended already is noticed later
+            process.stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
+            process.stdin.flush()
+
+    def _await_ready(self, socket: zmq.Socket[bytes]) -> EngineReady:
+        started = told = time.monotonic()
+        while not socket.poll(POLL_MS):
+            if self.exited and not socket.poll(LAST_WORDS_MS):
+                raise self._died()
+            if time.monotonic() - told >= PROGRESS_EVERY_S:
+                told = time.monotonic()
+                start_log.info("Loading %s: %.0f s elapsed.", self._model, told - started)
+        kind, payload = socket.recv_multipart()
+        if kind == FAILED:
+            raise start_error(msgspec.msgpack.decode(payload, type=EngineStartFailed))
+        assert kind == READY, kind
+        return msgspec.msgpack.decode(payload, type=EngineReady)
+
+    def _died(self) -> EngineDeadError:
+        self._exited.wait(STOP_TIMEOUT_S)
+        return EngineDeadError(
+            f"The engine core process died during startup (exit code {self.exit_code}); see its log."
+        )
+
+    def _watch(self, on_exit: Callable[[], None]) -> None:
+        self._launched.wait()
+        self._exited.set()
+        on_exit()
+
+    def stop(self) -> None:
+        """End the core and wait until it has gone. Repeatable."""
+        process = self._launched
+        if process.stdin is not None and not process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if not self._exited.wait(STOP_TIMEOUT_S):
+            logger.warning("Engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
+            process.kill()
+            self._exited.wait()
+        remove_private_folder(self.folder)
+
+
+def start_error(failure: EngineStartFailed) -> EngineError:
+    """The error that another process could not start by, as it was there."""
+    return _START_ERRORS.get(failure.error, EngineDeadError)(failure.message)
+
+
+def _pickled(spec: CoreSpec) -> bytes:
+    try:
+        return pickle.dumps(spec)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"The executor or policy factory cannot be sent to the engine core: {error}."
+        ) from error

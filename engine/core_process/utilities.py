@@ -1,0 +1,71 @@
+"""What a client may ask of a core beside requests: what it holds, what it knows of jobs, to stand still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from engine.clock import Clock
+from engine.core.policy import JobDirectory
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_report import PauseState, SchedulerStatistics
+from engine.core.traced_scheduler import TracedScheduler
+from engine.messages import JobStatus, PastTurn
+
+
+class CoreUtilities:
+    """Callable from any thread, at any time: a step may be running."""
+
+    def __init__(
+        self,
+        scheduler: Callable[[], Scheduler | TracedScheduler],
+        clock: Clock,
+        lock: threading.Condition,
+    ) -> None:
+        """``lock``: the core's, under which the scheduler is asked for, used and changed."""
+        self._scheduler = scheduler
+        self._jobs: JobDirectory = scheduler().policy
+        self._clock = clock
+        self._lock = lock
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """As they are called from another process."""
+        told = (
+            *(self.reset_prefix_cache, self.statistics, self.check_invariants, self.pause, self.resume),
+            *(self.jobs, self.job, self.past_turns),
+        )
+        return {utility.__name__: utility for utility in told}
+
+    def reset_prefix_cache(self) -> bool:
+        with self._lock:
+            return self._scheduler().reset_prefix_cache(self._clock.now())
+
+    def statistics(self) -> SchedulerStatistics:
+        with self._lock:
+            return self._scheduler().statistics()
+
+    def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
+        with self._lock:
+            return list(self._jobs.jobs(limit, self._clock.now(), owner))
+
+    def job(self, job_id: str) -> JobStatus | None:
+        with self._lock:
+            return self._jobs.job(job_id, self._clock.now())
+
+    def past_turns(self, job_id: str) -> list[PastTurn]:
+        with self._lock:
+            return list(self._jobs.past_turns(job_id, self._clock.now()))
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            self._scheduler().check_invariants()
+
+    def pause(self, running_too: bool = False) -> None:
+        state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
+        with self._lock:
+            self._scheduler().set_pause_state(state, self._clock.now())
+
+    def resume(self) -> None:
+        with self._lock:
+            self._scheduler().set_pause_state(PauseState.UNPAUSED, self._clock.now())

@@ -1,0 +1,260 @@
+"""Offline inference: prompts or conversations in, finished outputs in the same order out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
+from engine.core.policy import PolicyFactory, fcfs
+from engine.core.scheduler_report import SchedulerStatistics
+from engine.errors import ConfigError, RequestError
+from engine.executor import ExecutorFactory
+from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.request_output import RequestOutput
+from engine.messages import EngineCoreRequest, JobRef, RequestContext
+from engine.model_executor import model_executor
+from engine.policy_loader import load_policy
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
+from engine.tokenization.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+Prompt = str | list[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+def engine_config(model: str, **options: Any) -> EngineConfig:
+    """The engine's config from flat options, the fields of its records; ConfigError for unknown
+    ones."""
+    parts: dict[str, Any] = {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "trace": TraceConfig,
+    }
+    taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
+    owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
+        field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
+    }
+    for option, value in options.items():
+        if option not in owner or option == "model":
+            raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(owner))}.")
+        taken[owner[option]][option] = value
+    return EngineConfig(
+        model=ModelConfig(model=model, **taken["model"]),
+        cache=CacheConfig(**taken["cache"]),
+        scheduler=SchedulerConfig(**taken["scheduler"]),
+        trace=TraceConfig(**taken["trace"]),
+        **taken["engine"],
+    )
+
+
+class LLM:
+    """A model, ready to generate. Options are the fields of the config records; see ``engine.config``."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        scheduling_policy: str | PolicyFactory = fcfs,
+        executor_factory: ExecutorFactory = model_executor,
+        multiprocess: bool = True,
+        **options: Any,
+    ) -> None:
+        """``scheduling_policy``: ``fcfs``, ``priority``, a class or function of a module, or its name as
+        ``module:attribute``. ``multiprocess`` runs the core in its own process. Raises ConfigError or
+        ModelLoadError."""
+        config = engine_config(os.fspath(model), **options)
+        if isinstance(scheduling_policy, str):
+            scheduling_policy = load_policy(scheduling_policy)
+        self.engine = LLMEngine(config, executor_factory, scheduling_policy, multiprocess=multiprocess)
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        jobs: JobRef | Sequence[JobRef | None] | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Finished outputs in the order of the prompts, each a text or token ids. Without
+        parameters the model's defaults apply, clamped to the rest of the context.
+
+        An invalid request raises RequestError before any of them runs. One that fails inside the
+        engine has the finish reason ``error`` and does not affect the others.
+        """
+        all_prompts = _as_prompts(prompts)
+        count = len(all_prompts)
+        params = _one_each(
+            "sampling_params",
+            self.get_default_sampling_params() if sampling_params is None else sampling_params,
+            count,
+        )
+        all_jobs = _one_each("jobs", jobs, count)
+        priorities = _one_each("priority", priority, count)
+        requests = [
+            self.engine.check_request(
+                str(next(self._request_ids)),
+                prompt,
+                _final_only(own),
+                RequestContext(job=job, priority=p),
+                fits_context=sampling_params is None,
+            )
+            for prompt, own, job, p in zip(all_prompts, params, all_jobs, priorities, strict=True)
+        ]
+        order = {request.external_req_id: position for position, request in enumerate(requests)}
+        texts = [prompt if isinstance(prompt, str) else None for prompt in all_prompts]
+        outputs = self._run(requests, texts, use_tqdm)
+        return sorted(outputs, key=lambda output: order[output.request_id])
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
+        jobs: JobRef | Sequence[JobRef | None] | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """The same for one conversation or several, rendered with the model's chat template."""
+        conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
+        prompts = [
+            self.get_tokenizer().render_chat(
+                conversation,
+                tools,
+                chat_template,
+                add_generation_prompt,
+                continue_final_message,
+                chat_template_kwargs,
+                _content_format(chat_template_content_format),
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, jobs=jobs, priority=priority)
+
+    def _run(
+        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Adds the requests and steps until all are finished; aborts them if interrupted."""
+        outputs: list[RequestOutput] = []
+        progress = _Progress(len(requests), use_tqdm)
+        try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                self.engine.add_checked(request, prompt)
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    outputs.append(output)
+                    progress.add(output)
+        finally:
+            progress.close()
+            self.engine.abort_all()
+        return outputs
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The defaults of the model's generation config."""
+        return self.engine.generation_defaults.sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        return self.engine.reset_prefix_cache()
+
+    def statistics(self) -> SchedulerStatistics:
+        return self.engine.statistics()
+
+    def close(self) -> None:
+        """Stops the core and frees the model. Repeatable."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _Progress:
+    """The progress bar, with token rates."""
+
+    def __init__(self, count: int, shown: bool) -> None:
+        from tqdm.auto import tqdm  # every core imports this module and needs no bar
+
+        self._bar = tqdm(total=count, desc="Processed prompts", disable=not shown, dynamic_ncols=True)
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+
+    def add(self, output: RequestOutput) -> None:
+        self._num_prompt_tokens += len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        if not self._bar.disable:
+            elapsed_s = max(float(self._bar.format_dict["elapsed"]), 1e-6)
+            self._bar.postfix = (
+                f"in {self._num_prompt_tokens / elapsed_s:.0f} tok/s, "
+                f"out {self._num_output_tokens / elapsed_s:.0f} tok/s"
+            )
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text or one list of token ids is a single prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise _no_prompt(prompts)
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [[item for item in prompts if isinstance(item, int)]]
+    many: list[Prompt] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str | list):
+            raise _no_prompt(prompt)
+        many.append(prompt)
+    return many
+
+
+def _no_prompt(given: object) -> RequestError:
+    return RequestError(f"A prompt is a text or a list of token ids, got {type(given).__name__}.", "prompts")
+
+
+def _content_format(name: str) -> ContentFormat:
+    if name not in CONTENT_FORMATS:
+        raise RequestError(
+            f"chat_template_content_format must be one of {', '.join(CONTENT_FORMATS)}, got {name!r}.",
+            "chat_template_content_format",
+        )
+    return ContentFormat(name)
+
+
+def _one_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
+    """One value per prompt; a single one serves them all."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{name} has {len(given)} items for {count} prompts.", name)
+    return list(given)
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _is_conversation(messages: Conversation | Sequence[Conversation]) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping)

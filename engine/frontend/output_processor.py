@@ -1,0 +1,373 @@
+"""Turns the core's tokens into what callers read: text, stop strings, log probabilities, merged
+answers, times.
+
+It keeps one state per request. A request ends when the core says so: a stop string found here is
+first reported to the core, whose response carries the turn's receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.clock import Clock
+from engine.errors import EngineDeadError
+from engine.frontend.detokenizer import IncrementalDetokenizer
+from engine.frontend.logprobs import LogprobsProcessor
+from engine.frontend.parallel_sampling import ParentRequest
+from engine.frontend.request_output import CompletionOutput, RequestOutput
+from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
+from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnReceipt
+from engine.row_failures import processing_failed
+from engine.sampling_params import RequestOutputKind
+from engine.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class RequestOutputCollector:
+    """A mailbox of size one: outputs that its reader has not fetched in time are merged."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._delta = kind is RequestOutputKind.DELTA
+        self._held: RequestOutput | Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        """Resolved once there is an output. With a single reader a future does the work of an
+        event."""
+
+    def put(self, item: RequestOutput | Exception) -> None:
+        if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
+            self._held.merge(item, delta=self._delta)
+        else:
+            self._held = item
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> RequestOutput:
+        """Waits for the next output; raises an error that was put instead."""
+        while True:
+            held = self.get_nowait()
+            if held is not None:
+                return held
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def get_nowait(self) -> RequestOutput | None:
+        held, self._held = self._held, None
+        if isinstance(held, Exception):
+            raise held
+        return held
+
+
+@dataclass(slots=True)
+class RequestState:
+    """State of a request between two messages of the core."""
+
+    request: EngineCoreRequest
+    external_id: str
+    prompt: str | None
+    detokenizer: IncrementalDetokenizer
+    logprobs: LogprobsProcessor | None
+    stats: RequestStats
+    parent: ParentRequest | None = None
+    index: int = 0
+    collector: RequestOutputCollector | None = None
+    stop_string: str | None = None
+    """The stop string that was found; the core has been told and has not confirmed it yet."""
+
+    def ended_by(self, token_ids: list[int]) -> bool:
+        """Whether the last token ended the stopped request; if not, its grammar did."""
+        return bool(token_ids) and token_ids[-1] in self.request.sampling_params.ending_token_ids
+
+    def make_output(
+        self,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None = None,
+        receipt: TurnReceipt | None = None,
+    ) -> RequestOutput | None:
+        """The next output for the caller; None if there is none yet."""
+        kind = self.request.sampling_params.output_kind
+        if finish_reason is None and kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        answer = self._completion(finish_reason, stop_reason, delta=kind is RequestOutputKind.DELTA)
+        answers, finished = [answer], answer.finished
+        if self.parent is not None:
+            answers, finished = self.parent.merge(answer)
+            if not answers:
+                return None
+        return RequestOutput(
+            request_id=self.external_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=answers,
+            finished=finished,
+            num_cached_tokens=self.stats.num_cached_tokens,
+            receipt=self._external(receipt),
+            metrics=self.stats,
+        )
+
+    def _completion(
+        self, finish_reason: FinishReason | None, stop_reason: int | str | None, *, delta: bool
+    ) -> CompletionOutput:
+        text, token_ids = self.detokenizer.next_output(finished=finish_reason is not None, delta=delta)
+        positions = None
+        if self.logprobs is not None:
+            positions = list(self.logprobs.positions)
+            if delta:
+                self.logprobs.positions.clear()
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.logprobs.cumulative if self.logprobs is not None else None,
+            logprobs=positions,
+            finish_reason=None if finish_reason is None else str(finish_reason),
+            stop_reason=stop_reason,
+        )
+
+    def _external(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
+        return None if receipt is None else msgspec.structs.replace(receipt, request_id=self.external_id)
+
+
+@dataclass(slots=True)
+class ProcessedOutputs:
+    """The results of one message of the core."""
+
+    iteration_stats: IterationStats
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    """Outputs of requests without a collector."""
+    stopped_ids: list[str] = field(default_factory=list)
+    """Requests that reached a stop string; the core must be told."""
+    failed_ids: list[str] = field(default_factory=list)
+    """Requests that failed here while they run; the core must abort them."""
+
+
+class OutputProcessor:
+    """All requests of one API server process."""
+
+    def __init__(self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._log_stats = log_stats
+        self._states: dict[str, RequestState] = {}
+        self._children: dict[str, list[str]] = {}
+        """Ids of unfinished core requests, by the request id of the InputProcessor."""
+        self._by_external_id: defaultdict[str, list[str]] = defaultdict(list)
+        self._aborted: IterationStats | None = None
+        """Statistics of requests that ended here, without a message of the core."""
+
+    def add_request(
+        self, request: EngineCoreRequest, prompt: str | None, collector: RequestOutputCollector | None = None
+    ) -> list[EngineCoreRequest]:
+        """Registers the request; returns the requests to send to the core, n of them."""
+        external_id = request.external_req_id
+        assert external_id is not None, "the InputProcessor keeps the caller's id"
+        parent = ParentRequest(request) if request.sampling_params.n > 1 else None
+        core_requests = [request] if parent is None else parent.children()
+        states = [
+            self._new_state(core_request, external_id, prompt, parent, index, collector)
+            for index, core_request in enumerate(core_requests)
+        ]
+        self._states.update((state.request.request_id, state) for state in states)
+        self._children[request.request_id] = [each.request_id for each in core_requests]
+        self._by_external_id[external_id].append(request.request_id)
+        return core_requests
+
+    def _new_state(
+        self,
+        request: EngineCoreRequest,
+        external_id: str,
+        prompt: str | None,
+        parent: ParentRequest | None,
+        index: int,
+        collector: RequestOutputCollector | None,
+    ) -> RequestState:
+        params = request.sampling_params
+        return RequestState(
+            request=request,
+            external_id=external_id,
+            prompt=prompt,
+            detokenizer=IncrementalDetokenizer(self._tokenizer, params, request.prompt_token_ids),
+            logprobs=(
+                None if params.logprobs is None else LogprobsProcessor(self._tokenizer, params.logprobs)
+            ),
+            stats=RequestStats(request.arrival_time, len(request.prompt_token_ids)),
+            parent=parent,
+            index=index,
+            collector=collector,
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of callers' requests, not of core requests."""
+        return len(self._children)
+
+    def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp: float) -> ProcessedOutputs:
+        """Processes one message of the core; outputs of requests aborted meanwhile are dropped."""
+        processed = ProcessedOutputs(self.take_aborted() or IterationStats(timestamp))
+        processed.iteration_stats.timestamp = timestamp
+        for output in outputs:
+            state = self._states.get(output.request_id)
+            if state is None:
+                continue
+            try:
+                self._process(state, output, timestamp, processed)
+            except Exception as error:  # concerns this request only
+                logger.exception("Could not process the output of request %s.", output.request_id)
+                self._fail(state, output, error, timestamp, processed)
+        return processed
+
+    def _fail(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        error: Exception,
+        timestamp: float,
+        processed: ProcessedOutputs,
+    ) -> None:
+        """Fails a request whose output cannot be made; earlier outputs stand."""
+        if output.finish_reason is None:
+            processed.failed_ids.append(output.request_id)
+        if output.request_id in self._states:
+            self._finish(state, FinishReason.ERROR, timestamp, processed.iteration_stats)
+        state.logprobs = None
+        result = state.make_output(
+            FinishReason.ERROR, processing_failed("Reading the output", error), output.receipt
+        )
+        if result is not None:
+            self._hand_out(state, result, processed.request_outputs)
+
+    def _process(
+        self, state: RequestState, output: EngineCoreOutput, timestamp: float, processed: ProcessedOutputs
+    ) -> None:
+        reason, stop_reason = output.finish_reason, output.stop_reason
+        if state.stop_string is None:
+            self._note_tokens(state.stats, output, timestamp, processed.iteration_stats)
+            state.stop_string = state.detokenizer.update(
+                output.new_token_ids,
+                finished=reason is not None,
+                stop_token=reason is FinishReason.STOP and state.ended_by(output.new_token_ids),
+            )
+            if state.logprobs is not None and output.new_logprobs is not None:
+                state.logprobs.update(output.new_logprobs)
+            if state.stop_string is not None and reason is None:
+                processed.stopped_ids.append(output.request_id)
+        if state.stop_string is not None:
+            if reason is None:
+                return
+            reason, stop_reason = FinishReason.STOP, state.stop_string
+        if reason is not None:
+            self._note_final_figures(state.stats, output)
+            self._finish(state, reason, timestamp, processed.iteration_stats)
+        result = state.make_output(reason, stop_reason, output.receipt)
+        if result is not None:
+            self._hand_out(state, result, processed.request_outputs)
+
+    @staticmethod
+    def _hand_out(state: RequestState, result: RequestOutput, request_outputs: list[RequestOutput]) -> None:
+        if state.collector is not None:
+            state.collector.put(result)
+        else:
+            request_outputs.append(result)
+
+    @staticmethod
+    def _note_tokens(
+        stats: RequestStats, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
+    ) -> None:
+        """Records the times of its tokens, without those after a stop string."""
+        num_new = len(output.new_token_ids)
+        stats.num_generation_tokens += num_new
+        if stats.first_token_time is None:
+            stats.num_cached_tokens = output.num_cached_tokens
+            stats.queued_s = output.queued_s
+        if not num_new:
+            return
+        if stats.first_token_time is None:
+            stats.first_token_time = timestamp
+            iteration.num_prompt_tokens += stats.num_prompt_tokens
+            iteration.time_to_first_tokens_s.append(timestamp - stats.arrival_time)
+        elif stats.last_token_time is not None:
+            iteration.inter_token_latencies_s.append(timestamp - stats.last_token_time)
+        stats.last_token_time = timestamp
+        iteration.num_generation_tokens += num_new
+
+    @staticmethod
+    def _note_final_figures(stats: RequestStats, output: EngineCoreOutput) -> None:
+        """Records the core's final figures of a request, whoever ended it."""
+        stats.num_cached_tokens = output.num_cached_tokens
+        stats.queued_s = output.queued_s
+        stats.num_preemptions = output.num_preemptions
+
+    def _finish(
+        self, state: RequestState, reason: FinishReason, timestamp: float, iteration: IterationStats
+    ) -> None:
+        is_last = self._forget(state)
+        if not self._log_stats:
+            return
+        params = state.request.sampling_params
+        iteration.finished_requests.append(
+            finished_request_stats(
+                state.stats, now=timestamp, finish_reason=str(reason), max_tokens=params.max_tokens
+            )
+        )
+        if is_last:
+            iteration.n_params_iter.append(params.n if state.parent is None else state.parent.n)
+
+    def _forget(self, state: RequestState) -> bool:
+        """Forgets a core request; returns whether it was the last of its caller's request."""
+        request_id = state.request.request_id
+        del self._states[request_id]
+        own_id = request_id if state.parent is None else state.parent.request_id
+        siblings = self._children[own_id]
+        siblings.remove(request_id)
+        if siblings:
+            return False
+        del self._children[own_id]
+        same_name = self._by_external_id[state.external_id]
+        same_name.remove(own_id)
+        if not same_name:
+            del self._by_external_id[state.external_id]
+        return True
+
+    def abort(self, request_id: str) -> list[str]:
+        """Aborts a request, by its id from the InputProcessor; returns the ids that the core must
+        abort.
+
+        A reader that still waits gets a last output with finish reason ``abort``.
+        """
+        aborted, now = list(self._children.get(request_id, ())), self._clock.now()
+        for core_id in aborted:
+            state = self._states[core_id]
+            self._aborted = self._aborted or IterationStats(now)
+            self._finish(state, FinishReason.ABORT, now, self._aborted)
+            result = state.make_output(FinishReason.ABORT)
+            if result is not None and state.collector is not None:
+                state.collector.put(result)
+        return aborted
+
+    def abort_external(self, external_id: str) -> list[str]:
+        """Aborts all requests with this id of a caller."""
+        request_ids = list(self._by_external_id.get(external_id, ()))
+        return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
+
+    def take_aborted(self) -> IterationStats | None:
+        """Statistics of aborted requests, returned once: here, or with the core's next message."""
+        aborted, self._aborted = self._aborted, None
+        return aborted
+
+    def abort_all(self) -> list[str]:
+        return [core_id for request_id in list(self._children) for core_id in self.abort(request_id)]
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """Raises the error in all readers and forgets all requests."""
+        for state in self._states.values():
+            if state.collector is not None:
+                state.collector.put(error)
+        self._states.clear()
+        self._children.clear()
+        self._by_external_id.clear()

@@ -1,0 +1,53 @@
+"""Parallel sampling: one request for n answers becomes n core requests that share a prompt."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.frontend.request_output import CompletionOutput
+from engine.messages import EngineCoreRequest
+from engine.sampling_params import RequestOutputKind
+
+
+class ParentRequest:
+    """Splits a request and merges its answers."""
+
+    def __init__(self, request: EngineCoreRequest) -> None:
+        self.request_id = request.request_id
+        self.n = request.sampling_params.n
+        self._request = request
+        self._final_only = request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._unfinished = set(range(self.n))
+        self._answers: list[CompletionOutput] = []
+
+    def children(self) -> list[EngineCoreRequest]:
+        """One request per answer. Seeds differ, since equal ones would give equal answers."""
+        params = self._request.sampling_params
+        return [
+            msgspec.structs.replace(
+                self._request,
+                request_id=f"{index}_{self.request_id}",
+                sampling_params=msgspec.structs.replace(
+                    params, n=1, seed=None if params.seed is None else _wrapped(params.seed + index)
+                ),
+            )
+            for index in range(self.n)
+        ]
+
+    def merge(self, answer: CompletionOutput) -> tuple[list[CompletionOutput], bool]:
+        """The answers to return now, and whether they are the last. FINAL_ONLY returns all at
+        once."""
+        if answer.finished:
+            self._unfinished.discard(answer.index)
+        finished = not self._unfinished
+        if not self._final_only:
+            return [answer], finished
+        self._answers.append(answer)
+        if not finished:
+            return [], False
+        return sorted(self._answers, key=lambda each: each.index), True
+
+
+def _wrapped(seed: int) -> int:
+    """Wrapped to 64 signed bits."""
+    return (seed + 2**63) % 2**64 - 2**63

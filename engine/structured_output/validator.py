@@ -1,0 +1,170 @@
+"""Compiles grammars of strangers in a process of their own, which may run out of time or memory: some small
+ones would take minutes or gigabytes, and a native library cannot be stopped in the middle.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.structured_output.backend import GrammarBackend, TokenTable
+from engine.structured_output.followable import followable, without_lenient_schemas
+from engine.structured_output.future_cache import FutureCache
+from engine.structured_output.params import StructuredOutputsParams
+
+TIME_LIMIT_S = 3.0
+"""Of a processor's time, for one grammar."""
+MEMORY_LIMIT_BYTES = 2**30
+"""Beyond what the process takes before the first grammar."""
+MAX_REMEMBERED = 256
+"""Verdicts."""
+
+_LENGTH = struct.Struct(">I")
+_STATM = Path("/proc/self/statm")
+
+
+class Verdict(msgspec.Struct):
+    """What is wrong with a grammar, or with the tokens; nothing where ``message`` is None."""
+
+    message: str | None = None
+    field: str | None = None
+    followed: StructuredOutputsParams | None = None
+    """What of the grammar can be followed."""
+
+    def raise_if_wrong(self) -> None:
+        if self.message is not None:
+            raise RequestError(self.message, self.field)
+
+
+class GrammarValidator:
+    """A GrammarCheck: starts the process when there is a grammar to judge, and again where one ended it."""
+
+    def __init__(self, tokens: Callable[[], TokenTable]) -> None:
+        self._tokens = tokens
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        # One thread: the process reads one grammar after another.
+        self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-judge")
+
+    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+        return self._verdicts.get(params, lambda: self._judge(params))
+
+    def _judge(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        process = self._process or self._start()
+        verdict = _ask(process, params)
+        if verdict is None:
+            self._process = None
+            loosened = without_lenient_schemas(params)
+            if loosened != params:  # one tool's schema must not cost the request
+                process.wait()
+                return self._judge(loosened)
+            out_of_time = process.wait() == -signal.SIGPROF
+            limit = f"{TIME_LIMIT_S:g} s" if out_of_time else f"{MEMORY_LIMIT_BYTES // 2**20} MiB"
+            raise RequestError(
+                f"{params.field} is too complex: compiling it takes more than {limit}.", params.field
+            )
+        verdict.raise_if_wrong()
+        return verdict.followed or params
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_BOOTSTRAP}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        verdict = _ask(process, self._tokens())
+        if verdict is None:
+            raise RuntimeError(f"The process that judges grammars ended with exit code {process.wait()}.")
+        verdict.raise_if_wrong()
+        if self._closed:
+            process.kill()
+        self._process = process
+        return process
+
+    def close(self) -> None:
+        self._closed = True
+        self._verdicts.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ask(process: subprocess.Popen[bytes], question: msgspec.Struct) -> Verdict | None:
+    """The answer, or None if the process has ended of it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        _write(process.stdin, question)
+        answer = _read(process.stdout)
+    except BrokenPipeError:
+        return None
+    return None if answer is None else msgspec.msgpack.decode(answer, type=Verdict)
+
+
+def _write(stream: IO[bytes], message: msgspec.Struct) -> None:
+    payload = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(payload)) + payload)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    """The next message; None at the end."""
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    payload = stream.read(length)
+    return payload if len(payload) == length else None
+
+
+# ---- in the process ----
+
+_BOOTSTRAP = "from engine.structured_output.validator import main; main()"
+
+
+def main() -> None:
+    """Judge what comes on standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    tokens = _read(stdin)
+    if tokens is None:
+        return
+    try:
+        backend = GrammarBackend(msgspec.msgpack.decode(tokens, type=TokenTable))
+    except RequestError as error:
+        _write(stdout, Verdict(str(error), error.field))
+        return
+    _write(stdout, Verdict())
+    _limit_memory()
+    while (question := _read(stdin)) is not None:
+        params = msgspec.msgpack.decode(question, type=StructuredOutputsParams)
+        # Its signal ends the process, whatever the library is doing.
+        signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
+        verdict = _verdict(backend, params)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(stdout, verdict)
+
+
+def _verdict(backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
+    try:
+        followed = followable(params, backend.compile)
+    except RequestError as error:
+        return Verdict(str(error), error.field)
+    return Verdict(followed=None if followed == params else followed)
+
+
+def _limit_memory() -> None:
+    if _STATM.exists():
+        used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES,) * 2)

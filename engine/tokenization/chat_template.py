@@ -1,0 +1,236 @@
+"""Renders conversations by a model's chat template, as transformers does, in less time. Knows no
+tokens.
+
+A template is a program that may write anything anywhere, so no earlier text is reused: only the
+cost of accessing each field of a message is saved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Template
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.tokenization.content_format import ContentFormat, takes_parts, takes_texts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_COMPILED_TEMPLATES = 16
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; transformers sets the first two from the first name present."""
+
+_JSON_PROBE: dict[str, Any] = {"z": ["é", "<&'>", None, True, 1.5, {}], "a": ""}
+_TRIAL = (("user", "a trial"), ("assistant", "of shapes"), ("user", "and no more"))
+_OF_DICT = frozenset(dir(dict))
+_OF_LOOP = frozenset(
+    ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ContentShape:
+    """The content formats that a template reads; at least one."""
+
+    texts: bool
+    parts: bool
+
+
+class QuickSandbox(ImmutableSandboxedEnvironment):
+    """transformers' sandbox with shortcuts for what its checks always allow: fields of plain
+    dictionaries, and loop variables."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _OF_LOOP:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+class ChatTemplate:
+    """Renders conversations for one tokenizer."""
+
+    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+        self._hf = hf
+        self._not_for_templates = _parameters_of(hf)
+        self._environment = _environment() if self._not_for_templates else None
+        self._compiled = lru_cache(MAX_COMPILED_TEMPLATES)(self._compile)
+        self._shape_of = lru_cache(MAX_COMPILED_TEMPLATES)(self._read_shape)
+
+    def content_shape(
+        self,
+        chat_template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        wanted: ContentFormat = ContentFormat.AUTO,
+    ) -> ContentShape:
+        """The content formats that the template reads; raises whatever an invalid template raises."""
+        if wanted is not ContentFormat.AUTO:
+            return ContentShape(texts=wanted is ContentFormat.STRING, parts=wanted is ContentFormat.OPENAI)
+        if self._environment is None:  # the tokenizer renders in its own way
+            return ContentShape(texts=True, parts=False)
+        template: str = self._hf.get_chat_template(
+            chat_template,
+            list(tools) if tools else None,  # type: ignore[arg-type]
+        )
+        return self._shape_of(template)
+
+    def _read_shape(self, template: str) -> ContentShape:
+        """Reads the formats from the template's source, corrected by rendering a small
+        conversation."""
+        assert self._environment is not None
+        parsed = self._environment.parse(template)
+        loops = takes_parts(parsed)
+        reads_texts = self._reads(template, lambda text: text)
+        reads_parts = self._reads(template, lambda text: [{"type": "text", "text": text}])
+        if reads_texts is None or reads_parts is None or not (reads_texts or reads_parts):
+            return ContentShape(texts=not loops or takes_texts(parsed), parts=loops)
+        parts = reads_parts and (loops or not reads_texts)
+        return ContentShape(texts=reads_texts or not parts, parts=parts)
+
+    def _reads(self, template: str, shaped: Callable[[str], Any]) -> bool | None:
+        """Whether the rendered conversation holds all of its texts and nothing else of their
+        parts; None if the template refuses it."""
+        messages = [{"role": role, "content": shaped(text)} for role, text in _TRIAL]
+        try:
+            text = self._compiled(template).render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=False,
+                **self._hf.special_tokens_map,
+            )
+        except Exception:  # a template is a program: it may raise anything
+            return None
+        return all(said in text for _, said in _TRIAL) and "'type'" not in text and '"type"' not in text
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        chat_template: str | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        extra: Mapping[str, Any],
+    ) -> str:
+        """The rendered conversation; raises whatever the template raises. ``extra``: the
+        template's own arguments."""
+        tools = list(tools) if tools else None
+        if (
+            self._environment is None
+            or continue_final_message
+            or not extra.keys().isdisjoint(self._not_for_templates)
+            or not all(map(_is_plain, (*messages, *(tools or ()), *extra.values())))
+        ):
+            return self._render_by_library(
+                messages, tools, chat_template, add_generation_prompt, continue_final_message, extra
+            )
+        template: str = self._hf.get_chat_template(chat_template, tools)  # type: ignore[arg-type]
+        arguments = {**self._hf.special_tokens_map, **extra}
+        return self._compiled(template).render(
+            messages=[_as_shown(message) for message in messages],
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **arguments,
+        )
+
+    def _render_by_library(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[Mapping[str, Any]] | None,
+        chat_template: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        extra: Mapping[str, Any],
+    ) -> str:
+        text = self._hf.apply_chat_template(
+            list(messages),
+            tools=tools,  # type: ignore[arg-type]
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **extra,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _compile(self, template: str) -> Template:
+        assert self._environment is not None
+        return self._environment.from_string(template)
+
+
+def _parameters_of(hf: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Names reserved by the library; none if the tokenizer renders in its own way."""
+    from transformers import PreTrainedTokenizerBase
+
+    if type(hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        return frozenset()
+    return frozenset(inspect.signature(hf.apply_chat_template).parameters)
+
+
+def _environment() -> QuickSandbox | None:
+    """A quick sandbox with all that transformers adds to its own; None if this version differs."""
+    from transformers.utils import chat_template_utils
+
+    try:
+        theirs = chat_template_utils._compile_jinja_template("").environment
+    except AttributeError:
+        return None
+    if type(theirs) is not ImmutableSandboxedEnvironment:
+        return None
+    ours = QuickSandbox(
+        trim_blocks=theirs.trim_blocks,
+        lstrip_blocks=theirs.lstrip_blocks,
+        extensions=[type(extension) for extension in theirs.extensions.values()],
+    )
+    ours.filters.update(theirs.filters, tojson=_quick_json(theirs.filters["tojson"]))
+    ours.tests.update(theirs.tests)
+    ours.globals.update(theirs.globals)
+    return ours
+
+
+def _quick_json(tojson: Callable[..., str]) -> Callable[..., str]:
+    """The same filter; without arguments it does not set up an encoder each time."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    if tojson(_JSON_PROBE) != encode(_JSON_PROBE):
+        return tojson
+
+    def quick(value: Any, *args: Any, **kwargs: Any) -> str:
+        return tojson(value, *args, **kwargs) if args or kwargs else encode(value)
+
+    return quick
+
+
+def _as_shown(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as transformers passes it to templates: without null fields, reasoning under the
+    names that templates know."""
+    shown = {name: value for name, value in message.items() if value is not None}
+    for name in REASONING_FIELDS:
+        if name in shown:
+            return {"thinking": shown[name], **shown, "reasoning_content": shown[name]}
+    return shown
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it consists of JSON types: transformers sanitizes others before a template sees
+    them."""
+    kind = type(value)
+    if kind is str or value is None or kind is int or kind is float or kind is bool:
+        return True
+    if kind is dict:
+        for name, item in value.items():
+            if type(name) is not str or (type(item) is not str and not _is_plain(item)):
+                return False
+        return True
+    return kind is list and all(map(_is_plain, value))

@@ -1,0 +1,334 @@
+"""The model's tokenizer and chat template. Knows nothing of requests or sampling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config import ModelConfig
+from engine.errors import ModelLoadError, RequestError
+from engine.tokenization.chat_template import ChatTemplate, ContentShape
+from engine.tokenization.content_format import ContentFormat
+from engine.tokenization.parted_text import PartedText
+from engine.tokenization.prompt_encoder import PromptEncoder
+from engine.tokenization.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenize
+from engine.tokenization.token_bounds import TokenBounds
+from engine.tokenization.tool_arguments import read_arguments
+from engine.tokenization.unicode_text import readable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as BackendTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+"""A folder with none of these has no tokenizer."""
+INLINE_CHARS = 4096
+"""A longer text is encoded off the event loop's thread, so that it does not block other streams."""
+
+_UNREADABLE = "\ufffd"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_NOT_FOR_TEMPLATES = frozenset(
+    (
+        *("tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("return_dict", "return_tensors", "conversation", "messages", "self"),
+    )
+)
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
+
+    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+        self.hf = hf
+        # None if the tokenizer is pure Python: text is then decoded the slow way.
+        self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
+        self._token_texts: dict[int, str] = {}
+        self._template = ChatTemplate(hf)
+
+    @classmethod
+    def load(cls, config: ModelConfig) -> Tokenizer:
+        """The tokenizer of a model folder; ModelLoadError if there is none."""
+        from transformers import AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+
+        name = config.tokenizer or config.model
+        if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
+            raise ModelLoadError(f"The folder {name} does not exist.")  # else it is taken for a hub name
+        if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelLoadError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is raised
+        try:
+            hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        except Exception as error:  # the library raises many types
+            raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
+        return cls(hf)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        eos: int | None = self.hf.eos_token_id
+        return eos
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of tokens that decoding omits with ``skip_special_tokens``."""
+        added = self.hf.added_tokens_decoder
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of tokens that are matched wherever their text occurs, special or not."""
+        return {token.content: token_id for token_id, token in self.hf.added_tokens_decoder.items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
+        """Encodes a text. If it begins like earlier texts of its owner, only the rest is
+        tokenized, where the tokenizer allows it; the result is then an EncodedTokens. A lone
+        surrogate is read as U+FFFD."""
+        text = readable(text)
+        if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
+            return self._encoder.encode(text, owner)
+        if len(text) > PART_CHARS:
+            return [token for step in self.steps(text, add_special_tokens, owner) for token in step]
+        return self._encode_whole(text, add_special_tokens)
+
+    def steps(self, text: str, add_special_tokens: bool, owner: str | None = None) -> Iterator[list[int]]:
+        """Yields the text's tokens in chunks, in bounded memory. RequestError for a long text that
+        cannot be split."""
+        around = self._around if add_special_tokens else ([], [])
+        if self._encoder is not None and around is not None:
+            yield around[0]
+            yield from self._encoder.steps(text, owner)
+            yield around[1]
+        elif len(text) <= MAX_PART_CHARS:
+            yield self._encode_whole(text, add_special_tokens)
+        else:
+            raise too_long_to_tokenize()
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return ids
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        """The tokens added before and after a prompt's own; None if they depend on the text."""
+        if not self._adds_special_tokens:
+            return [], []
+        found = set()
+        for text in ("a", "B c\n", "12"):
+            inner = self._encode_whole(text, add_special_tokens=False)
+            outer = self._encode_whole(text, add_special_tokens=True)
+            starts = [at for at in range(len(outer)) if outer[at : at + len(inner)] == inner]
+            if not inner or len(starts) != 1:
+                return None
+            found.add((tuple(outer[: starts[0]]), tuple(outer[starts[0] + len(inner) :])))
+        before, after = found.pop()
+        return None if found else (list(before), list(after))
+
+    def fewest_tokens_beyond(self, text: str, num_tokens: int) -> int | None:
+        """A lower bound of the text's tokens, if its length shows that they exceed the limit."""
+        reach = self._token_reach
+        return reach.fewest_tokens(text) if reach is not None and reach.exceeds(text, num_tokens) else None
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder | None:
+        """The caching encoder; None if texts must be tokenized as a whole."""
+        backend = self._plain_backend
+        return None if backend is None else PromptEncoder.of(backend)
+
+    @cached_property
+    def _token_reach(self) -> TokenBounds | None:
+        """Bounds of a text's tokens by its length; None if there are none."""
+        backend = self._plain_backend
+        return None if backend is None else TokenBounds.of(backend)
+
+    @property
+    def _plain_backend(self) -> BackendTokenizer | None:
+        """The backend, if encoding is nothing but what it does; else None."""
+        from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+        kind = type(self.hf)
+        if (
+            not issubclass(kind, PreTrainedTokenizerFast)
+            or kind.encode is not PreTrainedTokenizerBase.encode
+            or kind._encode_plus is not PreTrainedTokenizerFast._encode_plus
+            or self.hf.split_special_tokens
+        ):
+            return None
+        return self.backend
+
+    @cached_property
+    def _adds_special_tokens(self) -> bool:
+        """Whether tokens are added before or after a prompt's own."""
+        return bool(self.hf.num_special_tokens_to_add(pair=False))
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        text = self.hf.decode(
+            token_ids if isinstance(token_ids, list) else list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a single token; U+FFFD where it is part of a character."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.decode([token_id])
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's bytes: of tokens that share a character, each has its own bytes of it."""
+        text = self.token_text(token_id)
+        return self._own_bytes(token_id) if _UNREADABLE in text else text.encode()
+
+    def _own_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token that is not a whole character, read from its name in the
+        vocabulary."""
+        name = self.hf.convert_ids_to_tokens(token_id)
+        if not isinstance(name, str) or token_id in self.hf.added_tokens_decoder:
+            return self.token_text(token_id).encode()
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        try:
+            return bytes(_byte_alphabet()[letter] for letter in name)
+        except KeyError:
+            return self.token_text(token_id).encode()
+
+    def bad_word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Token sequences of these words, at the start of a text and after a space."""
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = self.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+            sequences.append(bare)
+            # If the space is a token of its own, the word needs no second form.
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                sequences.append(spaced)
+        return [sequence for sequence in sequences if sequence]
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        content_format: ContentFormat = ContentFormat.AUTO,
+    ) -> list[int]:
+        """Token ids of a conversation; RequestError if there is no template or it refuses the messages."""
+        text = self.chat_text(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            content_format,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        content_format: ContentFormat = ContentFormat.AUTO,
+    ) -> str:
+        """The rendered text of a conversation; RequestError if there is no template or it refuses
+        the messages."""
+        if not messages:
+            raise RequestError("messages must not be empty.", "messages")
+        if chat_template is None and not self.hf.chat_template:
+            raise RequestError(
+                "This model has no chat template: use completions, or give a chat_template.", "messages"
+            )
+        extra = dict(chat_template_kwargs or {})
+        if clash := sorted(extra.keys() & _NOT_FOR_TEMPLATES):
+            raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
+        try:
+            shape = self._template.content_shape(chat_template, tools, content_format)
+            conversation = [_as_template_expects(message, shape) for message in messages]
+            return self._template.render(
+                conversation,
+                tools,
+                chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=extra,
+            )
+        except RequestError:
+            raise
+        except Exception as error:  # a template is a program: it may raise anything
+            raise RequestError(f"The chat template failed: {_first_line(error)}", "messages") from error
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """The characters by which a byte-level vocabulary writes bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+
+
+def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any]:
+    """The message with its content in the format that the template reads, and arguments of tool
+    calls as objects."""
+    expected = dict(message)
+    expected["content"] = _shaped(message.get("content"), shape)
+    if message.get("tool_calls"):
+        expected["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+    return expected
+
+
+def _shaped(content: Any, shape: ContentShape) -> Any:
+    """The content as a string or a list of parts; others are left for the template to refuse."""
+    if isinstance(content, PartedText):
+        content = content.parts if shape.parts else str(content)
+    if content is None:
+        content = ""
+    if isinstance(content, list):
+        texts = [_part_text(part) for part in content]
+        return [_as_part(text) for text in texts] if shape.parts else "\n".join(texts)
+    return content if shape.texts or not isinstance(content, str) else [_as_part(content)]
+
+
+def _as_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise RequestError(f"This model takes text only, got a content part of type {kind!r}.", "messages")
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Leaves a malformed call as the model wrote it: an agent must be able to send it back and
+    continue."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = read_arguments(function["arguments"] or "{}")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

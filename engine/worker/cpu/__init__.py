@@ -1,0 +1,1 @@
+"""The CPU backend: its runner, compiled kernels, packed and quantized weights, sampler."""

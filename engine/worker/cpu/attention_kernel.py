@@ -1,0 +1,100 @@
+"""The compiled attention, called with bare addresses. Knows nothing of steps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.worker.cpu.kernels.library import KernelUnavailable, load_library, typed
+
+
+class PoolAddress(ctypes.Structure):
+    """A KV pool; strides in numbers, not bytes."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("block_stride", ctypes.c_int64),
+        ("layer_stride", ctypes.c_int64),
+        ("value_offset", ctypes.c_int64),
+        ("token_stride", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+    )
+
+
+class SequenceAddresses(ctypes.Structure):
+    """Some sequences of a step; the arrays are int64."""
+
+    _fields_ = (
+        ("num_seqs", ctypes.c_int64),
+        ("max_blocks", ctypes.c_int64),
+        ("query_lens", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+    )
+
+
+class HeadAddresses(ctypes.Structure):
+    """What a layer brings, [heads, head_dim] per token; strides in numbers; window 0: all is seen."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64),
+        ("key_stride", ctypes.c_int64),
+        ("value_stride", ctypes.c_int64),
+        ("output_stride", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+    )
+
+
+class CpuKernel:
+    """The compiled code for one head_dim and one type of numbers."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self._attend_decodes = _attending(library.continuum_attend_decodes)
+        self._attend_prompts = (
+            _attending(library.continuum_attend_prompts)
+            if hasattr(library, "continuum_attend_prompts")
+            else None
+        )
+
+    @classmethod
+    def load(cls, head_dim: int, dtype: torch.dtype) -> CpuKernel:
+        """Raises KernelUnavailable."""
+        library = load_library(head_dim, dtype)
+        try:
+            return cls(library)
+        except AttributeError as error:
+            raise KernelUnavailable(f"loading failed: {error}") from error
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether ``attend_prompts`` can be called: it takes a CPU that multiplies pairs of bf16."""
+        return self._attend_prompts is not None
+
+    def attend_decodes(
+        self, pool: PoolAddress, decodes: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
+    ) -> None:
+        """Keep the one new key and value of each sequence in the pool; write its attention to the output."""
+        self._attend_decodes(pool, decodes, layer, heads, threads)
+
+    def attend_prompts(
+        self, pool: PoolAddress, prompts: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
+    ) -> None:
+        """The same for sequences with several new tokens."""
+        assert self._attend_prompts is not None
+        self._attend_prompts(pool, prompts, layer, heads, threads)
+
+
+def _attending(function: Any) -> Callable[..., None]:
+    pool, sequences = ctypes.POINTER(PoolAddress), ctypes.POINTER(SequenceAddresses)
+    return typed(function, pool, sequences, ctypes.c_int64, ctypes.POINTER(HeadAddresses), ctypes.c_int64)

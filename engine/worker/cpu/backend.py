@@ -1,0 +1,50 @@
+"""What computes steps that the host waits for, put together over one pool."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.config import EngineConfig
+from engine.worker.attention.selection import select_attention
+from engine.worker.cpu.compiled_decoder import with_compiled_steps
+from engine.worker.cpu.input_batch import InputBatch
+from engine.worker.cpu.model_runner import ModelRunner
+from engine.worker.cpu.rank_sampler import select_sampler
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.loading.loader import LoadedModel
+from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
+
+
+class CPUBackend:
+    """A StepPath: the only one on a CPU, and what is left to a GPU without Triton."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: torch.Tensor,
+        backend: str,
+        config: EngineConfig,
+        group: TensorParallelGroup,
+    ) -> None:
+        """``backend``: by ``resolve_attention``."""
+        self._loaded = loaded
+        self._config = config
+        self._group = group
+        self.attention = select_attention(pool, backend)
+
+    def runner(self, host_pool: HostTransfers | None) -> StepRunner:
+        loaded, config = self._loaded, self._config
+        batch = InputBatch(
+            config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
+        )
+        runner = ModelRunner(
+            with_compiled_steps(loaded.model, self.attention),
+            self.attention,
+            batch,
+            select_sampler(config.model.seed, self._group),
+            loaded.device,
+            host_pool,
+        )
+        ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
+        return ThreadedRunner(runner) if ahead else InlineRunner(runner)

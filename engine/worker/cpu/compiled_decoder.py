@@ -1,0 +1,240 @@
+"""A decoder whose steps are one call of compiled code.
+
+A step of a few tokens pays for calls, of which torch makes a dozen for each layer, and for threads that have
+to be woken for each; a large one for every pass over its rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.cpu.attention_kernel import PoolAddress, SequenceAddresses
+from engine.worker.cpu.cores import MAX_CPUS, cores_for, usable_cpus
+from engine.worker.cpu.kernels.library import typed
+from engine.worker.cpu.kernels.weights import WeightAddress
+from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear
+from engine.worker.cpu.paged_attention import CpuPagedAttention
+from engine.worker.cpu.thread_team import ThreadTeam
+from engine.worker.memory import empty_pages
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.linears import Table
+
+logger = logging.getLogger(__name__)
+
+_UNIT = 64
+"""Numbers that the code computes together: it knows no sizes between its multiples."""
+
+
+class _Layer(ctypes.Structure):
+    """A DecoderLayer; window 0: all is seen."""
+
+    _fields_ = (
+        ("qkv", WeightAddress),
+        ("output", WeightAddress),
+        ("gate_up", WeightAddress),
+        ("down", WeightAddress),
+        ("input_norm", ctypes.c_void_p),
+        ("post_attention_norm", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+    )
+
+
+class _Model(ctypes.Structure):
+    """A Decoder."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(_Layer)),
+        ("head", WeightAddress),
+        ("embedding", ctypes.c_void_p),
+        ("final_norm", ctypes.c_void_p),
+        ("frequencies", ctypes.c_void_p),
+        ("num_layers", ctypes.c_int64),
+        ("hidden_size", ctypes.c_int64),
+        ("intermediate_size", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("norm_eps", ctypes.c_double),
+        ("rotary_scaling", ctypes.c_double),
+    )
+
+
+class _Step(ctypes.Structure):
+    """The arguments of ``CausalModel.forward``, and its result."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_samples", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sample_rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+class _CpuSet(ctypes.Structure):
+    """Some of a machine's CPUs, as ``cpu_set_t`` has them: CPU n is bit n."""
+
+    _fields_ = (("bits", ctypes.c_uint64 * (MAX_CPUS // 64)),)
+
+
+class _Cores(ctypes.Structure):
+    """The CPUs of each thread's core; without any, threads are where the system puts them."""
+
+    _fields_ = (
+        ("all", _CpuSet),
+        ("each", ctypes.POINTER(_CpuSet)),
+        ("num_cores", ctypes.c_int64),
+    )
+
+
+def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
+    """``model``, its steps compiled if this model and this attention allow it."""
+    if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
+        return model
+    if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
+        return model
+    logger.info("Using the compiled CPU backend for whole steps.")
+    return CompiledDecoder(model, attention)
+
+
+def _is_known(model: Decoder) -> bool:
+    """Whether the compiled code computes all that this decoder does."""
+    shape = model.shape
+    sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
+    is_looked_up = model.lm_head is None or isinstance(model.embedding, Table)
+    return (
+        is_looked_up
+        and model.num_layers > 0
+        and all(size % _UNIT == 0 for size in sizes)
+        and all(
+            isinstance(product, PackedWeightLinear | PackedEmbedding)
+            for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+        )
+    )
+
+
+def _linears(layer: nn.Module) -> tuple[nn.Module, ...]:
+    assert isinstance(layer, DecoderLayer)
+    return layer.qkv, layer.output, layer.gate_up, layer.down
+
+
+def _head(model: Decoder) -> nn.Module:
+    return model.embedding if model.lm_head is None else model.lm_head
+
+
+class CompiledDecoder:
+    """A CausalModel for one attention backend."""
+
+    def __init__(self, model: Decoder, attention: CpuPagedAttention) -> None:
+        """``model``: one that ``with_compiled_steps`` accepts; its weights stay where they are."""
+        self.num_layers, self.num_kv_heads, self.head_dim = (
+            model.num_layers,
+            model.num_kv_heads,
+            model.head_dim,
+        )
+        self._plain = model
+        self._attention = attention
+        num_threads = torch.get_num_threads()
+        self._team = ThreadTeam(num_threads)
+        self._cores = _cores(cores_for(num_threads))
+        self._logits = torch.empty(0)
+        layers = (_layer(model, index) for index in range(model.num_layers))
+        self._model = _model(model, (_Layer * model.num_layers)(*layers))
+        sequences = ctypes.POINTER(SequenceAddresses)
+        self._run_step = typed(
+            attention.library.continuum_run_step,
+            ctypes.POINTER(_Model),
+            ctypes.POINTER(PoolAddress),
+            sequences,
+            sequences,
+            ctypes.POINTER(_Step),
+            ctypes.POINTER(_Cores),
+            ctypes.c_int64,
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_rows: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """See CausalModel.forward."""
+        if attention is not self._attention:
+            return self._plain.forward(input_ids, positions, sample_rows, attention)
+        num_tokens = len(input_ids)
+        logits = self._room_for_logits(len(sample_rows))
+        step = _Step(
+            num_tokens,
+            len(sample_rows),
+            input_ids.data_ptr(),
+            positions.data_ptr(),
+            sample_rows.data_ptr(),
+            logits.data_ptr(),
+        )
+        pool, decodes, prompts = self._attention.addresses
+        self._team.compute(
+            num_tokens,
+            lambda threads: self._run_step(self._model, pool, decodes, prompts, step, self._cores, threads),
+        )
+        return logits
+
+    def _room_for_logits(self, num_samples: int) -> torch.Tensor:
+        """[num_samples, vocab_size], in the same memory at each step: what is allocated while it were free
+        would cut it up, so that the next step needed more."""
+        if num_samples > len(self._logits):
+            room = 1 << (num_samples - 1).bit_length()
+            self._logits = empty_pages((room, self._plain.shape.vocab_size), torch.bfloat16)
+        return self._logits[:num_samples]
+
+
+def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
+    shape, rotary = model.shape, model.rotary
+    return _Model(
+        layers,
+        _weight(_head(model)),
+        model.embedding.weight.data_ptr() if isinstance(model.embedding, Table) else None,
+        model.final_norm.data_ptr(),
+        rotary.frequencies.data_ptr(),
+        shape.num_layers,
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.num_heads,
+        shape.norm_eps,
+        rotary.scaling,
+    )
+
+
+def _layer(model: Decoder, index: int) -> _Layer:
+    layer = model.layers[index]
+    assert isinstance(layer, DecoderLayer)
+    norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+    return _Layer(
+        *(_weight(linear) for linear in _linears(layer)),
+        *(None if norm is None else norm.data_ptr() for norm in norms),
+        model.shape.windows[index] or 0,
+    )
+
+
+def _cores(cores: Sequence[frozenset[int]]) -> _Cores:
+    if not cores:
+        return _Cores()
+    each = [_cpu_set(core) for core in cores]
+    return _Cores(_cpu_set(usable_cpus()), (_CpuSet * len(each))(*each), len(each))
+
+
+def _cpu_set(cpus: frozenset[int]) -> _CpuSet:
+    return _CpuSet.from_buffer_copy(sum(1 << cpu for cpu in cpus).to_bytes(ctypes.sizeof(_CpuSet), "little"))
+
+
+def _weight(product: nn.Module) -> WeightAddress:
+    assert isinstance(product, PackedWeightLinear | PackedEmbedding)
+    return product.address()

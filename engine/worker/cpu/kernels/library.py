@@ -1,0 +1,163 @@
+"""Builds the C++ beside it with the machine's own compiler, once, and loads it. Knows nothing of steps.
+
+Nothing here is needed to serve: whoever asks for a kernel goes on without one after ``KernelUnavailable``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.process.process_log import start_log
+
+_SOURCES = Path(__file__).parent
+_SOURCE = _SOURCES / "kernels.cpp"
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
+_COMPILE_TIMEOUT_S = 60
+_CPU_INFO = Path("/proc/cpuinfo")
+_LOADED_FILES = Path("/proc/self/maps")
+_OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
+
+
+class KernelUnavailable(Exception):
+    """There is no compiled kernel; the message says why, as the end of a sentence."""
+
+
+def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
+    """The code for one head_dim and one type of numbers: out of the cache, or else compiled into it.
+
+    Raises KernelUnavailable.
+    """
+    if dtype not in (torch.bfloat16, torch.float32) or head_dim % 8:
+        raise KernelUnavailable(f"none for {str(dtype).removeprefix('torch.')} with head size {head_dim}")
+    flags = [*_FLAGS, f"-DCONTINUUM_HEAD_DIM={head_dim}"]
+    if dtype == torch.bfloat16:
+        flags.append("-DCONTINUUM_BF16")
+    try:
+        return _load_library(flags)
+    except OSError as error:
+        raise KernelUnavailable(f"building or loading failed: {error}") from error
+
+
+def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
+    """A function of a library, told what its arguments are; it gives nothing back."""
+    function.restype = None
+    function.argtypes = arguments
+    told: Callable[..., None] = function
+    return told
+
+
+def _load_library(flags: Sequence[str]) -> ctypes.CDLL:
+    compiler = _find_compiler()
+    runtime = _openmp_runtime()
+    files = [str(_SOURCE), *([] if runtime is None else [runtime])]
+    command = [str(compiler), *flags, "-Wl,--as-needed", *files]
+    name = f"kernels-{_fingerprint(compiler, command)}.so"
+    folder = _cache_folder()
+    if folder is not None:
+        with suppress(OSError):  # a folder that cannot be used: without it, then
+            return _load_cached(command, folder / name)
+    with tempfile.TemporaryDirectory() as temporary:
+        built = Path(temporary) / name
+        _compile(command, built)
+        return ctypes.CDLL(str(built))
+
+
+def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
+    if cached.exists():
+        with suppress(OSError):  # a damaged file is built anew
+            return ctypes.CDLL(str(cached))
+    cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _compile(command, cached)
+    return ctypes.CDLL(str(cached))
+
+
+def _compile(command: Sequence[str], target: Path) -> None:
+    """Built beside its place and then moved there, so that no process ever sees half a file."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        built = Path(temporary) / target.name
+        start_log.info("Compiling CPU kernels (once; cached in %s).", target.parent)
+        try:
+            result = subprocess.run(
+                [*command, "-o", str(built)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMPILE_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise KernelUnavailable(f"{command[0]} timed out after {_COMPILE_TIMEOUT_S} s") from error
+        if result.returncode or not built.exists():
+            reason = next((line for line in result.stderr.splitlines() if "error" in line), "no message")
+            raise KernelUnavailable(f"{command[0]} failed: {reason.strip()}")
+        built.replace(target)
+
+
+def _find_compiler() -> Path:
+    """The one that CXX names, else the system's."""
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
+    for name in names:
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    raise KernelUnavailable(f"no C++ compiler found ({', '.join(names)})")
+
+
+def _cache_folder() -> Path | None:
+    """``continuum`` in the user's cache folder, as XDG has it; None without a home."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(base if base and Path(base).is_absolute() else Path.home() / ".cache") / "continuum"
+    except RuntimeError:
+        return None
+
+
+def _openmp_runtime() -> str | None:
+    """The file of the OpenMP runtime that torch has brought: with one of its own, the kernel's threads and
+    torch's would wait for work on the same cores."""
+    try:
+        lines = _LOADED_FILES.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    files = (line.split(maxsplit=5)[-1] for line in lines if "/" in line)
+    return next((file for file in files if Path(file).name.startswith(_OPENMP_RUNTIMES)), None)
+
+
+def _fingerprint(compiler: Path, command: Sequence[str]) -> str:
+    """Changes with the source, the command, the compiler and the CPU."""
+    stat = compiler.resolve().stat()
+    parts = (
+        *(
+            path.read_text(encoding="utf-8")
+            for path in sorted(_SOURCES.iterdir())
+            if path.suffix in (".cpp", ".h")
+        ),
+        "\n".join(command[1:]),
+        f"{compiler.resolve()} {stat.st_size} {stat.st_mtime_ns}",
+        _cpu(),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _cpu() -> str:
+    """The CPU's name and what it can do, as Linux tells it."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    telling = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    return "\n".join(line for line in lines if line.startswith(telling))

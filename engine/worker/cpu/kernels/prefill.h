@@ -1,0 +1,414 @@
+// Attention of several new tokens per sequence, straight from the pages.
+//
+// All is computed turned round, with a lane for each row, which is a query head of a token: so keys need no laying out, and
+// the softmax goes down the lanes, along with the blocks of keys (FlashAttention-2: Dao 2023, arXiv:2307.08691). Blocks begin
+// at multiples of BLOCK, and rows know nothing of each other, so a result does not depend on the threads or on the batch.
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "panels.h"
+#include "pool.h"
+#include "amx.h"
+#include "vectors.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+constexpr int BLOCK = 256;  // keys and values at a time: together they fit in a core's own cache
+#if defined(__AMX_BF16__)
+constexpr int KEYS_EACH = 2 * TILE_ROWS;  // keys come in multiples of it
+constexpr int MAX_ROWS = 192;             // rows that share a block
+#else
+constexpr int KEYS_EACH = 2;
+constexpr int MAX_ROWS = 384;
+#endif
+constexpr int MIN_ROWS = 48;
+
+// Some query tokens of one sequence, with the query heads of one KV head: an item of work.
+struct QueryBlock {
+    std::int32_t seq, kv_head, first_query, num_queries;
+};
+
+// Some query tokens of one sequence that are asked for.
+struct QueryRange {
+    std::int32_t seq, first, end;
+};
+
+// The tokens [first, end) of the sequence that a row sees.
+struct Seen {
+    std::int64_t first, end;
+};
+
+// Where the tokens of a block lie, and zeros behind them.
+struct TokenRows {
+    static constexpr int SPARE = KEYS_EACH + TOGETHER;
+    const Bf16 *keys[BLOCK + SPARE], *values[BLOCK + SPARE];
+    int num_tokens = 0;
+};
+
+// The tokens of the next block, fetched little by little between the products: many at once would be in the way of what those
+// read, and one by one within them would cost the registers that they need.
+template <int HEAD_DIM>
+class TokensAhead {
+  public:
+    TokensAhead(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
+
+    void operator()() {
+        for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_) {
+            prefetch_row<Bf16, HEAD_DIM>(rows_.keys[next_]);
+            prefetch_row<Bf16, HEAD_DIM>(rows_.values[next_]);
+        }
+    }
+
+  private:
+    const TokenRows& rows_;
+    const int share_;
+    int next_ = 0;
+};
+
+// What a thread needs for one item at a time; kept between items.
+struct PromptScratch {
+    Lines<std::uint32_t> queries;  // [panel, word, row]
+    Lines<std::uint32_t> copied;   // [key, word]: keys that do not lie as tiles are read
+    Lines<std::uint32_t> values;   // a word for each pair of keys and each column
+    Lines<std::uint32_t> weights;  // [pair of keys, row]
+    Lines<float> scores;           // [key, row]
+    Lines<float> output;           // [panel, column, row]
+    Lines<float> maxima, sums;     // [row]
+    TokenRows tokens[2];
+
+    // For num_rows rows, whole panels, that have seen nothing yet.
+    void begin(int num_rows, int head_dim) {
+        make_room(queries, num_rows * head_dim / 2);
+        make_room(copied, KEYS_EACH * head_dim / 2);
+        make_room(values, BLOCK * head_dim / 2);
+        make_room(weights, BLOCK / 2 * PANEL);
+        make_room(scores, (BLOCK + TOGETHER) * PANEL);
+        output.assign(num_rows * head_dim, 0.0f);
+        maxima.assign(num_rows, MASKED);
+        sums.assign(num_rows, 0.0f);
+    }
+};
+
+template <int HEAD_DIM>
+class Prompter {
+  public:
+    Prompter(const Pool& pool, const Sequences& prompts, std::int64_t layer, const Heads& heads)
+        : pool_(pool),
+          prompts_(prompts),
+          heads_(heads),
+          pages_(pool, prompts, layer),
+          group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {
+        first_tokens_.push_back(0);
+        for (std::int64_t seq = 0; seq < prompts.num_seqs; ++seq)
+            first_tokens_.push_back(first_tokens_.back() + prompts.query_lens[seq]);
+    }
+
+    void run(int num_threads) const {
+        const std::vector<QueryBlock> items = plan(all_queries(), num_threads);
+#pragma omp parallel num_threads(num_threads)
+        {
+            begin_tiles();
+            work(items);
+            end_tiles();
+        }
+    }
+
+    std::vector<QueryRange> all_queries() const {
+        std::vector<QueryRange> ranges;
+        for (std::int32_t seq = 0; seq < prompts_.num_seqs; ++seq)
+            ranges.push_back({seq, 0, static_cast<std::int32_t>(prompts_.query_lens[seq])});
+        return ranges;
+    }
+
+    std::vector<QueryBlock> plan(const std::vector<QueryRange>& asked, int num_threads) const {
+        std::int64_t num_rows = MAX_ROWS;
+        std::vector<QueryBlock> items;
+        for (;; num_rows /= 2) {
+            items.clear();
+            const auto queries_each = static_cast<std::int32_t>(std::max<std::int64_t>(1, num_rows / group_));
+            for (const QueryRange& range : asked)
+                for (std::int32_t head = 0; head < pool_.num_kv_heads; ++head)
+                    for (std::int32_t first = range.first; first < range.end; first += queries_each)
+                        items.push_back({range.seq, head, first, std::min(queries_each, range.end - first)});
+            if (static_cast<int>(items.size()) >= 2 * num_threads || num_rows / 2 < MIN_ROWS) return items;
+        }
+    }
+
+    // By all threads of a team. The keys and values of all tokens are kept, whatever is asked for.
+    void work(const std::vector<QueryBlock>& items) const {
+        const auto num_items = static_cast<std::int64_t>(items.size());
+        for (std::int64_t seq = 0; seq < prompts_.num_seqs; ++seq) {
+#pragma omp for schedule(static) nowait
+            for (std::int64_t i = 0; i < prompts_.query_lens[seq]; ++i)
+                pages_.keep(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
+        }
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = 0; i < num_items; ++i) attend(items[i]);
+    }
+
+  private:
+    static constexpr int WORDS = HEAD_DIM / 2;
+    // From a word of what is laid out of the values to that of the next pair of keys, and of the next column.
+#if defined(__AMX_BF16__)
+    static constexpr int NEXT_PAIR = 1, NEXT_COLUMN = BLOCK / 2;
+#else
+    static constexpr int NEXT_PAIR = HEAD_DIM, NEXT_COLUMN = 1;
+#endif
+    static constexpr int PRODUCTS = BLOCK / TOGETHER + HEAD_DIM / TOGETHER;  // of a panel with a block, about
+
+    using Ahead = TokensAhead<HEAD_DIM>;
+
+    // A panel, and the keys [first, end) of the block from `start` on that it looks at.
+    struct View {
+        std::int64_t start;
+        int first_row, first, end;
+        bool is_whole;  // each of its rows sees all of them
+    };
+
+    std::int64_t context_of(std::int64_t seq) const { return prompts_.seq_lens[seq] - prompts_.query_lens[seq]; }
+
+    Seen seen_by(const QueryBlock& item, int row) const {
+        const std::int64_t end = context_of(item.seq) + item.first_query + row / group_ + 1;
+        return {heads_.window > 0 ? std::max<std::int64_t>(0, end - heads_.window) : 0, end};
+    }
+
+    View view_of(const QueryBlock& item, std::int64_t start, int first_row, int last_row) const {
+        const Seen upper = seen_by(item, first_row), lower = seen_by(item, last_row);
+        const std::int64_t first = std::max<std::int64_t>(0, upper.first - start) / KEYS_EACH * KEYS_EACH;
+        const std::int64_t end = (std::min<std::int64_t>(BLOCK, lower.end - start) + KEYS_EACH - 1) / KEYS_EACH * KEYS_EACH;
+        const bool is_whole = lower.first <= start + first && start + end <= upper.end;
+        return {start, first_row, static_cast<int>(first), static_cast<int>(end), is_whole};
+    }
+
+    void attend(const QueryBlock& item) const {
+        static thread_local PromptScratch scratch;
+        const int num_rows = item.num_queries * group_;
+        const int num_panels = (num_rows + PANEL - 1) / PANEL;
+        scratch.begin(num_panels * PANEL, HEAD_DIM);
+        take_queries(item, num_rows, scratch);
+        TokenRows *now = &scratch.tokens[0], *next = &scratch.tokens[1];
+        const std::int64_t end = seen_by(item, num_rows - 1).end;
+        std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK;
+        for (find_tokens(item, start, end, *next); start < end; start += BLOCK) {
+            std::swap(now, next);
+            find_tokens(item, start + BLOCK, end, *next);
+            lay_out_values(*now, scratch);
+            Ahead ahead(*next, num_panels * PRODUCTS);
+            for (int row = 0; row < num_rows; row += PANEL)
+                attend_panel(item, start, row, std::min(row + PANEL, num_rows) - 1, *now, scratch, ahead);
+        }
+        for (int row = 0; row < num_rows; row += 16) put_rows(item, row, std::min(16, num_rows - row), scratch);
+    }
+
+    static const Bf16* zeros() {
+        alignas(64) static const Bf16 numbers[HEAD_DIM] = {};
+        return numbers;
+    }
+
+    // From a row's token and head to its numbers, in what all tokens bring or get.
+    std::int64_t offset_of(const QueryBlock& item, int row, std::int64_t stride) const {
+        const std::int64_t token = first_tokens_[item.seq] + item.first_query + row / group_;
+        return token * stride + (item.kv_head * group_ + row % group_) * HEAD_DIM;
+    }
+
+    // Rows behind the last one, up to 16, are zeros.
+    void take_queries(const QueryBlock& item, int num_rows, PromptScratch& scratch) const {
+        const auto* queries = static_cast<const Bf16*>(heads_.query);
+        for (int first = 0; first < num_rows; first += 16) {
+            const std::uint32_t* rows[16];
+            for (int i = 0; i < 16; ++i) {
+                const bool exists = first + i < num_rows;
+                const Bf16* query = exists ? queries + offset_of(item, first + i, heads_.query_stride) : zeros();
+                rows[i] = reinterpret_cast<const std::uint32_t*>(query);
+            }
+            std::uint32_t* panel = scratch.queries.data() + first / PANEL * PANEL * WORDS + first % PANEL;
+            for (int word = 0; word < WORDS; word += 16) {
+                transpose_words(rows, panel + word * PANEL, PANEL);
+                for (auto& row : rows) row += 16;
+            }
+        }
+    }
+
+    // The tokens of the block from `start` on. Those behind them are zeros: they get a weight of 0, and 0 * NaN would not vanish.
+    void find_tokens(const QueryBlock& item, std::int64_t start, std::int64_t end, TokenRows& rows) const {
+        rows.num_tokens = static_cast<int>(std::clamp<std::int64_t>(end - start, 0, BLOCK));
+        for (int i = 0; i < rows.num_tokens; ++i) {
+            const std::int64_t offset = pages_.offset_of(item.seq, start + i) + item.kv_head * HEAD_DIM;
+            rows.keys[i] = pages_.keys + offset;
+            rows.values[i] = pages_.values + offset;
+        }
+        std::fill_n(rows.keys + rows.num_tokens, TokenRows::SPARE, zeros());
+        std::fill_n(rows.values + rows.num_tokens, TokenRows::SPARE, zeros());
+    }
+
+    // Reads a row before it is needed: so more reads are under way at once.
+    static void touch(const Bf16* row) {
+        constexpr int LINE = 64 / sizeof(Bf16);
+        for (int i = 0; i < HEAD_DIM; i += LINE) static_cast<void>(*static_cast<const volatile Bf16*>(row + i));
+    }
+
+    void lay_out_values(const TokenRows& rows, PromptScratch& scratch) const {
+        for (int i = 0; i < rows.num_tokens; ++i) touch(rows.keys[i]), touch(rows.values[i]);
+        for (int key = 0; key < rows.num_tokens; key += KEYS_EACH)
+            for (int column = 0; column < HEAD_DIM; column += 16)
+                lay_out_columns(rows.values + key, column, scratch.values.data() + key / 2 * NEXT_PAIR + column * NEXT_COLUMN);
+    }
+
+    // 16 columns of KEYS_EACH values
+    static void lay_out_columns(const Bf16* const* rows, int column, std::uint32_t* to) {
+        const auto pairs = [&](int key) {
+            return pairs_of(load<__m256i>(rows[key] + column), load<__m256i>(rows[key + 1] + column));
+        };
+#if defined(__AMX_BF16__)
+        alignas(64) std::uint32_t words[16][16];
+        const std::uint32_t* all[16];
+        for (int i = 0; i < 16; ++i) store(words[i], pairs(2 * i)), all[i] = words[i];
+        transpose_words(all, to, NEXT_COLUMN);
+#else
+        store(to, pairs(0));
+#endif
+    }
+
+    void attend_panel(
+        const QueryBlock& item, std::int64_t start, int first_row, int last_row, const TokenRows& rows, PromptScratch& scratch,
+        Ahead& ahead) const {
+        const View view = view_of(item, start, first_row, last_row);
+        if (view.first >= view.end) return;
+        switch ((last_row - first_row) / 16) {
+            case 0: return attend_vectors<1>(item, view, rows, scratch, ahead);
+            case 1: return attend_vectors<2>(item, view, rows, scratch, ahead);
+            case 2: return attend_vectors<3>(item, view, rows, scratch, ahead);
+            default: return attend_vectors<4>(item, view, rows, scratch, ahead);
+        }
+    }
+
+    template <int VECTORS>
+    void attend_vectors(
+        const QueryBlock& item, const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+        alignas(64) float corrections[PANEL];
+        score<VECTORS>(view, rows, scratch, ahead);
+        for (int row = 0; row < 16 * VECTORS; row += 16) weigh(item, view, row, scratch, corrections + row);
+        add_values<VECTORS>(view, corrections, scratch, ahead);
+    }
+
+    template <int VECTORS>
+    void score(const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+        const std::uint32_t* queries = scratch.queries.data() + view.first_row * WORDS;
+        const auto words = [&](int key) { return reinterpret_cast<const std::uint32_t*>(rows.keys[key]); };
+#if defined(__AMX_BF16__)
+        if (may_use_tiles()) {
+            for (int key = view.first; key < view.end; key += KEYS_EACH, ahead()) {
+                const bool as_tiles = pool_.block_size % TILE_ROWS == 0 && key + KEYS_EACH <= rows.num_tokens;
+                const std::uint32_t* keys = as_tiles ? words(key) : copy_keys(rows, key, scratch);
+                const std::uint32_t* lower = as_tiles ? words(key + TILE_ROWS) : keys + TILE_ROWS * WORDS;
+                multiply_in_tiles<VECTORS>(keys, lower, as_tiles ? pool_.token_stride / 2 : WORDS, queries, WORDS, nullptr,
+                                           scratch.scores.data() + key * PANEL);
+            }
+            return;
+        }
+#endif
+        constexpr int COUNT = together(VECTORS);
+        for (int key = view.first; key < view.end; key += COUNT, ahead()) {
+            const std::uint32_t* keys[COUNT];
+            for (int i = 0; i < COUNT; ++i) keys[i] = words(key + i);
+            multiply_in_registers<COUNT, VECTORS, 1>(keys, queries, WORDS, nullptr, scratch.scores.data() + key * PANEL);
+        }
+    }
+
+    // Keys one behind the other, of pages that do not hold whole tiles, or with zeros behind the last.
+    static const std::uint32_t* copy_keys(const TokenRows& rows, int first, PromptScratch& scratch) {
+        for (int i = 0; i < KEYS_EACH; ++i)
+            std::memcpy(scratch.copied.data() + i * WORDS, rows.keys[first + i], HEAD_DIM * sizeof(Bf16));
+        return scratch.copied.data();
+    }
+
+    // 16 rows of a panel, from its `row` on.
+    void weigh(const QueryBlock& item, const View& view, int row, PromptScratch& scratch, float* corrections) const {
+        const int first_row = view.first_row + row;
+        const RunningSoftmax softmax{scratch.maxima.data() + first_row, scratch.sums.data() + first_row};
+        const auto factor = static_cast<float>(heads_.scale * 1.4426950408889634);  // log2(e)
+        const float* scores = scratch.scores.data() + row;
+        std::uint32_t* weights = scratch.weights.data() + row;
+        const auto score = [&](int key) { return _mm512_loadu_ps(scores + key * PANEL); };
+        if (view.is_whole) return softmax.add(score, view.first, view.end, factor, weights, corrections);
+        alignas(64) std::int32_t firsts[16], ends[16];
+        for (int i = 0; i < 16; ++i) {
+            const Seen seen = seen_by(item, first_row + i);
+            firsts[i] = static_cast<std::int32_t>(std::max<std::int64_t>(seen.first - view.start, 0));
+            ends[i] = static_cast<std::int32_t>(seen.end - view.start);
+        }
+        const __m512i first = _mm512_load_si512(firsts), end = _mm512_load_si512(ends);
+        const auto seen_score = [&](int key) {
+            const __m512i keys = _mm512_set1_epi32(key);
+            const __mmask16 seen = _mm512_cmple_epi32_mask(first, keys) & _mm512_cmplt_epi32_mask(keys, end);
+            return _mm512_mask_mov_ps(_mm512_set1_ps(MASKED), seen, score(key));
+        };
+        softmax.add(seen_score, view.first, view.end, factor, weights, corrections);
+    }
+
+    template <int VECTORS>
+    void add_values(const View& view, const float* corrections, PromptScratch& scratch, Ahead& ahead) const {
+        const std::uint32_t* values = scratch.values.data() + view.first / 2 * NEXT_PAIR;
+        const std::uint32_t* weights = scratch.weights.data() + view.first / 2 * PANEL;
+        float* output = scratch.output.data() + view.first_row * HEAD_DIM;
+        const int num_pairs = (view.end - view.first) / 2;
+#if defined(__AMX_BF16__)
+        if (may_use_tiles()) {
+            for (int column = 0; column < HEAD_DIM; column += 2 * TILE_ROWS, ahead())
+                multiply_in_tiles<VECTORS>(values + column * NEXT_COLUMN, values + (column + TILE_ROWS) * NEXT_COLUMN,
+                                           NEXT_COLUMN, weights, num_pairs, corrections, output + column * PANEL);
+            return;
+        }
+#endif
+        constexpr int COUNT = together(VECTORS);
+        const std::uint32_t* columns[COUNT];
+        const auto add = [&](int column, auto count) {
+            for (int i = 0; i < count; ++i) columns[i] = values + (column + i) * NEXT_COLUMN;
+            multiply_in_registers<count, VECTORS, NEXT_PAIR>(columns, weights, num_pairs, corrections, output + column * PANEL);
+            ahead();
+            return column + count;
+        };
+        int column = 0;
+        while ((HEAD_DIM - column) % COUNT != 0) column = add(column, std::integral_constant<int, COUNT - 1>());
+        while (column < HEAD_DIM) column = add(column, std::integral_constant<int, COUNT>());
+    }
+
+    // 16 rows, of which the first num_rows are there.
+    void put_rows(const QueryBlock& item, int first_row, int num_rows, PromptScratch& scratch) const {
+        const float* output = scratch.output.data() + first_row / PANEL * PANEL * HEAD_DIM + first_row % PANEL;
+        const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.sums.data() + first_row));
+        for (int column = 0; column < HEAD_DIM; column += 16) {
+            alignas(64) std::uint32_t scaled[16][16], rows[16][16];
+            const std::uint32_t* columns[16];
+            for (int i = 0; i < 16; ++i) {
+                store(scaled[i], _mm512_mul_ps(_mm512_loadu_ps(output + (column + i) * PANEL), factor));
+                columns[i] = scaled[i];
+            }
+            transpose_words(columns, rows[0], 16);
+            for (int i = 0; i < num_rows; ++i) {
+                Bf16* to = static_cast<Bf16*>(heads_.output) + offset_of(item, first_row + i, heads_.output_stride);
+                store(to + column, _mm512_cvtneps_pbh(load<__m512>(rows[i])));
+            }
+        }
+    }
+
+    const Pool& pool_;
+    const Sequences& prompts_;
+    const Heads& heads_;
+    const Pages<Bf16, HEAD_DIM> pages_;
+    const int group_;
+    std::vector<std::int64_t> first_tokens_;  // of each sequence, and behind them the number of all
+};
+
+}  // namespace
+
+#endif

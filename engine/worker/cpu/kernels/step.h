@@ -1,0 +1,472 @@
+// All layers of a decoder over the tokens of a step, by one team of threads: a small step pays for calls and for threads
+// that have to be woken, not for numbers, and a large one for passes over rows. Numbers are rounded to bf16 where the plain
+// path rounds them.
+
+#pragma once
+
+#include <cmath>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "decode.h"
+#include "prefill.h"
+#include "rows.h"
+
+#if defined(__AVX512BF16__)
+
+#include "cores.h"
+
+extern "C" {
+
+struct Layer {
+    Weight qkv, output, gate_up, down;
+    const void *input_norm, *post_attention_norm;  // [hidden_size]
+    const void *q_norm, *k_norm;                   // [head_dim] or null
+    std::int64_t window;                           // 0: all is seen
+};
+
+struct Model {
+    const Layer* layers;
+    Weight head;
+    const void* embedding;     // [vocab_size, hidden_size], or null: the head's weight
+    const void* final_norm;    // [hidden_size]
+    const float* frequencies;  // [head_dim / 2]
+    std::int64_t num_layers, hidden_size, intermediate_size, num_heads;
+    double norm_eps, rotary_scaling;
+};
+
+// The tokens of a step, those of `decodes` first.
+struct Step {
+    std::int64_t num_tokens, num_samples;
+    const std::int64_t* token_ids;   // [num_tokens]
+    const std::int64_t* positions;   // [num_tokens]
+    const std::int64_t* sample_rows; // [num_samples], ascending
+    void* logits;                    // [num_samples, vocab_size]
+};
+
+}  // extern "C"
+
+namespace {
+
+// So many rows pass through a layer together, so that what lies between its products takes little memory. A weight is
+// read for each GROUP_ROWS of them anyway.
+constexpr std::int64_t ROWS_PER_PASS = 2 * GROUP_ROWS;
+
+// Some rows of a step: all its decodes and the first tokens of its prompts, or tokens that follow.
+struct Pass {
+    std::int64_t first_row = 0, num_rows = 0;
+    Sequences decodes{}, prompts{};
+    std::vector<std::int64_t> query_lens, seq_lens;  // of the prompts
+    std::int64_t first_sample = 0, num_samples = 0;  // those among its rows
+    std::vector<QueryBlock> plan, last_plan;         // of the prompts: of all their tokens, and of those that are sampled
+};
+
+// Prompts, cut where a pass is full.
+class PromptCutter {
+  public:
+    explicit PromptCutter(const Sequences& prompts) : prompts_(prompts) {}
+
+    // The next tokens of the prompts, so many that the pass has ROWS_PER_PASS at most.
+    void fill(Pass& pass) {
+        pass.prompts = prompts_;
+        pass.prompts.block_tables += seq_ * prompts_.max_blocks;
+        while (seq_ < prompts_.num_seqs && pass.num_rows < ROWS_PER_PASS) {
+            const std::int64_t left = prompts_.query_lens[seq_] - done_;
+            const std::int64_t count = std::min(left, ROWS_PER_PASS - pass.num_rows);
+            pass.query_lens.push_back(count);
+            pass.seq_lens.push_back(prompts_.seq_lens[seq_] - left + count);
+            pass.num_rows += count;
+            done_ += count;
+            if (count == left) ++seq_, done_ = 0;
+        }
+        pass.prompts.num_seqs = static_cast<std::int64_t>(pass.query_lens.size());
+        pass.prompts.query_lens = pass.query_lens.data();
+        pass.prompts.seq_lens = pass.seq_lens.data();
+    }
+
+  private:
+    const Sequences& prompts_;
+    std::int64_t seq_ = 0, done_ = 0;  // tokens of that sequence
+};
+
+// What a step's threads share; kept from step to step.
+struct StepBuffers {
+    Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
+    Lines<Bf16> sampled;                         // those that are sampled
+    // Rows of a pass, with room for whole tiles. What each has is read before the next is written: norms, what was
+    // attended, norms again; heads, which become what was attended of the sampled rows, and what is between the last
+    // two products.
+    Lines<Bf16> normed_or_attended, heads_or_inner;
+    Lines<float> cosines, sines, partials;
+};
+
+// to = from / its root mean square * weight; width: a multiple of HALF_UNIT, of which `to` has each after `stride` numbers
+inline void normalize(
+    const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to, std::int64_t stride = HALF_UNIT) {
+    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i);
+        low = _mm512_fmadd_ps(x.low, x.low, low);
+        high = _mm512_fmadd_ps(x.high, x.high, high);
+    }
+    const float mean = _mm512_reduce_add_ps(_mm512_add_ps(low, high)) / static_cast<float>(width);
+    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i), w = load_half(static_cast<const Bf16*>(weight) + i);
+        store_half(to + i / HALF_UNIT * stride, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
+                                                _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
+    }
+}
+
+// to += added
+inline void add_half(Bf16* to, const HalfRow& added) {
+    const HalfRow before = load_half(to);
+    store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
+}
+
+inline __m512 silu(__m512 x) {
+    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
+    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
+}
+
+inline float rounded(float x) { return as_float(round_to_bf16(x)); }
+
+// Rotates the pairs (i, i + HEAD_DIM / 2) of a head in place.
+template <int HEAD_DIM>
+inline void rotate(Bf16* head, const float* cosines, const float* sines) {
+    constexpr int HALF = HEAD_DIM / 2;
+    for (int i = 0; i < HALF; i += 16) {
+        const HalfRow x{as_floats(load<__m256i>(head + i)), as_floats(load<__m256i>(head + HALF + i))};
+        const __m512 cosine = _mm512_loadu_ps(cosines + i), sine = _mm512_loadu_ps(sines + i);
+        const HalfRow straight = rounded({_mm512_mul_ps(x.low, cosine), _mm512_mul_ps(x.high, cosine)});
+        const HalfRow crossed = rounded({_mm512_mul_ps(x.high, sine), _mm512_mul_ps(x.low, sine)});
+        store(head + i, _mm512_cvtneps_pbh(_mm512_sub_ps(straight.low, crossed.low)));
+        store(head + HALF + i, _mm512_cvtneps_pbh(_mm512_add_ps(straight.high, crossed.high)));
+    }
+}
+
+// What stands before and between the products of layers, row by row. The functions named *_rows are run by all threads of
+// a team and end when all have done theirs.
+
+// to = the embedded tokens
+inline void look_up_rows(const Model& model, const std::int64_t* token_ids, std::int64_t num_rows, Bf16* to) {
+    const std::int64_t width = model.hidden_size;
+    const auto* embedding = static_cast<const Bf16*>(model.embedding);
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        if (embedding != nullptr)
+            std::memcpy(to + row * width, embedding + token_ids[row] * width, width * sizeof(Bf16));
+        else
+            read_inputs(model.head, token_ids[row], to + row * width);
+}
+
+// to = the norm of x
+inline void normalize_rows(
+    const Bf16* x, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Place& place) {
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        normalize(x + row * place.width, weight, place.width, eps, to + place.of(row, 0), place.chunk_stride);
+}
+
+// Where the pairs of a head stand at each position: [num_rows, HEAD_DIM / 2]
+inline void find_angle_rows(
+    const Model& model, const std::int64_t* positions, std::int64_t num_rows, int half, float* cosines, float* sines) {
+    const auto scaling = static_cast<float>(model.rotary_scaling);
+#pragma omp for schedule(static)
+    for (std::int64_t row = 0; row < num_rows; ++row)
+        for (int i = 0; i < half; ++i) {
+            const float angle = static_cast<float>(positions[row]) * model.frequencies[i];
+            cosines[row * half + i] = rounded(std::cos(angle) * scaling);
+            sines[row * half + i] = rounded(std::sin(angle) * scaling);
+        }
+}
+
+// Queries and keys, normed where the model does that. heads: [num_rows, num_heads + 2 * num_kv_heads, HEAD_DIM]
+template <int HEAD_DIM>
+void rotate_rows(
+    const Model& model, const Layer& layer, std::int64_t num_kv_heads, std::int64_t num_rows, const float* cosines,
+    const float* sines, Bf16* heads) {
+    const std::int64_t num_rotated = model.num_heads + num_kv_heads, row_heads = num_rotated + num_kv_heads;
+#pragma omp for schedule(static)
+    for (std::int64_t i = 0; i < num_rows * num_rotated; ++i) {
+        const std::int64_t row = i / num_rotated, number = i % num_rotated;
+        Bf16* head = heads + (row * row_heads + number) * HEAD_DIM;
+        const void* norm = number < model.num_heads ? layer.q_norm : layer.k_norm;
+        if (norm != nullptr) normalize(head, norm, HEAD_DIM, model.norm_eps, head);
+        rotate<HEAD_DIM>(head, cosines + row * (HEAD_DIM / 2), sines + row * (HEAD_DIM / 2));
+    }
+}
+
+// silu(gate) * up, each rounded
+inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
+    const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
+    return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
+}
+
+template <int HEAD_DIM>
+class OneCall {
+  public:
+    OneCall(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
+        : model_(model),
+          pool_(pool),
+          step_(step),
+          hidden_(model.hidden_size),
+          query_size_(model.num_heads * HEAD_DIM),
+          heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
+        static thread_local StepBuffers kept;
+        buffers_ = &kept;
+        cut(decodes, prompts);
+    }
+
+    void run(const Cores& cores, int num_threads) {
+        plan(num_threads);
+        resize_buffers();
+        const OneForEach kept(cores, num_threads);
+#pragma omp parallel num_threads(num_threads)
+        {
+            kept.stay();
+            begin_tiles();
+            look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
+            find_angle_rows(
+                model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
+            for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
+                for (const Pass& pass : passes_) run_layer(layer, pass);
+            for (const Pass& pass : passes_) run_last_layer(pass);
+            find_logits();
+            end_tiles();
+        }
+    }
+
+  private:
+    static constexpr int HALF = HEAD_DIM / 2;
+
+    void cut(const Sequences& decodes, const Sequences& prompts) {
+        PromptCutter cutter(prompts);
+        for (std::int64_t row = 0; row < step_.num_tokens; row += passes_.back().num_rows) {
+            Pass& pass = passes_.emplace_back();
+            pass.first_row = row;
+            if (row == 0) pass.decodes = decodes, pass.num_rows = decodes.num_seqs;
+            cutter.fill(pass);
+            const std::int64_t* end = step_.sample_rows + step_.num_samples;
+            const std::int64_t* first = std::lower_bound(step_.sample_rows, end, row);
+            pass.first_sample = first - step_.sample_rows;
+            pass.num_samples = std::lower_bound(first, end, row + pass.num_rows) - first;
+        }
+    }
+
+    void plan(int num_threads) {
+        for (std::int64_t layer = 0; layer < model_.num_layers && !passes_.empty(); ++layer) {
+            const std::int64_t window = model_.layers[layer].window;
+            if (plan_for(window) == nullptr)
+                plans_.emplace_back(window, plan_decodes(pool_, passes_[0].decodes, window, num_threads));
+        }
+        for (Pass& pass : passes_)
+            if (pass.prompts.num_seqs > 0) {
+                const Prompter<HEAD_DIM> prompter(pool_, pass.prompts, 0, heads_of(0, 0));
+                pass.plan = prompter.plan(prompter.all_queries(), num_threads);
+                pass.last_plan = prompter.plan(sampled_queries(pass), num_threads);
+            }
+    }
+
+    // Of the prompts of a pass.
+    std::vector<QueryRange> sampled_queries(const Pass& pass) const {
+        std::vector<QueryRange> ranges;
+        const std::int64_t *sample = step_.sample_rows + pass.first_sample, *end = sample + pass.num_samples;
+        std::int64_t row = pass.first_row + pass.decodes.num_seqs;
+        sample = std::lower_bound(sample, end, row);
+        for (std::int32_t seq = 0; seq < pass.prompts.num_seqs; row += pass.query_lens[seq++])
+            for (; sample != end && *sample < row + pass.query_lens[seq]; ++sample) {
+                const auto query = static_cast<std::int32_t>(*sample - row);
+                ranges.push_back({seq, query, query + 1});
+            }
+        return ranges;
+    }
+
+    const Plan* plan_for(std::int64_t window) const {
+        for (const auto& [known, plan] : plans_)
+            if (known == window) return &plan;
+        return nullptr;
+    }
+
+    void resize_buffers() {
+        std::int64_t most = step_.num_samples;
+        for (const Pass& pass : passes_) most = std::max(most, pass.num_rows);
+        const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        make_room(buffers_->x, step_.num_tokens * hidden_);
+        make_room(buffers_->sampled, step_.num_samples * hidden_);
+        make_room(buffers_->normed_or_attended, room * std::max(hidden_, query_size_));
+        make_room(buffers_->heads_or_inner, room * std::max(heads_size_, model_.intermediate_size));
+        make_room(buffers_->cosines, step_.num_tokens * HALF);
+        make_room(buffers_->sines, step_.num_tokens * HALF);
+        std::size_t num_partials = 0;
+        for (const auto& known : plans_)
+            num_partials =
+                std::max(num_partials, Decoder<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
+        make_room(buffers_->partials, num_partials);
+    }
+
+    // What follows is run by all threads of the team.
+
+    void run_layer(std::int64_t index, const Pass& pass) const {
+        find_heads(model_.layers[index], pass);
+        attend(index, pass, pass.plan);
+        finish_layer(model_.layers[index], attended_rows(), residual_of(pass), pass.num_rows);
+    }
+
+    // Of the last layer's tokens all keys and values are kept; nothing else is asked of those that are not sampled.
+    void run_last_layer(const Pass& pass) const {
+        const std::int64_t index = model_.num_layers - 1;
+        find_heads(model_.layers[index], pass);
+        attend(index, pass, pass.last_plan);
+        if (pass.num_samples == 0) return;
+        const Rows rows{heads(), Place::plain(query_size_)};  // the heads have been attended
+        take_samples(pass, heads());
+        finish_layer(model_.layers[index], rows, sampled() + pass.first_sample * hidden_, pass.num_samples);
+    }
+
+    // What follows a product is done with its results while they are at hand.
+    void find_heads(const Layer& layer, const Pass& pass) const {
+        Bf16* const to = heads();
+        multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(pass), pass.num_rows), pass.num_rows,
+                      [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+                          store_half(to + row * heads_size_ + output, result);
+                      });
+        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
+                              buffers_->cosines.data() + pass.first_row * HALF,
+                              buffers_->sines.data() + pass.first_row * HALF, to);
+    }
+
+    void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
+        multiply_into_residual(layer.output, attended, residual, num_rows);
+        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
+        multiply_into_residual(layer.down, inner_rows(), residual, num_rows);
+    }
+
+    // The residual of the rows that are sampled, and `to` = what they attended.
+    void take_samples(const Pass& pass, Bf16* to) const {
+#pragma omp for schedule(static)
+        for (std::int64_t i = 0; i < pass.num_samples; ++i) {
+            const std::int64_t sample = pass.first_sample + i, row = step_.sample_rows[sample];
+            std::memcpy(sampled() + sample * hidden_, x() + row * hidden_, hidden_ * sizeof(Bf16));
+            const Bf16* from = attended() + (row - pass.first_row) * query_size_;
+            std::memcpy(to + i * query_size_, from, query_size_ * sizeof(Bf16));
+        }
+    }
+
+    Bf16* x() const { return buffers_->x.data(); }
+
+    Bf16* sampled() const { return buffers_->sampled.data(); }
+
+    Bf16* normed() const { return buffers_->normed_or_attended.data(); }
+
+    Bf16* attended() const { return buffers_->normed_or_attended.data(); }
+
+    Bf16* heads() const { return buffers_->heads_or_inner.data(); }
+
+    Bf16* inner() const { return buffers_->heads_or_inner.data(); }
+
+    Bf16* residual_of(const Pass& pass) const { return x() + pass.first_row * hidden_; }
+
+    // What the products of a half of a layer are of.
+    Rows norm_of(const void* weight, const Bf16* residual, std::int64_t num_rows) const {
+        const Rows to{normed(), Place::tiled(hidden_)};
+        normalize_rows(residual, weight, num_rows, model_.norm_eps, normed(), to.place);
+        return to;
+    }
+
+    Rows attended_rows() const { return {attended(), Place::plain(query_size_)}; }
+
+    Rows inner_rows() const { return {inner(), Place::tiled(model_.intermediate_size)}; }
+
+    void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
+        multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+            add_half(residual + row * hidden_ + output, rounded(result));
+        });
+    }
+
+    void find_logits() const {
+        auto* const logits = static_cast<Bf16*>(step_.logits);
+        const Rows rows{normed(), Place::tiled(hidden_)};
+#pragma omp for schedule(static)
+        for (std::int64_t i = 0; i < step_.num_samples; ++i)
+            normalize(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm_eps,
+                      normed() + rows.place.of(i, 0), rows.place.chunk_stride);
+        multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
+    }
+
+    // inner = silu(gate) * up; the gates are the first half of the outputs.
+    void multiply_gated(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
+        if (pass_at_once(num_rows))
+            multiply_gated_few(weight, x, static_cast<int>(num_rows));
+        else
+            multiply_gated_many(weight, x, num_rows);
+    }
+
+    void multiply_gated_few(const Weight& weight, const Rows& x, int num_rows) const {
+        const std::int64_t num_units = model_.intermediate_size / UNIT;
+#pragma omp for schedule(static)
+        for (std::int64_t unit = 0; unit < num_units; ++unit) {
+            alignas(64) float gates[MAX_PRODUCT_ROWS * UNIT], ups[MAX_PRODUCT_ROWS * UNIT];
+            multiply_unit(weight, unit, x, num_rows, gates);
+            multiply_unit(weight, num_units + unit, x, num_rows, ups);
+            for (int i = 0; i < num_rows * UNIT; i += HALF_UNIT)
+                keep_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
+        }
+    }
+
+    // A unit is gates and what they are multiplied with.
+    void multiply_gated_many(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
+        const std::int64_t size = model_.intermediate_size;
+        const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
+        const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
+            keep_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
+        };
+        ManyRows(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
+    }
+
+    // Of the HALF_UNIT outputs that begin with `output`, whose sums these are.
+    void keep_gated(
+        const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
+        const HalfRow gate = rounded(result_of(weight, output, gates));
+        const HalfRow up = rounded(result_of(weight, model_.intermediate_size + output, ups));
+        store_half(inner() + inner_rows().place.of(row, output), gated(gate, up));
+    }
+
+    void attend(std::int64_t layer, const Pass& pass, const std::vector<QueryBlock>& plan) const {
+        const std::int64_t window = model_.layers[layer].window;
+        if (pass.decodes.num_seqs > 0) {
+            const Heads heads = heads_of(window, 0);
+            Decoder<Bf16, HEAD_DIM>(pool_, pass.decodes, layer, heads).work(*plan_for(window), buffers_->partials.data());
+        }
+        if (pass.prompts.num_seqs > 0) {
+            const Heads heads = heads_of(window, pass.decodes.num_seqs);
+            Prompter<HEAD_DIM>(pool_, pass.prompts, layer, heads).work(plan);
+        }
+    }
+
+    // Of a pass, from one of its rows on.
+    Heads heads_of(std::int64_t window, std::int64_t first_row) const {
+        const Bf16* query = heads() + first_row * heads_size_;
+        const Bf16* key = query + query_size_;
+        return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
+                attended() + first_row * query_size_,
+                heads_size_, heads_size_, heads_size_, query_size_,
+                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
+    }
+
+    const Model& model_;
+    const Pool& pool_;
+    const Step& step_;
+    const std::int64_t hidden_, query_size_, heads_size_;
+    StepBuffers* buffers_;
+    std::deque<Pass> passes_;                           // which point into themselves
+    std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
+};
+
+}  // namespace
+
+#endif

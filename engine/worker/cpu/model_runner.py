@@ -1,0 +1,90 @@
+"""Runs one step: plan to arrays, arrays to logits, logits to tokens. Decides nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.messages import TokenLogprobs
+from engine.worker.attention.backend import AttentionBackend, IntArray
+from engine.worker.cpu.input_batch import InputBatch, StepInputs
+from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
+from engine.worker.models.base import CausalModel
+from engine.worker.sampler import Sampler, TokenBitmask
+
+
+class ModelRunner:
+    """A model, its paged attention, its sampler, and the rows of the requests it serves."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        attention: AttentionBackend,
+        batch: InputBatch,
+        sampler: Sampler,
+        device: torch.device,
+        host_pool: HostTransfers | None = None,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._batch = batch
+        self._sampler = sampler
+        self._device = device
+        self._host_pool = host_pool
+
+    @torch.inference_mode()
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply the plan's deltas, run its tokens, sample the requests that are fully computed; load blocks
+        before, store them after."""
+        self._batch.update(plan)
+        host = self._host_pool
+        if host is None:
+            return self._run(plan)
+        host.begin_step(plan)
+        result = self._run(plan)
+        host.end_step(plan)
+        return with_reports(result, host.take_reports())
+
+    def close(self) -> None:
+        """End what goes on beside the steps."""
+        if self._host_pool is not None:
+            self._host_pool.close()
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        if plan.total_num_scheduled_tokens == 0:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        step = self._batch.step_inputs(plan)
+        self._attention.begin_step(step.attention)
+        logits = self._model.forward(
+            self._to_device(step.input_ids),
+            self._to_device(step.positions),
+            self._to_device(step.sample_tokens),
+            self._attention,
+        )
+        masks = plan.masks.result() if plan.masks is not None else None
+        return self._sample(logits, step, masks)
+
+    def _sample(self, logits: torch.Tensor, step: StepInputs, masks: TokenMasks | None) -> ModelRunnerOutput:
+        sampled: list[list[int]] = [[] for _ in step.req_ids]
+        logprobs: dict[str, list[TokenLogprobs]] = {}
+        failed: dict[str, str] = {}
+        if len(step.sample_seqs):
+            batch = self._batch.sampling_batch(step.sample_rows)
+            forbidden = _forbidden(masks, step) if masks is not None else None
+            chosen = self._sampler.sample(logits, batch, self._batch.token_ids, forbidden)
+            self._batch.append_sampled(step.sample_rows, chosen.token_ids)
+            seqs: list[int] = step.sample_seqs.tolist()
+            for seq, token_id in zip(seqs, chosen.token_ids.tolist(), strict=True):
+                sampled[seq].append(token_id)
+            logprobs = {step.req_ids[seqs[i]]: [entry] for i, entry in chosen.logprobs.items()}
+            failed = {step.req_ids[seqs[i]]: reason for i, reason in chosen.failed.items()}
+        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
+
+    def _to_device(self, array: IntArray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _forbidden(masks: TokenMasks, step: StepInputs) -> TokenBitmask:
+    """The masks with the place of each request among those sampled."""
+    place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
+    return TokenBitmask([place[req_id] for req_id in masks.req_ids], masks.forbidden)

@@ -1,0 +1,198 @@
+"""Weights as the compiled code multiplies with them: in bf16, or rounded to 8 or 4 bits, of which it makes
+pairs of bf16 as it reads them, so that a small step waits for half or a third of the memory.
+
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from engine.worker.cpu.kernels.library import KernelUnavailable
+from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledProduct, WeightAddress
+from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
+from engine.worker.memory import empty_pages
+from engine.worker.models.linears import Table
+
+logger = logging.getLogger(__name__)
+
+INPUTS_AT_ONCE = 32
+"""Which the compiled code multiplies: it knows multiples of them only, and GROUP_SIZE is one."""
+_NUMBERS = 8
+"""Of 4 bits, in a word."""
+
+
+class PackedWeight(Protocol):
+    """A weight [outputs, inputs] as the compiled code reads it."""
+
+    numbers: torch.Tensor
+    """Nearly all of it."""
+
+    def address(self, bias: torch.Tensor | None) -> WeightAddress:
+        """Valid as long as this and ``bias`` are held."""
+
+
+class Weight16:
+    """An PackedWeight in bf16."""
+
+    def __init__(self, weight: torch.Tensor, product: CompiledProduct) -> None:
+        """weight [outputs, inputs], inputs a multiple of INPUTS_AT_ONCE"""
+        self._num_outputs, self._num_inputs = weight.shape
+        self.numbers = product.interleave(weight)
+
+    def address(self, bias: torch.Tensor | None) -> WeightAddress:
+        """See PackedWeight."""
+        return _address(self.numbers, None, bias, self._num_outputs, self._num_inputs, bits=16)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> those rows [n, inputs]"""
+        return self.numbers[ids // INTERLEAVED, :, ids % INTERLEAVED].flatten(1)
+
+
+class Weight8:
+    """An PackedWeight: ``w ≈ scale · q``, q in [-127, 127], a scale for each output."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
+        self._num_outputs, self._num_inputs = weight.shape
+        blocks = -(-self._num_outputs // INTERLEAVED)
+        self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), torch.int8)
+        self._scales = weight.new_empty(blocks, INTERLEAVED)
+        for rows, numbers, scales in by_rows(weight, self.numbers, self._scales, block=INTERLEAVED):
+            rounded, scale = to_int8(_whole_blocks(rows))
+            numbers.copy_(rounded.view(-1, INTERLEAVED, self._num_inputs // 2, 2).transpose(1, 2))
+            scales.copy_(scale.view_as(scales))
+
+    def address(self, bias: torch.Tensor | None) -> WeightAddress:
+        """See PackedWeight."""
+        return _address(self.numbers, self._scales, bias, self._num_outputs, self._num_inputs, bits=8)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> those rows [n, inputs]"""
+        numbers = self.numbers[ids // INTERLEAVED, :, ids % INTERLEAVED].flatten(1)
+        return numbers.to(self._scales.dtype) * self._scales.view(-1)[ids, None]
+
+
+class Weight4:
+    """An PackedWeight: ``w ≈ scale · (q - 8) + zero``, q in [0, 15]; scale and zero are of an output and
+    a group of inputs."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
+        self._num_outputs, self._num_inputs = weight.shape
+        blocks, groups = -(-self._num_outputs // INTERLEAVED), self._num_inputs // GROUP_SIZE
+        self.numbers = empty_pages((blocks, groups, 2, INTERLEAVED, 2), torch.int32)
+        self._grid = weight.new_empty(blocks, groups, INTERLEAVED, 2)
+        for rows, numbers, grid in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
+            rounded, parts = to_int4(_whole_blocks(rows))
+            numbers.copy_(_words(rounded.view(-1, INTERLEAVED, groups, 2, _NUMBERS, 2)))
+            grid.copy_(parts.view(-1, INTERLEAVED, groups, 2).transpose(1, 2))
+
+    def address(self, bias: torch.Tensor | None) -> WeightAddress:
+        """See PackedWeight."""
+        return _address(self.numbers, self._grid, bias, self._num_outputs, self._num_inputs, bits=4)
+
+
+class PackedWeightLinear(nn.Module):
+    """Stands in for an ``nn.Linear`` of bf16."""
+
+    numbers: torch.Tensor
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, product: CompiledProduct) -> None:
+        super().__init__()
+        self._weight, self._product = weight, product
+        self._bias = None if bias is None else pad(bias, (0, -len(bias) % INTERLEAVED))
+        self.register_buffer("numbers", weight.numbers, persistent=False)
+
+    def address(self) -> WeightAddress:
+        """Valid as long as this is held."""
+        return self._weight.address(self._bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, in_features] -> [num_rows, out_features]"""
+        return self._product(x, self.address())
+
+
+class PackedEmbedding(nn.Module):
+    """A VectorTable of bf16 vectors, held once."""
+
+    numbers: torch.Tensor
+
+    def __init__(self, weight: Weight16 | Weight8, product: CompiledProduct) -> None:
+        super().__init__()
+        self._weight, self._product = weight, product
+        self.register_buffer("numbers", weight.numbers, persistent=False)
+
+    def address(self) -> WeightAddress:
+        """Valid as long as this is held."""
+        return self._weight.address(None)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """As Table's."""
+        return self._weight.rows(ids)
+
+    def products(self, x: torch.Tensor) -> torch.Tensor:
+        """As Table's."""
+        return self._product(x, self.address())
+
+
+def compiled_product(head_dim: int, device: torch.device, dtype: torch.dtype) -> CompiledProduct | None:
+    """The compiled code's product for the linears of a decoder; None where torch has to multiply."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return None
+    try:
+        return CompiledProduct.load(head_dim)
+    except KernelUnavailable as error:
+        logger.info("Compiled GEMM unavailable (%s): using torch.", error)
+        return None
+
+
+def interleaved_linear(plain: nn.Linear, product: CompiledProduct) -> nn.Linear | PackedWeightLinear:
+    """What stands in for ``plain``; itself where its inputs are not those that the compiled code knows."""
+    if plain.in_features % INPUTS_AT_ONCE:
+        return plain
+    return PackedWeightLinear(Weight16(plain.weight, product), plain.bias, product)
+
+
+def interleaved_table(table: Table, product: CompiledProduct) -> Table | PackedEmbedding:
+    """As interleaved_linear."""
+    if table.weight.shape[1] % INPUTS_AT_ONCE:
+        return table
+    return PackedEmbedding(Weight16(table.weight, product), product)
+
+
+def _whole_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """``rows``, with zeros behind the last."""
+    return pad(rows, (0, 0, 0, -len(rows) % INTERLEAVED))
+
+
+def _words(numbers: torch.Tensor) -> torch.Tensor:
+    """numbers [blocks, outputs, groups, 2, 8, 2] of 4 bits -> words [blocks, groups, 2, outputs, 2]: each of
+    the even or the odd ones of 16 inputs, the first in the lowest bits"""
+    shifts = 4 * torch.arange(_NUMBERS, dtype=torch.int32)
+    words = (numbers << shifts[:, None]).sum(4, dtype=torch.int32)
+    return words.permute(0, 2, 3, 1, 4)
+
+
+def _address(
+    numbers: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    bits: int,
+) -> WeightAddress:
+    return WeightAddress(
+        numbers.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        num_outputs,
+        num_inputs // 2,
+        bits,
+    )

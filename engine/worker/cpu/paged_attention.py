@@ -1,0 +1,123 @@
+"""Paged attention on a CPU by the compiled kernel; prompts in torch where the CPU is too old for it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.cpu.attention_kernel import CpuKernel, HeadAddresses, PoolAddress, SequenceAddresses
+
+
+class CpuPagedAttention:
+    """An AttentionBackend over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+
+    What the kernel gives a sequence does not depend on the others of its step, to the last bit.
+    """
+
+    def __init__(self, pool: torch.Tensor, kernel: CpuKernel) -> None:
+        """``kernel``: loaded for the pool's head_dim and type."""
+        assert pool.is_contiguous()
+        self._pool = pool
+        self._kernel = kernel
+        self._torch = None if kernel.knows_prompts else TorchPagedAttention(pool)
+        self._address = PoolAddress(
+            pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3), *pool.shape[3:5]
+        )
+        self._heads = HeadAddresses()
+        self._batch: AttentionBatch | None = None
+        """Held for the arrays that the addresses point to."""
+        self._decodes = self._prompts = SequenceAddresses()
+        self._num_threads = 1
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The compiled code that attends."""
+        return self._kernel.library
+
+    @property
+    def addresses(self) -> tuple[PoolAddress, SequenceAddresses, SequenceAddresses]:
+        """The pool, and the step's sequences: those with a single new token, then the others."""
+        return self._address, self._decodes, self._prompts
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._num_threads = torch.get_num_threads()
+        self._decodes = _addresses(batch, 0, batch.num_decodes)
+        self._prompts = _addresses(batch, batch.num_decodes, len(batch.query_lens))
+        if self._torch is not None and self._prompts.num_seqs:
+            self._torch.begin_step(_without_decodes(batch))
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        query, key, value = self._rows(query), self._rows(key), self._rows(value)
+        output = torch.empty(query.shape, dtype=self._pool.dtype)
+        heads = self._heads
+        heads.num_heads, heads.window, heads.scale = query.shape[1], window or 0, scale
+        first = self._decodes.num_seqs
+        if first:
+            self._point_to(query, key, value, output, 0)
+            self._kernel.attend_decodes(self._address, self._decodes, layer, heads, self._num_threads)
+        if first == len(query):
+            return output
+        if self._torch is None:
+            self._point_to(query, key, value, output, first)
+            self._kernel.attend_prompts(self._address, self._prompts, layer, heads, self._num_threads)
+        else:
+            output[first:] = self._torch.attend(
+                layer, query[first:], key[first:], value[first:], scale=scale, window=window
+            )
+        return output
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, heads, head_dim], each row [heads, head_dim] without gaps, in the pool's type."""
+        if x.dtype == self._pool.dtype and x.stride()[1:] == (x.shape[2], 1):
+            return x
+        return x.to(self._pool.dtype).contiguous()
+
+    def _point_to(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        first_token: int,
+    ) -> None:
+        """The rows of the tensors from ``first_token`` on become those of ``_heads``."""
+        heads, size = self._heads, self._pool.itemsize
+        heads.query_stride, heads.key_stride = query.stride(0), key.stride(0)
+        heads.value_stride, heads.output_stride = value.stride(0), output.stride(0)
+        heads.query = query.data_ptr() + first_token * heads.query_stride * size
+        heads.key = key.data_ptr() + first_token * heads.key_stride * size
+        heads.value = value.data_ptr() + first_token * heads.value_stride * size
+        heads.output = output.data_ptr() + first_token * heads.output_stride * size
+
+
+def _addresses(batch: AttentionBatch, start: int, end: int) -> SequenceAddresses:
+    """Of the sequences ``start`` to ``end``; valid while the batch is."""
+    arrays = (batch.query_lens, batch.seq_lens, batch.block_tables)
+    assert all(array.flags.c_contiguous for array in arrays)
+    pointers = (array.ctypes.data + start * array.strides[0] for array in arrays)
+    return SequenceAddresses(end - start, batch.block_tables.shape[1], *pointers)
+
+
+def _without_decodes(batch: AttentionBatch) -> AttentionBatch:
+    first = batch.num_decodes
+    return AttentionBatch(
+        num_decodes=0,
+        query_lens=batch.query_lens[first:],
+        seq_lens=batch.seq_lens[first:],
+        block_tables=batch.block_tables[first:],
+        slot_blocks=batch.slot_blocks[first:],
+        slot_offsets=batch.slot_offsets[first:],
+    )

@@ -1,0 +1,116 @@
+"""Matrix products on a CPU whose weight was rounded to 8 or 4 bits as it was loaded, which takes less memory.
+
+Inputs and outputs keep their type; what is lost is what rounding the weight loses. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from engine.worker.cpu.kernels.weights import CompiledProduct
+from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear, Weight4, Weight8
+from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
+from engine.worker.models.linears import Table
+
+Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+_LANES = 16
+"""Outputs that torch's product of 4 bits takes at once."""
+
+
+class Int8Linear(nn.Module):
+    """``w ≈ scale · q`` with q in [-127, 127] and a scale for each output."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._weight, self._scales = _to_int8(weight)
+        self._bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, in_features] -> [num_rows, out_features]"""
+        return _with_bias(torch._weight_int8pack_mm(x, self._weight, self._scales), self._bias)
+
+
+class Int4Linear(nn.Module):
+    """``w ≈ scale · (q - 8) + zero``, q in [0, 15]; scale and zero are of an output and a group of inputs."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        numbers, grid = _to_int4(weight)
+        self._weight = torch._convert_weight_to_int4pack_for_cpu(numbers, 1)
+        self._grid = grid.transpose(0, 1).contiguous()
+        self._bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, in_features] -> [num_rows, out_features]"""
+        product = torch._weight_int4pack_mm_for_cpu(x, self._weight, GROUP_SIZE, self._grid)
+        return _with_bias(product, self._bias)
+
+
+class Int8Table(nn.Module):
+    """A VectorTable of vectors in 8 bits, each with its scale."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self._weight, self._scales = _to_int8(table.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """As Table's."""
+        return self._weight[ids].to(self._scales.dtype) * self._scales[ids, None]
+
+    def products(self, x: torch.Tensor) -> torch.Tensor:
+        """As Table's."""
+        return torch._weight_int8pack_mm(x, self._weight, self._scales)
+
+
+def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int8Linear | PackedWeightLinear:
+    if product is None or plain.in_features % GROUP_SIZE:
+        return Int8Linear(plain.weight, plain.bias)
+    return PackedWeightLinear(Weight8(plain.weight), plain.bias, product)
+
+
+def int4_linear(
+    plain: nn.Linear, product: CompiledProduct | None = None
+) -> Int4Linear | Int8Linear | PackedWeightLinear:
+    """In 8 bits where its sizes are not those that are multiplied in 4."""
+    if plain.in_features % GROUP_SIZE:
+        return int8_linear(plain, product)
+    if product is not None:
+        return PackedWeightLinear(Weight4(plain.weight), plain.bias, product)
+    if plain.out_features % _LANES:
+        return int8_linear(plain)
+    return Int4Linear(plain.weight, plain.bias)
+
+
+def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Table | PackedEmbedding:
+    if product is None or table.weight.shape[1] % GROUP_SIZE:
+        return Int8Table(table)
+    return PackedEmbedding(Weight8(table.weight), product)
+
+
+def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See rounding.to_int8."""
+    kept = weight.new_empty(weight.shape, dtype=torch.int8), weight.new_empty(len(weight))
+    _fill(weight, to_int8, kept)
+    return kept
+
+
+def _to_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See rounding.to_int4."""
+    grid = weight.new_empty(len(weight), weight.shape[1] // GROUP_SIZE, 2)
+    kept = weight.new_empty(weight.shape, dtype=torch.int32), grid
+    _fill(weight, to_int4, kept)
+    return kept
+
+
+def _fill(weight: torch.Tensor, rounding: Rounding, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for rows, *parts in by_rows(weight, *kept):
+        for part, rounded in zip(parts, rounding(rows), strict=True):
+            part.copy_(rounded)
+
+
+def _with_bias(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return product if bias is None else product.add_(bias)

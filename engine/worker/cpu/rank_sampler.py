@@ -1,0 +1,38 @@
+"""Sampling by one of several ranks, as only the first has the logits of all tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.worker.attention.backend import IntArray
+from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
+from engine.worker.sampling_batch import SamplingBatch
+
+
+class RankSampler(Sampler):
+    """The first rank chooses, and tells the others."""
+
+    def __init__(self, seed: int, group: TensorParallelGroup) -> None:
+        super().__init__(seed)
+        self._group = group
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: IntArray,
+        forbidden: TokenBitmask | None = None,
+    ) -> SamplerOutput:
+        """As Sampler's; where this is not the first rank, logits [num_samples, 0], and nobody is told
+        log-probabilities."""
+        if self._group.rank:
+            told = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            return SamplerOutput(self._group.broadcast(told).cpu().numpy(), {})
+        output = super().sample(logits, batch, history, forbidden)
+        self._group.broadcast(torch.from_numpy(output.token_ids).to(logits.device))
+        return output
+
+
+def select_sampler(seed: int, group: TensorParallelGroup) -> Sampler:
+    return Sampler(seed) if group.size == 1 else RankSampler(seed, group)

@@ -1,0 +1,73 @@
+"""What computes steps on a device, put together: model, attention, batch, sampler, graphs over one pool."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import torch
+
+from engine.config import EngineConfig
+from engine.worker.gpu.device_batch import DeviceBatch
+from engine.worker.gpu.device_rank_sampler import select_device_sampler
+from engine.worker.gpu.device_runner import DeviceModelRunner
+from engine.worker.gpu.forward import Forward
+from engine.worker.gpu.fused_decoder import with_fused_steps
+from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.ops import select_ops
+from engine.worker.gpu.prompt_attention import select_prompt_attention
+from engine.worker.gpu.sampling_ops import select_sampling_ops
+from engine.worker.gpu.streams import streams_of
+from engine.worker.gpu.triton_paged import TritonPagedAttention
+from engine.worker.gpu.warm_up import rehearse
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.loading.loader import LoadedModel
+from engine.worker.models.decoder import Decoder
+from engine.worker.parallel.group import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
+
+NO_GRAPHS = GraphSizes(())
+
+
+class GPUBackend:
+    """One device, one pool."""
+
+    def __init__(
+        self, loaded: LoadedModel, pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
+    ) -> None:
+        device, limits, max_model_len = loaded.device, config.scheduler, loaded.max_model_len
+        self._limits = limits
+        self._max_model_len = max_model_len
+        self._streams = streams_of(device)
+        kv_scale = config.cache.kv_cache_scale
+        choose_prompts = partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
+        self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts)
+        sizes = _graph_sizes(loaded, config)
+        self._sampler = select_device_sampler(
+            config.model.seed, loaded.vocab_size, select_sampling_ops(device), self._streams, group
+        )
+        self._batch = DeviceBatch(
+            limits, max_model_len, config.cache.block_size, sizes, self._sampler, device, self._streams
+        )
+        model = with_fused_steps(loaded.model, self.attention, select_ops(device), max_model_len)
+        self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
+
+    def rehearse(self) -> None:
+        """Run steps of all kinds; the pool stays as it is."""
+        rehearse(self._forward, self._batch, self._sampler, self._limits, self._max_model_len)
+
+    def capture(self) -> None:
+        """Record the graphs there are to be."""
+        self._forward.capture()
+
+    def runner(self, host_pool: HostTransfers | None) -> DeviceModelRunner:
+        logger.info("Captured %d CUDA graphs.", len(self._forward.graphs))
+        return DeviceModelRunner(self._forward, self._batch, self._sampler, self._streams, host_pool)
+
+
+def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
+    """Graphs spare launches, of which a CPU has none; of transformers' code nobody knows whether it waits."""
+    if config.model.enforce_eager or loaded.device.type != "cuda" or not isinstance(loaded.model, Decoder):
+        return NO_GRAPHS
+    return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))

@@ -1,0 +1,171 @@
+"""The host tier of a device: copies of KV blocks beside the steps. Does not know which block is whose.
+
+Nothing here waits for the device. Copies wait for steps, steps for copies, and copies for each other, on the
+device's own queues, where one would read what another still writes, or overwrite what another still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.core.outputs import BlockCopies, DiskWrites, KVLoad, SchedulerOutput
+from engine.worker.kv_tiers.copy_streams import CopyStreams, Event, copy_streams_of
+from engine.worker.kv_tiers.disk_pool import DiskPool, KvDisk, TransferReports
+from engine.worker.kv_tiers.host_pool import HostPool, HostTransfers
+from engine.worker.kv_tiers.pinned_slabs import SLAB_BYTES, PinnedSlabs
+from engine.worker.kv_tiers.slot_rows import SlotRows
+from engine.worker.kv_tiers.store_queue import PORTION_BYTES, StoreQueue
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load in flight. It is over when both of its parts are, whether they worked or not."""
+
+    copied: Event | None
+    """None: nothing of it comes from host memory."""
+    is_read: bool
+    """Nothing of it is still to come from disk."""
+    failed: bool = False
+
+    def is_over(self) -> bool:
+        return self.is_read and (self.copied is None or self.copied.query())
+
+
+class DeviceHostPool:
+    """HostTransfers whose copies are under way while steps run. Called on one thread.
+
+    - A load waits for all steps queued before, which may still use its blocks, for the stores that still read
+      them, and for the stores into its slots. Steps need not wait for it: its blocks are used when it was
+      reported, which it is when it is done.
+    - A store waits for the step that computes its blocks.
+    - A step that is given a block anew waits for the stores that still read it.
+    - A write to disk waits for the store into its slot. The slot gets other memory, so nothing waits for the
+      write.
+    - Nothing is stored into a slot that is being loaded from: the scheduler leaves it alone until the load is
+      reported.
+    """
+
+    def __init__(
+        self,
+        device_pool: torch.Tensor,
+        num_slots: int,
+        streams: CopyStreams,
+        disk: KvDisk | None = None,
+        *,
+        slab_bytes: int = SLAB_BYTES,
+        portion_bytes: int = PORTION_BYTES,
+    ) -> None:
+        """``device_pool``: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+        self._block_size = device_pool.shape[3]
+        self._blocks = device_pool
+        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+        self._slabs = PinnedSlabs(
+            self._rows.num_rows, device_pool.shape[1:], device_pool.dtype, streams, slab_bytes
+        )
+        self._stores = StoreQueue(device_pool, self._slabs, streams, portion_bytes)
+        self._streams = streams
+        self._disk = disk
+        self._loads: dict[int, _Load] = {}
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        if plan.kv_loads:
+            self._start(plan.kv_loads)
+        self._write_to_disk(plan.kv_disk_writes)
+        if given := _blocks_given(plan, self._block_size):
+            for copied in self._stores.reading(np.array(given)):
+                self._streams.steps.wait_event(copied)
+
+    def end_step(self, plan: SchedulerOutput) -> None:
+        stores = plan.kv_stores
+        if len(stores):
+            computed = self._streams.steps.record_event()
+            self._stores.add(np.array(stores.block_ids), self._rows.of(stores.host_slots), computed)
+        self._stores.advance(loads_first=bool(self._loads))
+
+    def take_reports(self) -> TransferReports:
+        reports = self._take_disk_reports()
+        for load_id, load in list(self._loads.items()):
+            if load.is_over():
+                del self._loads[load_id]
+                (reports.failed_loads if load.failed else reports.finished_loads).append(load_id)
+        return reports
+
+    def close(self) -> None:
+        """Stores that are not under way yet are forgotten with what they would have filled."""
+        self._streams.loads.synchronize()
+        self._streams.stores.synchronize()
+        if self._disk is not None:
+            self._disk.close()
+        self._slabs.close()
+
+    def _start(self, loads: Sequence[KVLoad]) -> None:
+        """A step that is still queued may use their blocks: for a request that was aborted, or has ended."""
+        before = self._streams.steps.record_event()
+        for load in loads:
+            copied = self._copy(load.copies, before) if len(load.copies) else None
+            self._loads[load.load_id] = _Load(copied, is_read=not load.reads)
+            if load.reads:
+                assert self._disk is not None, "there is no disk to read from"
+                free = [before, *self._stores.reading(np.array(load.reads.block_ids))]
+                self._disk.read(load.load_id, load.reads, free)
+
+    def _copy(self, copies: BlockCopies, before: Event) -> Event:
+        """Host to device."""
+        block_ids, rows = np.array(copies.block_ids), self._rows.of(copies.host_slots)
+        stream = self._streams.loads
+        for event in (before, *self._stores.reading(block_ids), *self._stores.writing(rows)):
+            stream.wait_event(event)
+        stream.copy(self._slabs.beside(self._blocks, block_ids, rows))
+        return stream.record_event()
+
+    def _write_to_disk(self, writes: DiskWrites) -> None:
+        """What these slots hold, or will when their stores are done."""
+        for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
+            assert self._disk is not None, "there is no disk to write to"
+            row = self._rows.give_to_write(host_slot, disk_slot)
+            stored = self._stores.writing(np.array([row]))
+            content = self._slabs.row(row).view(-1).view(torch.uint8)
+            self._disk.write(disk_slot, content.numpy().data, stored)
+
+    def _take_disk_reports(self) -> TransferReports:
+        """Of writes; what ended of loads is noted with them."""
+        if self._disk is None:
+            return TransferReports()
+        reports = self._disk.take_reports()
+        self._rows.take_back(reports)
+        for load_ids, failed in ((reports.finished_loads, False), (reports.failed_loads, True)):
+            for load_id in load_ids:
+                self._loads[load_id].is_read, self._loads[load_id].failed = True, failed
+        return TransferReports(finished_writes=reports.finished_writes, failed_writes=reports.failed_writes)
+
+
+def select_host_pool(
+    device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None, *, beside_steps: bool
+) -> HostTransfers | None:
+    """None if there is to be no host tier. ``beside_steps``: a step is queued on the device, and not done
+    when the call returns."""
+    if not num_slots:
+        return None
+    if not beside_steps:
+        return HostPool(device_pool, num_slots, disk)
+    return DeviceHostPool(device_pool, num_slots, copy_streams_of(device_pool.device), disk)
+
+
+def _blocks_given(plan: SchedulerOutput, block_size: int) -> list[int]:
+    """Blocks that a step of this plan, or of a later one, is the first to write for their request. Those that
+    hold tokens already are only read."""
+    given: list[int] = []
+    for new in plan.scheduled_new_reqs:
+        given += new.block_ids[new.num_computed_tokens // block_size :]
+    cached = plan.scheduled_cached_reqs
+    for req_id, block_ids, num_computed_tokens in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        if block_ids:
+            is_resumed = req_id in cached.resumed_req_ids
+            given += block_ids[num_computed_tokens // block_size :] if is_resumed else block_ids
+    return given

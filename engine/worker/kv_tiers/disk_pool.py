@@ -1,0 +1,276 @@
+"""A file of KV blocks on disk, read and written by threads of its own. Does not know which block is whose.
+
+The file has no name: the system takes it back however the process ends. What it holds is known to this object
+alone, so nothing is found there by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.core.outputs import DiskReads
+from engine.worker.kv_tiers.copy_streams import Event
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 4
+"""One may write at a time, the others are there for reads."""
+PROBE_BYTES = 64 * 2**20
+MAX_PROBE_BLOCKS = 32
+
+
+@dataclass(slots=True)
+class TransferReports:
+    """What has ended since the last look, each told once: ids of loads, and slots that were written."""
+
+    finished_loads: list[int] = field(default_factory=list)
+    failed_loads: list[int] = field(default_factory=list)
+    finished_writes: list[int] = field(default_factory=list)
+    failed_writes: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.finished_loads or self.failed_loads or self.finished_writes or self.failed_writes)
+
+
+@dataclass(slots=True)
+class _Load:
+    """Blocks of one load that are still to come."""
+
+    num_left: int
+    after: Sequence[Event]
+    """What is queued on a device, and still reads or writes these blocks, is done then."""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpeed:
+    """Measured: of one block alone, and of each of many."""
+
+    first_s: float
+    block_s: float
+
+
+class KvDisk(Protocol):
+    """Slots for blocks behind host memory."""
+
+    def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
+        """Fill blocks of the device once these events are done."""
+
+    def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        """Keep a block's bytes, which are there once these events are done, and do not change from then until
+        it is reported; after all reads."""
+
+    def take_reports(self) -> TransferReports: ...
+
+    def close(self) -> None:
+        """Give up what is under way, and what is kept. Repeatable."""
+
+
+class DiskPool:
+    """A KvDisk that is a file. Whoever uses it never reads or writes a slot that is being written, nor writes
+    one that is being read. No call waits for the disk."""
+
+    def __init__(self, folder: Path, device_pool: torch.Tensor) -> None:
+        """``device_pool``: [num_blocks, ...], block-major. OSError if no file can be made there."""
+        self._device = device_pool
+        self._block_bytes = device_pool[0].numel() * device_pool.element_size()
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._checksums: dict[int, int] = {}
+        """Of the slots that were written."""
+        self._loads: dict[int, _Load] = {}
+        self._reads: deque[tuple[int, int, int]] = deque()
+        """Load, block, slot."""
+        self._writes: deque[tuple[int, memoryview, Sequence[Event]]] = deque()
+        self._writing = False
+        self._reports = TransferReports()
+        self._told_of_failure = False
+        self._changed = threading.Condition()
+        self._closing = False
+        self._threads = [
+            threading.Thread(
+                target=self._work,
+                args=(_Lane(device_pool, self._block_bytes),),
+                name=f"kv-disk-{number}",
+                daemon=True,
+            )
+            for number in range(NUM_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- called by the worker ----
+
+    def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
+        with self._changed:
+            self._loads[load_id] = _Load(len(reads), after)
+            self._reads.extend(
+                (load_id, block_id, slot)
+                for block_id, slot in zip(reads.block_ids, reads.disk_slots, strict=True)
+            )
+            self._changed.notify_all()
+
+    def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        with self._changed:
+            self._writes.append((slot, content, after))
+            self._changed.notify()
+
+    def take_reports(self) -> TransferReports:
+        with self._changed:
+            reports, self._reports = self._reports, TransferReports()
+        return reports
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._file.close()
+
+    # ---- the threads ----
+
+    def _work(self, lane: _Lane) -> None:
+        while (job := self._next_job()) is not None:
+            job(lane)
+
+    def _next_job(self) -> Callable[[_Lane], None] | None:
+        """Reads first: a request waits for each. None at the end."""
+        with self._changed:
+            while not self._closing:
+                if self._reads:
+                    load_id, block_id, slot = self._reads.popleft()
+                    return lambda lane: self._read_block(lane, load_id, block_id, slot)
+                if self._writes and not self._writing:
+                    self._writing = True
+                    slot, content, after = self._writes.popleft()
+                    return lambda lane: self._write_block(slot, content, after)
+                self._changed.wait()
+        return None
+
+    def _read_block(self, lane: _Lane, load_id: int, block_id: int, slot: int) -> None:
+        load = self._loads[load_id]
+        worked = not load.failed and self._attempt(
+            "read", lambda: self._fetch(lane, block_id, slot, load.after)
+        )
+        with self._changed:
+            load.num_left -= 1
+            load.failed |= not worked
+            if not load.num_left:
+                del self._loads[load_id]
+                reports = self._reports
+                (reports.failed_loads if load.failed else reports.finished_loads).append(load_id)
+                self._changed.notify_all()
+
+    def _fetch(self, lane: _Lane, block_id: int, slot: int, after: Sequence[Event]) -> None:
+        num_read = os.preadv(self._file.fileno(), [lane.buffer], slot * self._block_bytes)
+        if num_read != self._block_bytes:
+            raise OSError(f"only {num_read} of {self._block_bytes} bytes came")
+        if zlib.crc32(lane.buffer) != self._checksums[slot]:
+            raise OSError("it is not what was written")
+        _wait_for(after)
+        lane.copy_to(block_id)
+
+    def _write_block(self, slot: int, content: memoryview, after: Sequence[Event]) -> None:
+        worked = self._attempt("write", lambda: self._keep(slot, content, after))
+        with self._changed:
+            self._writing = False
+            (self._reports.finished_writes if worked else self._reports.failed_writes).append(slot)
+            self._changed.notify()
+
+    def _keep(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
+        _wait_for(after)
+        num_written = os.pwrite(self._file.fileno(), content, slot * self._block_bytes)
+        if num_written != self._block_bytes:
+            raise OSError(f"only {num_written} of {self._block_bytes} bytes could be written")
+        self._checksums[slot] = zlib.crc32(content)
+
+    def _attempt(self, what: str, transfer: Callable[[], None]) -> bool:
+        """Whether it worked. Whatever went wrong costs no more than computing; the first time is told."""
+        try:
+            transfer()
+        except Exception as error:
+            if not self._told_of_failure:
+                self._told_of_failure = True
+                logger.warning(
+                    "KV blocks could not be %s disk (%s): recomputing; see continuum:disk_kv_* in /metrics.",
+                    "read from" if what == "read" else "written to",
+                    error,
+                )
+            return False
+        return True
+
+    # ---- at the start ----
+
+    def measure(self, num_slots: int) -> ReadSpeed | None:
+        """How fast blocks come to the device that are not in the page cache; None if none can be written.
+        Before anything else is read or written, and before the device pool is used."""
+        num_blocks = min(
+            num_slots, MAX_PROBE_BLOCKS, len(self._device) - 1, max(1, PROBE_BYTES // self._block_bytes)
+        )
+        content = np.random.default_rng(0).integers(0, 256, self._block_bytes, dtype=np.uint8).data
+        for slot in range(num_blocks):
+            if not self._attempt("write", lambda slot=slot: self._keep(slot, content)):  # type: ignore[misc]
+                num_blocks = slot
+                break
+        if not num_blocks:
+            return None
+        self._timed_read(1)  # wakes all up
+        first_s, all_s = self._timed_read(1), self._timed_read(num_blocks)
+        self._device[1 : num_blocks + 1] = 0
+        return ReadSpeed(first_s, all_s / num_blocks)
+
+    def _timed_read(self, num_blocks: int) -> float:
+        self._forget_pages()
+        started_s = time.perf_counter()
+        self.read(0, DiskReads(range(1, num_blocks + 1), range(num_blocks)))
+        with self._changed:
+            self._changed.wait_for(lambda: self._reports.finished_loads or self._reports.failed_loads)
+        if self.take_reports().failed_loads:
+            raise OSError("what was just written there cannot be read")
+        return time.perf_counter() - started_s
+
+    def _forget_pages(self) -> None:
+        """As far as the system lets us: what comes from its page cache says nothing of the disk."""
+        with suppress(OSError, AttributeError):
+            os.fdatasync(self._file.fileno())
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        event.synchronize()
+
+
+class _Lane:
+    """One thread's way from the disk to the device: a buffer, and on an accelerator a stream."""
+
+    def __init__(self, device_pool: torch.Tensor, block_bytes: int) -> None:
+        self._device = device_pool
+        on_cuda = device_pool.device.type == "cuda"
+        staging = torch.empty(block_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        self.buffer: memoryview = staging.numpy().data
+        self._block = staging.view(device_pool.dtype).view(device_pool.shape[1:])
+        self._stream = torch.cuda.Stream(device_pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def copy_to(self, block_id: int) -> None:
+        """Returns when the block is there."""
+        if self._stream is None:
+            self._device[block_id].copy_(self._block)
+            return
+        with torch.cuda.stream(self._stream):
+            self._device[block_id].copy_(self._block, non_blocking=True)
+        self._stream.synchronize()

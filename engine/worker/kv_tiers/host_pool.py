@@ -1,0 +1,136 @@
+"""Host memory for copies of KV blocks, and what a runner asks of it. Copies what the plan says; does not know
+which block is whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from engine.config import CacheConfig
+from engine.core.offload.disk_tier import MAX_DISK_WRITES
+from engine.core.outputs import BlockCopies, DiskWrites, KVLoad, ModelRunnerOutput, SchedulerOutput
+from engine.errors import ModelLoadError
+from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports
+from engine.worker.kv_tiers.slot_rows import SlotRows
+from engine.worker.memory import as_gib, available_bytes
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+
+HOST = torch.device("cpu")
+
+
+class HostTransfers(Protocol):
+    """A plan's copies to, from and behind host memory. Each step: begun, its tokens queued, ended."""
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        """Start its loads and its writes to disk. Work queued from now on may overwrite blocks that the plan
+        gives anew."""
+
+    def end_step(self, plan: SchedulerOutput) -> None:
+        """Store what the step computes, which is queued by now."""
+
+    def take_reports(self) -> TransferReports:
+        """Of loads and writes to disk that have ended. Does not wait for any."""
+
+    def close(self) -> None:
+        """End what goes on beside the steps. Repeatable."""
+
+
+def with_reports(result: ModelRunnerOutput, reports: TransferReports) -> ModelRunnerOutput:
+    """A step's result that also tells what has ended."""
+    if not reports:
+        return result
+    return replace(
+        result,
+        finished_loads=reports.finished_loads,
+        failed_loads=reports.failed_loads,
+        finished_disk_writes=reports.finished_writes,
+        failed_disk_writes=reports.failed_writes,
+    )
+
+
+class HostPool:
+    """Slots shaped like the device's blocks. Each copy between it and the device is done when the call
+    returns, so that neither side can change under it; those between it and a disk go on beside the steps.
+
+    A slot that is to be written to disk gives its memory to the write and gets other memory at once.
+    """
+
+    def __init__(self, device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None = None) -> None:
+        """``device_pool``: [num_blocks, ...], block-major."""
+        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+        num_rows = self._rows.num_rows
+        self._device = device_pool
+        self._host = torch.zeros((num_rows, *device_pool.shape[1:]), dtype=device_pool.dtype, device=HOST)
+        self._bytes = self._host.view(num_rows, -1).view(torch.uint8).numpy()
+        self._disk = disk
+        self._finished_loads: list[int] = []
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        for load in plan.kv_loads:
+            self._load(load)
+        self._write_to_disk(plan.kv_disk_writes)
+
+    def end_step(self, plan: SchedulerOutput) -> None:
+        self._store(plan.kv_stores)
+
+    def take_reports(self) -> TransferReports:
+        reports = TransferReports() if self._disk is None else self._disk.take_reports()
+        self._rows.take_back(reports)
+        reports.finished_loads += self._finished_loads
+        self._finished_loads.clear()
+        return reports
+
+    def _load(self, load: KVLoad) -> None:
+        """Host to device; what comes from disk comes later."""
+        if len(load.copies):
+            blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
+            rows = torch.from_numpy(self._rows.of(load.copies.host_slots))
+            self._device[blocks] = self._host[rows].to(self._device.device)
+        if not load.reads:
+            self._finished_loads.append(load.load_id)
+        else:
+            assert self._disk is not None, "there is no disk to read from"
+            self._disk.read(load.load_id, load.reads)
+
+    def _write_to_disk(self, writes: DiskWrites) -> None:
+        """What these slots hold now; they may be stored to when the call returns."""
+        for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
+            assert self._disk is not None, "there is no disk to write to"
+            row = self._rows.give_to_write(host_slot, disk_slot)
+            self._disk.write(disk_slot, self._bytes[row].data)
+
+    def _store(self, copies: BlockCopies) -> None:
+        """Device to host."""
+        if len(copies):
+            blocks = torch.tensor(copies.block_ids, device=self._device.device)
+            rows = torch.from_numpy(self._rows.of(copies.host_slots))
+            self._host[rows] = self._device[blocks].to(HOST)
+
+    def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+
+
+def choose_num_host_blocks(
+    cache: CacheConfig,
+    spec: KvCacheSpec,
+    device: torch.device,
+    num_device_blocks: int,
+    group: TensorParallelGroup = ALONE,
+) -> int:
+    """Slots of the host pool, which its ranks share out, 0 if there is to be none. ModelLoadError if the host
+    has not the memory, of which the device's pool takes its part if the device is the host."""
+    num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size)
+    num_rows = num_slots + (MAX_DISK_WRITES if cache.has_disk_tier else 0)
+    needed = num_rows * spec.bytes_per_block
+    taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0
+    available = max(0, available_bytes(HOST) // group.size - taken)
+    if needed > available:
+        raise ModelLoadError(
+            f"The host tier of {num_slots} KV blocks needs {as_gib(needed)} of host memory, "
+            f"but only {as_gib(available)} are available."
+        )
+    return num_slots

@@ -1,0 +1,130 @@
+"""Memory of the host for rows of one shape, in slabs that are pinned in the background. Does not know what a
+row holds.
+
+To pin 500 GiB takes a minute or more, and nobody should wait for that: slabs are pinned one after the other,
+the first first, and one that is wanted before its turn is next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.worker.kv_tiers.copy_streams import CopyStreams
+from engine.worker.memory import untouched_zeros
+
+logger = logging.getLogger(__name__)
+
+IntArray = npt.NDArray[np.int64]
+
+SLAB_BYTES = 256 * 2**20
+
+
+class PinnedSlabs:
+    """Rows of zeros. Neighbours in a slab are contiguous."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        row_shape: Sequence[int],
+        dtype: torch.dtype,
+        streams: CopyStreams,
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        """Pinning begins when a row is first asked for: not beside a start, where graphs are captured."""
+        self.num_rows = num_rows
+        self._streams = streams
+        row_bytes = int(np.prod(row_shape)) * dtype.itemsize
+        self._rows_per_slab = max(1, slab_bytes // row_bytes)
+        self._slabs = [
+            untouched_zeros((min(self._rows_per_slab, num_rows - first), *row_shape), dtype)
+            for first in range(0, num_rows, self._rows_per_slab)
+        ]
+        self._is_ready = [False] * len(self._slabs)
+        """Pinned, or it cannot be."""
+        self._pinned: list[torch.Tensor] = []
+        self._wanted: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def row(self, row: int) -> torch.Tensor:
+        """[1, *row_shape]."""
+        return self._part(row, 1)
+
+    def beside(
+        self, blocks: torch.Tensor, block_ids: IntArray, rows: IntArray
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each of these blocks [num_blocks, *row_shape] with its row, as few pairs as may be: block ids and
+        rows that go on one by one are one copy."""
+        slabs = rows // self._rows_per_slab
+        breaks = (np.diff(block_ids) != 1) | (np.diff(rows) != 1) | (np.diff(slabs) != 0)
+        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+        for start, end in pairwise(bounds):
+            block, count = int(block_ids[start]), end - start
+            yield blocks[block : block + count], self._part(int(rows[start]), count)
+
+    def close(self) -> None:
+        """When no copy is under way any more. Repeatable."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        while self._pinned:
+            self._streams.unpin(self._pinned.pop())
+
+    def _part(self, first: int, count: int) -> torch.Tensor:
+        """[count, *row_shape]: rows of one slab, which is pinned, or cannot be."""
+        slab, row = divmod(first, self._rows_per_slab)
+        if not self._is_ready[slab]:
+            self._make_ready(slab)
+        return self._slabs[slab][row : row + count]
+
+    def _make_ready(self, slab: int) -> None:
+        with self._changed:
+            self._wanted.append(slab)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._pin_all, name="kv-pin", daemon=True)
+                self._thread.start()
+            self._changed.wait_for(lambda: self._is_ready[slab] or self._closing)
+
+    # ---- the thread ----
+
+    def _pin_all(self) -> None:
+        can_pin = True
+        for slab in self._turns():
+            can_pin = can_pin and self._pin(self._slabs[slab])
+            with self._changed:
+                self._is_ready[slab] = True
+                self._changed.notify_all()
+
+    def _turns(self) -> Iterator[int]:
+        """Slabs that are not ready, until none is left or it is time to end."""
+        in_order = iter(range(len(self._slabs)))
+        while not self._closing:
+            slab = self._wanted.popleft() if self._wanted else next(in_order, None)
+            if slab is None:
+                return
+            if not self._is_ready[slab]:
+                yield slab
+
+    def _pin(self, slab: torch.Tensor) -> bool:
+        """Without it copies are right, and slow."""
+        try:
+            pinned = self._streams.pin(slab)
+        except RuntimeError as error:
+            logger.warning("Cannot pin host memory for KV offloading (%s): copies will block steps.", error)
+            return False
+        if pinned:
+            self._pinned.append(slab)
+        else:
+            logger.warning("Cannot pin host memory for KV offloading: copies will block steps.")
+        return pinned

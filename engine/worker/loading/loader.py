@@ -1,0 +1,164 @@
+"""Loads a model folder into a CausalModel: our decoder where it fits, transformers' own otherwise.
+
+All that can be wrong with a folder is found from its headers, before memory is spent.
+Knows nothing of the KV pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.process.trim import give_back_freed
+from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.load_plan import LoadPlan, check_memory
+from engine.worker.loading.model_folder import (
+    check_rope,
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    read_config,
+    resolve_folder,
+)
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.memory import use_large_pages
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder, is_native
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what its folder said about it."""
+
+    model: CausalModel
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    vocab_size: int
+
+
+def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
+    """Load the model that ``options`` names, or this rank's part of it. Raises ModelLoadError or ConfigError
+    with one sentence."""
+    if options.load_format not in LOAD_FORMATS:
+        raise ConfigError(
+            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {options.load_format!r}."
+        )
+    if options.model_impl not in MODEL_IMPLEMENTATIONS:
+        raise ConfigError(
+            f"model_impl must be one of {', '.join(MODEL_IMPLEMENTATIONS)}, got {options.model_impl!r}."
+        )
+    device = choose_device(options.device, group.rank, group.size)
+    folder = resolve_folder(options.model)
+    config = read_config(folder, options.trust_remote_code)
+    max_model_len = choose_max_model_len(options, config)
+    check_rope(config, max_model_len)
+    plan = LoadPlan(options, folder, config, device, choose_dtype(options.dtype, config), group)
+    native = _wants_native(plan)
+    _check_quantization(plan, native)
+    _check_tensor_parallel(plan, native)
+    model = _load_native(plan) if native else _load_by_transformers(plan)
+    vocab_size: int = config.get_text_config(decoder=True).vocab_size
+    return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
+
+
+def _wants_native(plan: LoadPlan) -> bool:
+    fits = is_native(plan.config)
+    if plan.options.model_impl == "native" and not fits:
+        raise ModelLoadError(
+            f"Architecture {plan.architecture!r} with this config has no native implementation; "
+            "set model_impl to auto."
+        )
+    return fits and plan.options.model_impl != "transformers"
+
+
+def _check_quantization(plan: LoadPlan, native: bool) -> None:
+    wanted = plan.options.quantization
+    if wanted is None:
+        return
+    if plan.device.type != "cpu":
+        raise ConfigError(
+            f"quantization: {wanted} is supported on CPUs only, and device is {plan.device.type}."
+        )
+    if not native:
+        raise ConfigError(
+            f"quantization: {wanted} needs a model with a native implementation; "
+            f"{plan.architecture} runs through transformers."
+        )
+
+
+def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
+    if plan.group.size > 1 and not native:
+        raise ConfigError(
+            f"tensor_parallel_size: {plan.group.size} needs a model with a native implementation; "
+            f"{plan.architecture} runs through transformers."
+        )
+
+
+def _load_native(plan: LoadPlan) -> CausalModel:
+    model = Decoder(plan.config, plan.dtype, plan.group)
+    checkpoint = None if plan.dummy else Checkpoint(plan.folder, plan.weights_name)
+    if checkpoint is not None:
+        _check_tensors(checkpoint, model.checkpoint_parts(), plan)
+    check_memory(model, plan)
+    model.materialize(plan.device)
+    with torch.inference_mode():
+        model.load(
+            _noise(plan) if checkpoint is None else checkpoint.fill,
+            plan.options.quantization,
+            may_compile=plan.options.attention_backend == "auto",
+        )
+    give_back_freed()
+    if plan.device.type == "cpu":
+        use_large_pages(model.buffers())
+    return model
+
+
+def _load_by_transformers(plan: LoadPlan) -> CausalModel:
+    from engine.worker.loading.transformers_loader import (
+        load_transformers,  # its libraries take seconds to import
+    )
+
+    return load_transformers(plan)
+
+
+def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
+    """Every tensor that the architecture has is there in its shape, and no other."""
+    for name, part in parts.items():
+        entry = checkpoint.entries.get(name)
+        if entry is None:
+            raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
+        if entry.shape != part.whole_shape:
+            raise ModelLoadError(
+                f"Tensor {name} in {entry.file} has shape {list(entry.shape)}, "
+                f"but {plan.architecture} needs {list(part.whole_shape)}."
+            )
+    checkpoint.check_types(parts.keys(), plan.dtype)
+    for name in checkpoint.entries.keys() - parts.keys():
+        # Tied models may carry a copy of the embedding, old checkpoints their rope frequencies.
+        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+            raise ModelLoadError(
+                f"{plan.folder} holds tensor {name}, which {plan.architecture} does not use."
+            )
+
+
+def _noise(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
+    """Fills with random weights that keep the scale of what passes through them; each rank has others."""
+    generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
+
+    def fill(parts: Mapping[str, TensorPart]) -> None:
+        for part in parts.values():
+            if part.view.dim() == 1:
+                part.view.fill_(1.0)
+            else:
+                part.view.normal_(0.0, part.whole_shape[-1] ** -0.5, generator=generator)
+
+    return fill

@@ -1,0 +1,163 @@
+"""Finds the model folder and reads from its config what the engine has to know. Loads no weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.worker.loading.native_config import native_config
+from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
+_STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
+
+
+def resolve_folder(model: str) -> Path:
+    """The folder of a model given by path or by hub name."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelLoadError(f"{model} is a file, not a model folder.")
+    if folder.is_absolute() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
+        raise ModelLoadError(f"The model folder {model} does not exist.")
+    from huggingface_hub import snapshot_download  # of use only for a model that is not there yet
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # the hub client raises its own, the HTTP library's and the system's errors
+        reason = type(error).__name__
+        raise ModelLoadError(
+            f"No model folder {model}, and it could not be fetched from the Hugging Face hub ({reason})."
+        ) from error
+
+
+def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The folder's config, as transformers understands it; read without it where that can be."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path} is not a JSON object.")
+    native = native_config(raw)
+    if native is not None:
+        return cast("PreTrainedConfig", native)
+    config = read_by_transformers(folder, trust_remote_code)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelLoadError(f"{folder} holds a quantized model, which this engine cannot load.")
+    return config
+
+
+def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The folder's config as an object of transformers', which its own models are made of."""
+    import transformers  # takes seconds and 150 MB
+
+    path = folder / "config.json"
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # anything from KeyError to its own validation errors
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(
+            f"Architecture {_named_in(path)!r} in {path} is not known to transformers "
+            f"{transformers.__version__}, or its config is invalid ({first_line})."
+        ) from error
+    assert isinstance(config, transformers.PreTrainedConfig)
+    return config
+
+
+def _named_in(path: Path) -> Any:
+    """The architecture that a config.json names, else its model type."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return (raw.get("architectures") or [raw.get("model_type")])[0]
+
+
+def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:
+    """The type of weights and KV: the requested one, else the checkpoint's."""
+    if requested != "auto":
+        dtype = getattr(torch, requested)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    own: torch.dtype | str | None = config.dtype
+    if isinstance(own, str):
+        own = getattr(torch, own.removeprefix("torch."))
+    if own in (torch.float32, torch.bfloat16, torch.float16):
+        assert isinstance(own, torch.dtype)
+        return own
+    return torch.float32
+
+
+def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
+    """The device of a rank: the requested one, else cuda where there is one."""
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch sees no CUDA device.")
+    if requested == "auto":
+        requested = "cuda" if torch.cuda.is_available() else "cpu"
+    if requested != "cuda":
+        return torch.device(requested)
+    num_devices = torch.cuda.device_count()
+    if num_devices < num_ranks:
+        raise ConfigError(f"tensor_parallel_size is {num_ranks}, but there are {num_devices} CUDA devices.")
+    return torch.device(requested, rank)
+
+
+def choose_max_model_len(model: ModelConfig, config: PreTrainedConfig) -> int:
+    """The requested length if the model can do it, else the model's own limit."""
+    limit = _own_max_model_len(config)
+    if model.max_model_len is None:
+        if limit is None:
+            raise ConfigError("The model's config names no maximum length; set max_model_len.")
+        return limit
+    if limit is not None and model.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}, but the model's maximum context length is {limit}."
+        )
+    return model.max_model_len
+
+
+def _own_max_model_len(config: PreTrainedConfig) -> int | None:
+    text = config.get_text_config(decoder=True)
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    # A window's layers need no more than its length, whatever their rope.
+    reaches = [
+        _stretched(limit, rope) for kind, rope in all_ropes(text).items() if kind != "sliding_attention"
+    ]
+    return min(reaches, default=limit)
+
+
+def _stretched(limit: int, rope: dict[str, Any]) -> int:
+    if rope.get("rope_type") not in _STRETCHING_ROPE_TYPES:
+        return limit
+    original: int = rope.get("original_max_position_embeddings") or limit
+    return max(limit, int(original * rope.get("factor", 1.0)))
+
+
+def check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
+    """Refuse frequencies that change with a sequence's length: one batch holds sequences of many lengths."""
+    text = config.get_text_config(decoder=True)
+    for kind, rope in all_ropes(text).items():
+        rope_type = rope.get("rope_type") or "default"
+        if rope_type in STATIC_ROPE_TYPES | {"proportional"}:
+            continue
+        original: int = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        if max_model_len > original:
+            whose = f" of its {kind} layers" if kind else ""
+            raise ModelLoadError(
+                f"Rope type {rope_type!r}{whose} is served only up to its original length; "
+                f"set max_model_len to at most {original}."
+            )

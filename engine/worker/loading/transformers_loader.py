@@ -1,0 +1,90 @@
+"""Loads a model into transformers' own code, which takes seconds to import: only where it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from engine.errors import ModelLoadError
+from engine.worker.loading.checkpoint import Checkpoint, check_fits
+from engine.worker.loading.load_plan import LoadPlan, check_memory
+from engine.worker.loading.model_folder import read_by_transformers
+from engine.worker.models.base import CausalModel
+from engine.worker.models.transformers_model import TransformersModel
+
+
+def load_transformers(plan: LoadPlan) -> CausalModel:
+    config = read_by_transformers(plan.folder, plan.options.trust_remote_code)
+    plan = replace(plan, config=config)  # a native one is enough to decide by, but not to build from
+    model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
+    if not plan.dummy:
+        checkpoint = Checkpoint(plan.folder, plan.weights_name)
+        # Old checkpoints hold buffers of whole numbers that nobody reads, and some names are not the model's.
+        parameters = {name for name, _ in model.skeleton.named_parameters()}
+        floats = {name for name, entry in checkpoint.entries.items() if entry.dtype.startswith(("BF", "F"))}
+        checkpoint.check_types(parameters | floats, plan.dtype)
+    check_memory(model.skeleton, plan)
+    with _no_progress_bars():
+        loaded = _random_transformers(plan, model) if plan.dummy else _pretrained(plan, model)
+    model.attach(loaded.to(plan.device))  # type: ignore[arg-type]
+    return model
+
+
+def _pretrained(plan: LoadPlan, model: TransformersModel) -> PreTrainedModel:
+    try:
+        result: Any = AutoModelForCausalLM.from_pretrained(
+            plan.folder,
+            config=plan.config,
+            dtype=plan.dtype,
+            attn_implementation=model.attention_name,
+            trust_remote_code=plan.options.trust_remote_code,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that the report names them, instead of a page of traceback
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelLoadError(f"{plan.folder} could not be loaded as {plan.architecture}: {reason}") from error
+    loaded, report = result
+    for name in sorted(report["missing_keys"]):
+        raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
+    for name, found, needed in sorted(report["mismatched_keys"]):
+        raise ModelLoadError(
+            f"Tensor {name} in {plan.folder} has shape {list(found)}, "
+            f"but {plan.architecture} needs {list(needed)}."
+        )
+    assert isinstance(loaded, PreTrainedModel)
+    if plan.dtype == torch.float16:
+        for parameter in loaded.parameters():
+            check_fits(parameter)
+    return loaded
+
+
+def _random_transformers(plan: LoadPlan, model: TransformersModel) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.options.seed)
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            plan.config,
+            dtype=plan.dtype,
+            attn_implementation=model.attention_name,
+            trust_remote_code=plan.options.trust_remote_code,
+        )
+    return loaded
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' own bars off the terminal: it belongs to the front end."""
+    were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if were_on:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

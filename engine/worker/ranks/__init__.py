@@ -1,0 +1,1 @@
+"""Tensor parallel ranks as processes: started, sent steps, their reports merged."""

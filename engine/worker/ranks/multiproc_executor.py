@@ -1,0 +1,182 @@
+"""Runs the model in several processes, the ranks, and passes on plans and what comes of them. Needs no torch.
+
+None of them is the engine core's own: whatever becomes of one, the core can still say so.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.errors import EngineDeadError, EngineError
+from engine.executor import ModelInfo, PendingOutput
+from engine.process.private_folder import make_private_folder, remove_private_folder
+from engine.worker.ranks.rank_messages import RankOrder, RankReady, StepPlan
+from engine.worker.ranks.rank_process import RankProcess
+from engine.worker.ranks.report_merger import ReportMerger
+
+_LEAVE = pickle.dumps(RankOrder.LEAVE)
+_TELL_OUTPUT = pickle.dumps(RankOrder.TELL_OUTPUT)
+_MASKS_ARE_MADE = pickle.dumps(NO_MASKS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A PendingOutput. The ranks are asked for it when it is wanted: so all of them do what a step takes,
+    waiting for it too, in the same order."""
+
+    ranks: list[RankProcess]
+    output: Future[ModelRunnerOutput] = field(default_factory=Future)
+
+    def result(self) -> ModelRunnerOutput:
+        for rank in self.ranks:
+            rank.send(_TELL_OUTPUT)
+        return self.output.result()
+
+
+class MultiprocExecutor:
+    """An Executor, and its own factory; ``tensor_parallel_size`` says how many ranks there are."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        num_ranks = config.model.tensor_parallel_size
+        self._folder = make_private_folder("engine-ranks-")
+        self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
+        self._changing = threading.Lock()
+        """Held while the pending steps, or whether there can be any, change."""
+        self._pending: deque[_Step] = deque()
+        self._failure: EngineError | None = None
+        self._told: Callable[[EngineError], None] | None = None
+        self._stopped = False
+        self._merger = ReportMerger(num_ranks)
+        self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
+        """Of each rank, those that another rank has not come to yet."""
+        try:
+            self._ready = self._await_ready()
+        except BaseException:
+            self._stop_ranks()
+            raise
+        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
+        self._listener.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._ready.info
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self._ready.max_concurrent_batches
+
+    def on_failure(self, told: Callable[[EngineError], None]) -> None:
+        with self._changing:
+            self._told = told
+            failure = self._failure
+        if failure is not None:
+            told(failure)
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        message = pickle.dumps(StepPlan(replace(plan, masks=None), plan.masks is not None))
+        step = _Step(self._ranks)
+        with self._changing:
+            if self._failure is not None:
+                raise self._failure
+            self._pending.append(step)
+        for rank in self._ranks:
+            rank.send(message)
+        if plan.masks is not None:
+            plan.masks.add_done_callback(self._send_masks)
+        return step
+
+    def shutdown(self) -> None:
+        with self._changing:
+            if self._stopped:
+                return
+            self._stopped = True
+        self._stop_ranks()
+        self._listener.join()
+
+    def _send_masks(self, masks: Future[TokenMasks]) -> None:
+        """On the thread that has made them, or has given them up as the core closes: then nobody waits for
+        the step, and its ranks are about to end."""
+        if masks.cancelled():
+            return
+        error = masks.exception()
+        if error is None:
+            first, *others = self._ranks
+            first.send(pickle.dumps(masks.result()))
+            for rank in others:
+                rank.send(_MASKS_ARE_MADE)
+        else:
+            self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
+
+    def _await_ready(self) -> RankReady:
+        """The first rank's, when all are; all have the same blocks. Raises why one could not start."""
+        ready: dict[int, RankReady] = {}
+        while len(ready) < len(self._ranks):
+            for rank in _with_messages([rank for rank in self._ranks if rank.rank not in ready]):
+                message = rank.receive()
+                if not isinstance(message, RankReady):
+                    raise _as_failure(message, rank)
+                ready[rank.rank] = message
+        return ready[0]
+
+    def _listen(self) -> None:
+        """Until all ranks have gone."""
+        present = list(self._ranks)
+        while present:
+            for rank in _with_messages(present):
+                message = rank.receive()
+                if isinstance(message, ModelRunnerOutput):
+                    self._take(rank, message)
+                    continue
+                if message is None:
+                    present.remove(rank)
+                if not self._stopped:
+                    self._fail(_as_failure(message, rank))
+
+    def _take(self, rank: RankProcess, output: ModelRunnerOutput) -> None:
+        """A step has ended when it has at every rank: only then its blocks are no more in use."""
+        self._outputs[rank.rank].append(output)
+        if not all(self._outputs):
+            return
+        merged = self._merger.merge([outputs.popleft() for outputs in self._outputs])
+        with self._changing:
+            step = self._pending.popleft() if self._pending else None
+        if step is not None:
+            step.output.set_result(merged)
+
+    def _fail(self, failure: EngineError) -> None:
+        with self._changing:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            steps, told = list(self._pending), self._told
+            self._pending.clear()
+        for step in steps:
+            step.output.set_exception(failure)
+        if told is not None:
+            told(failure)
+
+    def _stop_ranks(self) -> None:
+        for rank in self._ranks:
+            rank.send(_LEAVE)
+        for rank in self._ranks:
+            rank.wait()
+        remove_private_folder(self._folder)
+
+
+def _with_messages(ranks: list[RankProcess]) -> list[RankProcess]:
+    """Those of ``ranks``, at least one, that have said something or have gone; waits for it."""
+    ready = wait([rank.channel for rank in ranks])
+    return [rank for rank in ranks if rank.channel in ready]
+
+
+def _as_failure(message: Any, rank: RankProcess) -> EngineError:
+    return message if isinstance(message, EngineError) else rank.death()

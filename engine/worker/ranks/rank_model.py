@@ -1,0 +1,23 @@
+"""Loads a rank's part of the model, when all ranks have come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.executor import Executor
+from engine.worker.executor import UniProcExecutor
+from engine.worker.loading.model_folder import choose_device
+from engine.worker.parallel.group import sharers
+from engine.worker.parallel.process_group import ProcessGroup
+from engine.worker.ranks.rank_messages import RankStart
+
+
+def load(start: RankStart) -> Executor:
+    """What runs this rank's part of each step. Raises ModelLoadError or ConfigError with one sentence."""
+    num_ranks = start.config.model.tensor_parallel_size
+    device = choose_device(start.config.model.device, start.rank, num_ranks)
+    group = ProcessGroup(start.rank, num_ranks, device, Path(start.folder, "meeting-point"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // sharers(group, device)))
+    return UniProcExecutor(start.config, group)

@@ -1,0 +1,148 @@
+"""A rank of a model as a process: it takes plans from the engine core, runs its part of each, and answers.
+Whatever the core asks for is done in that order, on one thread.
+
+Started by ``RankProcess``. It does not outlive the engine core, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.errors import EngineDeadError, EngineError
+from engine.executor import Executor, PendingOutput
+from engine.process.process_log import begin_log
+from engine.process.trim import settle
+from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan
+
+logger = logging.getLogger(__name__)
+
+PARENT_POLL_S = 0.5
+"""A copy of the channel in a forked sibling can hide its end: the parent's id is looked at too."""
+STOP_GRACE_S = 1.0
+"""A running step gets this long before the process ends in the middle of it."""
+
+
+class Inbox:
+    """Reads what the core sends on a thread of its own: masks are for a step that runs already, and the core
+    never waits for one to end before it can send the next."""
+
+    def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
+        self._start = start
+        self._channel = channel
+        self._orders: SimpleQueue[SchedulerOutput | RankOrder] = SimpleQueue()
+        self._awaited_masks: deque[Future[TokenMasks]] = deque()
+        threading.Thread(target=self._run, name="inbox", daemon=True).start()
+
+    def next_order(self) -> SchedulerOutput | RankOrder:
+        """A step to run, or something else to do; waits for it."""
+        return self._orders.get()
+
+    def _run(self) -> None:
+        while (message := self._receive()) is not RankOrder.LEAVE:
+            if isinstance(message, TokenMasks):
+                self._awaited_masks.popleft().set_result(message)
+            elif isinstance(message, StepPlan):
+                self._orders.put(self._with_masks(message))
+            else:
+                self._orders.put(message)
+        self._orders.put(RankOrder.LEAVE)
+        # Main ends the process meanwhile, unless it is in a step, or waits for a rank that has gone.
+        time.sleep(STOP_GRACE_S)
+        leave(self._start)
+
+    def _receive(self) -> StepPlan | TokenMasks | RankOrder:
+        with suppress(EOFError, OSError):
+            while not self._channel.poll(PARENT_POLL_S):
+                if os.getppid() != self._start.parent_pid:
+                    return RankOrder.LEAVE
+            message: StepPlan | TokenMasks | RankOrder = self._channel.recv()
+            return message
+        return RankOrder.LEAVE
+
+    def _with_masks(self, step: StepPlan) -> SchedulerOutput:
+        if step.has_masks:
+            step.plan.masks = Future()
+            self._awaited_masks.append(step.plan.masks)
+        return step.plan
+
+
+def main() -> None:
+    """Entry point of the process."""
+    start: RankStart = pickle.load(sys.stdin.buffer)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the core, which may have to finish something
+    level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
+    begin_log(level, f"rank {start.rank}, {os.getpid()}", tells_start=start.rank == 0)
+    channel: Connection[Any, Any] = Connection(start.channel_fileno)
+    inbox = Inbox(start, channel)
+    try:
+        executor = _load(start)
+    except Exception as error:
+        channel.send(_as_engine_error(error, start.rank))
+        inbox.next_order()  # the core ends all ranks; the others must not see this one go before
+    else:
+        settle()
+        channel.send(RankReady(executor.info, executor.max_concurrent_batches))
+        _serve(executor, inbox, channel, start.rank)
+    leave(start)
+
+
+def _load(start: RankStart) -> Executor:
+    from engine.worker.ranks.rank_model import load  # torch with it: the inbox listens by now
+
+    return load(start)
+
+
+def leave(start: RankStart) -> NoReturn:
+    """As the engine core does: native libraries may hang in the interpreter's farewell."""
+    shutil.rmtree(start.folder, ignore_errors=True)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
+    under_way: deque[PendingOutput] = deque()
+    with suppress(OSError):  # the core has gone
+        while (order := inbox.next_order()) is not RankOrder.LEAVE:
+            if isinstance(order, SchedulerOutput):
+                under_way.append(_submitted(executor, order))
+            else:
+                channel.send(_answer(under_way.popleft(), rank))
+    executor.shutdown()
+
+
+def _submitted(executor: Executor, plan: SchedulerOutput) -> PendingOutput:
+    try:
+        return executor.submit(plan)
+    except Exception as error:
+        failed: Future[ModelRunnerOutput] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _answer(step: PendingOutput, rank: int) -> ModelRunnerOutput | EngineError:
+    try:
+        return step.result()
+    except Exception as error:
+        return _as_engine_error(error, rank)
+
+
+def _as_engine_error(error: Exception, rank: int) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    logger.error("Tensor-parallel rank %d failed.", rank, exc_info=error)
+    return EngineDeadError(f"Rank {rank} of the model failed: {error!r}; see its log.")

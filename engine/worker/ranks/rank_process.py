@@ -1,0 +1,74 @@
+"""A rank of a model as the engine core sees it: a process at the other end of a channel. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError
+from engine.process.spawn import spawn_command
+from engine.worker.ranks.rank_messages import RankStart
+
+STOP_TIMEOUT_S = 3.0
+"""A rank that was told to stop ends itself within a second; after this it is killed."""
+_EXIT_CODE_WITHIN_S = 1.0
+
+
+class RankProcess:
+    """Started by its constructor; ends with us, whatever becomes of us."""
+
+    def __init__(self, config: EngineConfig, rank: int, folder: str) -> None:
+        self.rank = rank
+        self._sending = threading.Lock()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            log_level = logging.getLogger().getEffectiveLevel()
+            start = RankStart(config, rank, folder, theirs.fileno(), os.getpid(), log_level)
+            self._process = subprocess.Popen(
+                spawn_command("engine.worker.ranks.rank_proc"),
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                # Sets of a plan are gone through in the same order by all ranks.
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+            )
+        self.channel: Connection[Any, Any] = Connection(ours.detach())
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # its end is noticed at the channel
+            stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
+
+    def send(self, message: bytes) -> None:
+        """A pickled message; to a rank that has ended, nothing. From any thread."""
+        with self._sending, suppress(OSError):
+            self.channel.send_bytes(message)
+
+    def receive(self) -> Any:
+        """The next message; None when there will be no more."""
+        try:
+            return self.channel.recv()
+        except (EOFError, OSError):
+            return None
+
+    def death(self) -> EngineDeadError:
+        """Why there are no more messages."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_CODE_WITHIN_S)
+        return EngineDeadError(
+            f"Rank {self.rank} of the model has died (exit code {self._process.returncode}); see its log."
+        )
+
+    def wait(self) -> None:
+        """Until it has gone, which it was told to."""
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,43 @@
+"""Draws tasks: the same seed, the same tasks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+
+from eval.agent_model.training.kinds import KINDS, Kind
+from eval.agent_model.training.names import Names
+from eval.agent_model.training.tasks import Task
+from eval.agent_model.training.world import World
+
+
+def pick_kind(rng: random.Random, shares: Mapping[Kind, float] = KINDS) -> Kind:
+    """A kind of task, the longer ones more often."""
+    (kind,) = rng.choices(list(shares), list(shares.values()))
+    return kind
+
+
+def make_task(kind: Kind, world: World, task_id: str) -> Task:
+    """A task in a world, which may hold the files of others already."""
+    plan = kind(world)
+    return Task(
+        task_id=task_id,
+        kind=kind.__name__,
+        prompt=plan.prompt,
+        files=dict(world.files),
+        rounds=tuple(tuple(calls) for calls in plan.rounds),
+        answer=plan.answer,
+        expected=plan.expected,
+        written=plan.written,
+    )
+
+
+def draw_tasks(seed: int, held_out: bool = True) -> Iterator[Task]:
+    """Tasks without end, each in a world of its own; the same seed draws the same."""
+    rng = random.Random(f"{seed} {'held out' if held_out else 'training'}")
+    number = 0
+    while True:
+        world = World(rng, Names(rng, held_out))
+        kind = pick_kind(rng)
+        yield make_task(kind, world, f"{kind.__name__}-{number}")
+        number += 1

@@ -1,0 +1,34 @@
+"""The score of the model in the box: ``python -m eval.agent_model.training.evaluate``, on tasks unseen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import islice
+
+from engine.errors import EngineError
+from eval.agent_model import folder
+from eval.agent_model.training.drawing import draw_tasks
+from eval.agents.evaluate import add_arguments, run
+from eval.arguments import count
+
+NUM_TASKS = 200
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m eval.agent_model.training.evaluate", description=__doc__)
+    add = parser.add_argument
+    add("--tasks", type=count, default=NUM_TASKS, metavar="N", help="how many (default: %(default)s)")
+    add("--seed", type=int, default=1, metavar="K", help="of the tasks (default: %(default)s)")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        return run(args, list(islice(draw_tasks(args.seed, held_out=True), args.tasks)), folder())
+    except EngineError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

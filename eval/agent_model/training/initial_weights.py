@@ -1,0 +1,122 @@
+"""Weights to start from: two layers already copy, so that training need not discover how.
+
+A transformer copies a name with two attention heads in a row ("induction heads", arXiv 2209.11895): one,
+below, writes to each token which token came before it; one, above, looks for the place that has the present
+token before it, and says what stands there. Left alone, a small network finds this out late and all at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eval.agent_model.training.network import Network
+
+SHARPNESS = 3.0
+"""Of the first two layers' attention: the scale of their queries."""
+_EMBEDDING_STD = 0.02
+_CONSTANT = 0.13
+"""What every embedding has in its first channel, for heads that look at positions alone."""
+
+
+def initialize(network: Network) -> None:
+    """Random weights, then heads that see the tokens before (layer 0) and heads that copy (layer 1)."""
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 2:
+            added = name.endswith(("o_proj.weight", "down_proj.weight"))
+            scale = (
+                _EMBEDDING_STD if "embed" in name else parameter.shape[1] ** -0.5 * (0.02 if added else 1.0)
+            )
+            nn.init.normal_(parameter, std=scale)
+    with torch.no_grad():
+        copying = _CopyingHeads(network)
+        copying.embed()
+        copying.look_back()
+        copying.copy()
+
+
+class _CopyingHeads:
+    """Half of the channels hold the token itself, the others what the first layer says of those before it."""
+
+    def __init__(self, network: Network) -> None:
+        shape = network.shape
+        self._decoder = network.model
+        self._hidden, self._head_dim = shape.hidden_size, shape.head_dim
+        self._heads, self._kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        self._half = shape.hidden_size // 2
+        self._frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        # What a head reads of a token: [head_dim, hidden], rows that are orthogonal, of the token's channels.
+        read = torch.zeros(self._head_dim, self._hidden)
+        nn.init.orthogonal_(read[:, 1 : self._half])
+        self._read = read
+
+    def embed(self) -> None:
+        weight = self._decoder.embed_tokens.weight
+        weight[:, self._half :] *= 0.2
+        weight[:, 0] = _CONSTANT
+
+    def look_back(self) -> None:
+        """Head h of the first layer sees the token h + 1 places back and writes it to channels of its own."""
+        attention = self._decoder.attention(0)
+        attention.q_norm.weight.fill_(SHARPNESS)
+        group = self._heads // self._kv_heads
+        key = self._wave(0.0)
+        for head in range(self._heads):
+            rows = self._rows(head)
+            attention.q_proj.weight[rows] *= 0.05
+            attention.q_proj.weight[rows, 0] = self._wave(-1.0 - head)
+            if head % group == 0:
+                rows = self._rows(head // group)
+                attention.k_proj.weight[rows] *= 0.05
+                attention.k_proj.weight[rows, 0] = key
+                attention.v_proj.weight[rows] = self._read
+        for head in range(self._heads):
+            attention.o_proj.weight[:, self._rows(head)] = 0.03 * self._place(head)
+
+    def copy(self) -> None:
+        """Keys of the second layer are the token before, or the two before; values are the token itself."""
+        attention = self._decoder.attention(1)
+        attention.q_norm.weight.fill_(SHARPNESS)
+        slow = self._slow_channels()
+        half = len(slow) // 2
+        present, before, two_before = self._read, self._place(0).T, self._place(1).T
+        queries = (present[: 2 * half], torch.cat([present[:half], before[:half]]))
+        keys = (before[: 2 * half], torch.cat([before[:half], two_before[:half]]))
+        for kv_head in range(self._kv_heads):
+            rows = self._rows(kv_head)
+            attention.k_proj.weight[rows] *= 0.05
+            attention.k_proj.weight[rows][slow[: 2 * half]] = keys[kv_head % 2]
+            attention.v_proj.weight[rows] = present
+        for head in range(self._heads):
+            rows = self._rows(head)
+            attention.q_proj.weight[rows] *= 0.05
+            attention.q_proj.weight[rows][slow[: 2 * half]] = queries[
+                head * self._kv_heads // self._heads % 2
+            ]
+            attention.o_proj.weight[:, rows] = 0.03 * present.T
+
+    def _rows(self, head: int) -> slice:
+        return slice(head * self._head_dim, (head + 1) * self._head_dim)
+
+    def _wave(self, offset: float) -> Tensor:
+        """A query or key [head_dim] that meets its like best at this distance, by the rotary embedding."""
+        half = self._head_dim // 2
+        weight = torch.where(self._frequencies > 0.02, 1.0, 0.0)
+        angle = self._frequencies * offset
+        return torch.cat([weight * angle.cos(), weight * angle.sin()]).reshape(2 * half)
+
+    def _slow_channels(self) -> Tensor:
+        """Channels of a head that the rotary embedding hardly turns within a conversation."""
+        slow = (self._frequencies < 2e-3).nonzero().flatten()
+        return torch.cat([slow, slow + self._head_dim // 2])
+
+    def _place(self, head: int) -> Tensor:
+        """[hidden, head_dim]: where a head of the first layer writes; the first two overlap with no other."""
+        place = torch.zeros(self._hidden, self._head_dim)
+        start = self._half + (head % 2) * self._head_dim
+        if head < 2:
+            place[start : start + self._head_dim] = torch.eye(self._head_dim)
+        else:
+            nn.init.orthogonal_(place[self._half :])
+            place *= 0.3
+        return place

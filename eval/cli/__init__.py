@@ -1,0 +1,1 @@
+"""The command line: what ``continuum`` runs, and the flags of ``serve``."""

@@ -1,0 +1,205 @@
+"""The command line, and the one place where all parts are joined."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from continuum.config import ContinuumConfig
+from engine.core.policy import PolicyFactory, fcfs, priority
+from engine.errors import ConfigError, EngineError
+from engine.version import package_version
+from eval.cli import interrupts
+from eval.cli.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
+from eval.cli.serve_args import continuum_config, engine_config, named_by_flag, server_config
+from eval.cli.serve_flags import add_serve_arguments
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+interrupts.back_to_usual()
+
+WRONG_USAGE = 2
+"""Exit code of a command whose options are wrong, as argparse has it; other errors leave with 1."""
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+UNREAD = 141
+"""Likewise where nobody reads what is printed any more, as in ``| head``."""
+
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Why a disk takes no more. Whoever writes a file of its own names it; what has no name was being printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A sub-command. Its module has ``add_arguments(parser)`` and ``run(args)``, the exit code."""
+
+    name: str
+    module: str
+    summary: str
+
+
+SERVE = "Serve a model over the OpenAI and Anthropic HTTP APIs"
+COMMANDS = (
+    Command("chat", "eval.agents.chat", "Chat in the terminal with a tool-calling agent"),
+    Command("demo", "eval.demo.command", "Run agents under two scheduling policies here and compare them"),
+    Command("bench", "eval.load.bench", "Benchmark a running server by replaying agent jobs"),
+    Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
+    Command("compare", "eval.report.compare", "Compare results of bench and simulate"),
+    Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
+    Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),
+    Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
+    Command(
+        "reproduce", "eval.reproduction.command", "Simulate the Continuum paper's settings beside its results"
+    ),
+    Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse does, but help that cannot be written is not kept quiet."""
+        if file is None or file is not sys.stdout:
+            super()._print_message(message, file)
+        else:
+            file.write(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; its exit code. Start-up errors are one sentence on stderr."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        args = _parsed(arguments)
+        _require_output(args)
+        code = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except EngineError as error:
+        print(f"continuum: {error}", file=sys.stderr)
+        return WRONG_USAGE if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _print_no_more()
+        return UNREAD
+    except OSError as error:
+        if error.filename is not None or error.errno not in NO_ROOM:
+            raise
+        _print_no_more()
+        print(f"continuum: Cannot write the answer: {error.strerror}.", file=sys.stderr)
+        return 1
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """SystemExit where nothing is left to do, as behind ``--help``, or the line is wrong."""
+    try:
+        return _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
+    except SystemExit:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+
+
+def _require_output(args: argparse.Namespace) -> None:
+    """EngineError where stdout is closed; a server does without."""
+    if sys.stdout is None and args.run is not _serve:
+        raise EngineError("Cannot write the answer: standard output is closed.")
+
+
+def _print_no_more() -> None:
+    """What is left goes nowhere at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="continuum",
+        description="An LLM server for agents: it keeps a job's KV cache across the job's tool calls.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve = _add_command(commands, "serve", SERVE, add_help=False)
+    serve.formatter_class = ServeHelpFormatter
+    serve.usage = "continuum serve [MODEL] [--flag VALUE ...]"
+    serve.add_argument("-h", "--help", action=ServeHelp, metavar="all", help="Show this help, or every flag")
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for command in COMMANDS:
+        added = _add_command(commands, command.name, command.summary)
+        if command.name == chosen:  # the others' modules stay unloaded
+            module = import_module(command.module)
+            module.add_arguments(added)
+            added.set_defaults(run=module.run)
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[_Parser], name: str, summary: str, add_help: bool = True
+) -> _Parser:
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary}.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        add_help=add_help,
+    )
+
+
+def _serve(args: argparse.Namespace) -> int:
+    bundled = args.model is None
+    if bundled:
+        _take_bundled_model(args)
+    try:
+        config = engine_config(args)
+        policy = _policy_factory(args.scheduling_policy, continuum_config(args))
+        server = server_config(args)
+        if bundled:
+            name = server.served_model_names[0]
+            print(f"No MODEL given; serving the bundled demo model as {name!r}.", flush=True)
+
+        from engine.api.processes.server import serve
+        from engine.core_process.core_start import CoreSpec
+        from engine.model_executor import model_executor
+
+        return serve(server, CoreSpec(config, model_executor, policy))
+    except ConfigError as error:
+        raise named_by_flag(error, args) from error
+
+
+def _take_bundled_model(args: argparse.Namespace) -> None:
+    from eval.agent_model import NAME, folder
+
+    args.model = str(folder())
+    args.served_model_name = args.served_model_name or [NAME]
+
+
+def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
+    if name == "continuum":
+        from continuum.policy import ContinuumPolicyFactory
+
+        return ContinuumPolicyFactory(config)
+    if name in ("fcfs", "priority"):
+        return priority if name == "priority" else fcfs
+
+    from eval.baselines.catalog import serving_policy
+
+    try:
+        return serving_policy(name)
+    except ConfigError as error:
+        raise ConfigError(f"argument --scheduling-policy: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The configuration records that the flags of ``continuum serve`` make."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import TypeVar
+
+from continuum.config import ContinuumConfig
+from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
+from engine.api.openai_responses.config import ResponsesConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TelemetryConfig,
+    TraceConfig,
+)
+from engine.errors import ConfigError
+from eval.cli.flag_group import defaults_of, flag_of
+from eval.cli.serve_flags import API_KEY_VARIABLE
+
+Record = TypeVar("Record")
+
+_FLAGS_OF_FIELDS = {"trace_path": "--trace", "api_keys": "--api-key"}
+"""Fields whose flags have another name."""
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The record that a core process starts from."""
+    return EngineConfig(
+        model=_record(ModelConfig, args),
+        cache=_record(CacheConfig, args),
+        scheduler=_record(SchedulerConfig, args),
+        trace=_record(TraceConfig, args, trace_path=args.trace),
+        log_stats=not args.disable_log_stats,
+        telemetry=TelemetryConfig(
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
+            model_name=args.served_model_name[0] if args.served_model_name else args.model,
+        ),
+    )
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    """The record that the HTTP server starts from."""
+    template = None if args.chat_template is None else _template_text(args.chat_template)
+    names = tuple(args.served_model_name or (args.model,))
+    tls = TlsConfig(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        ca_certs=args.ssl_ca_certs,
+        cert_reqs=args.ssl_cert_reqs,
+    )
+    tls.check()
+    return _record(
+        ServerConfig,
+        args,
+        chat_template=template,
+        served_model_names=names,
+        responses=_record(ResponsesConfig, args),
+        limits=_record(LimitsConfig, args),
+        access=_record(AccessConfig, args, api_keys=_api_keys(args)),
+        tls=tls,
+    )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    given = os.environ.get(API_KEY_VARIABLE)
+    from_environment = [] if given is None else [key.strip() for key in given.split(",") if key.strip()]
+    if given is not None and not from_environment:
+        raise ConfigError(f"{API_KEY_VARIABLE} is set but holds no key; without keys it must not be set.")
+    return (*(args.api_key or ()), *from_environment)
+
+
+def continuum_config(args: argparse.Namespace) -> ContinuumConfig:
+    """The agent policy's record; its flags with another policy would be ignored, so they are refused."""
+    defaults = defaults_of(ContinuumConfig)
+    if args.scheduling_policy != "continuum":
+        for name, default in defaults.items():
+            if getattr(args, name, default) != default:
+                raise ConfigError(f"{flag_of(name)} needs --scheduling-policy continuum.")
+    return _record(ContinuumConfig, args)
+
+
+def _record(kind: type[Record], args: argparse.Namespace, **given: object) -> Record:
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    from_args = {field.name: getattr(args, field.name) for field in fields if hasattr(args, field.name)}
+    return kind(**{**from_args, **given})
+
+
+def _template_text(path_or_text: str) -> str:
+    """As in V1: a path, or the template itself if it looks like one."""
+    if "{" in path_or_text:
+        return path_or_text
+    try:
+        return Path(path_or_text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {path_or_text!r}: {error}.") from error
+
+
+def named_by_flag(error: ConfigError, args: argparse.Namespace) -> ConfigError:
+    """The error of a record with the flag in front that fills the field it begins with."""
+    field = re.match(r"\w+", str(error))
+    name = "" if field is None else field[0]
+    if name not in _FLAGS_OF_FIELDS and name not in args:
+        return error
+    return ConfigError(f"argument {_FLAGS_OF_FIELDS.get(name, flag_of(name))}: {error}")

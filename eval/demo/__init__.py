@@ -1,0 +1,1 @@
+"""``continuum demo``: the same jobs under two policies, side by side."""

@@ -1,0 +1,54 @@
+"""One side of a demonstration: the real server with a policy, and a folder that keeps what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.load.bench_run import BenchRun
+from eval.load.server_process import ServerProcess
+from eval.report.results import ResultFile, write_results
+from eval.say import say
+
+BLOCK_SIZE = 16
+TRACE = "trace.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoServer:
+    """What is the same under every policy."""
+
+    model: Path
+    name: str
+    """What requests call the model."""
+    num_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    out: Path
+    """A folder below it for each policy: log, trace, records, result."""
+
+    def run(self, policy: str, work: Callable[[str, Path], BenchRun]) -> BenchRun:
+        """Start a server with this policy and let ``work`` be done there, at its address, with its folder."""
+        folder = self.out / policy
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which the server would not replace
+        say(f"\n{policy}: starting the server")
+        with ServerProcess(self._arguments(policy, folder), folder / "server.log") as server:
+            run = work(server.base_url, folder)
+        write_results(folder / "result.json", ResultFile(title=policy, runs=[run.result]))
+        return run
+
+    def _arguments(self, policy: str, folder: Path) -> list[str]:
+        return [
+            str(self.model),
+            *("--scheduling-policy", policy),
+            *("--served-model-name", self.name),
+            *("--host", "127.0.0.1"),
+            *("--port", "0"),
+            *("--block-size", str(BLOCK_SIZE)),
+            *("--num-gpu-blocks-override", str(self.num_blocks)),
+            *("--max-model-len", str(self.max_model_len)),
+            *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
+            *("--trace", str(folder / TRACE)),
+        ]

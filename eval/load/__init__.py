@@ -1,0 +1,1 @@
+"""Load on a server: jobs replayed over HTTP, and what is recorded of them."""

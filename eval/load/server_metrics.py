@@ -1,0 +1,112 @@
+"""Reads the few Prometheus series a measurement needs; a series that a server lacks is None, not zero."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from eval.load.records import EngineCounters
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PINS = "continuum:pins"
+PINS_ENDED = "continuum:pins_ended_total"
+PIN_BLOCK_S = "continuum:pin_block_seconds_total"
+CACHE_CONFIG = "vllm:cache_config_info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMetrics:
+    """One reading of ``/metrics``."""
+
+    running: float | None
+    waiting: float | None
+    kv_usage: float | None
+    """Share of the pool that is in use, 0 to 1."""
+    preemptions: float | None
+    pins: float | None
+    """Pins alive."""
+    pins_ended: dict[str, float]
+    """Cause to count; empty where the server keeps no pins."""
+    pin_block_s: dict[str, float]
+    """Cause to KV blocks times seconds held."""
+    block_size: int | None
+    """Tokens per KV block."""
+    num_blocks: int | None
+    """Usable KV blocks."""
+
+    @classmethod
+    def parse(cls, text: str) -> ServerMetrics:
+        """Read the exposition format; series of one name are summed over their labels."""
+        totals: dict[str, float] = {}
+        by_cause: dict[str, defaultdict[str, float]] = {
+            PINS_ENDED: defaultdict(float),
+            PIN_BLOCK_S: defaultdict(float),
+        }
+        caches: list[dict[str, str]] = []
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not math.isfinite(sample.value):
+                    continue  # not known yet, or a limit that is none
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+                if sample.name in by_cause:
+                    by_cause[sample.name][sample.labels.get("cause", "?")] += sample.value
+                if sample.name == CACHE_CONFIG:
+                    caches.append(sample.labels)
+        return cls(
+            running=totals.get(RUNNING),
+            waiting=totals.get(WAITING),
+            kv_usage=totals.get(KV_USAGE),
+            preemptions=totals.get(PREEMPTIONS),
+            pins=totals.get(PINS),
+            pins_ended=dict(by_cause[PINS_ENDED]),
+            pin_block_s=dict(by_cause[PIN_BLOCK_S]),
+            block_size=next((_whole(cache.get("block_size")) for cache in caches), None),
+            num_blocks=_num_blocks(caches),
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits, as far as the server tells."""
+        return not self.running and not self.waiting
+
+    def preemptions_since(self, before: ServerMetrics) -> int | None:
+        if self.preemptions is None:
+            return None
+        return round(self.preemptions - (before.preemptions or 0.0))
+
+    def pins_ended_since(self, before: ServerMetrics) -> dict[str, int]:
+        """How pins ended between two readings; causes that did not occur are left out."""
+        counts = {cause: round(n - before.pins_ended.get(cause, 0.0)) for cause, n in self.pins_ended.items()}
+        return {cause: count for cause, count in sorted(counts.items()) if count}
+
+    def counters_since(self, before: ServerMetrics) -> EngineCounters:
+        """What the engine did between two readings, as far as it tells."""
+        held = {
+            cause: block_s - before.pin_block_s.get(cause, 0.0) for cause, block_s in self.pin_block_s.items()
+        }
+        return EngineCounters(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            num_preemptions=self.preemptions_since(before),
+            pins_ended=self.pins_ended_since(before),
+            pin_block_s={cause: block_s for cause, block_s in sorted(held.items()) if block_s},
+            kv_usage_at_end=self.kv_usage,
+        )
+
+
+def _num_blocks(caches: list[dict[str, str]]) -> int | None:
+    """Usable blocks of all engines; V1 keeps one of each engine's empty, as padding."""
+    counts = [_whole(cache.get("num_gpu_blocks")) for cache in caches]
+    known = [count for count in counts if count is not None]
+    return sum(known) - len(known) if known else None
+
+
+def _whole(text: str | None) -> int | None:
+    """A count in a label; a server that has not measured its pool yet says 'None'."""
+    return int(text) if text is not None and text.isdigit() else None

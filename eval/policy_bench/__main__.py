@@ -1,8 +1,0 @@
-"""``python -m eval.policy_bench``."""
-
-import sys
-
-from eval.policy_bench.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Results: metrics, intervals, comparisons, tables, plots and pages."""

@@ -1,0 +1,261 @@
+"""Sums a run up: distributions, rates, token counts, how pins ended. Pure arithmetic on records.
+
+Knows neither files nor tables; a simulated run and a real one are summed up alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord
+from eval.trace.analysis.distribution import Distribution
+
+TTFT_LIMIT_S = 30.0
+"""Default limit of goodput."""
+MAX_DETAIL_JOBS = 30
+"""Jobs whose turns are kept for a plot."""
+MAX_DETAIL_SAMPLES = 500
+"""Samples of the pool's occupancy kept for a plot."""
+HANDED_OVER = "handed_over"
+"""How a pin ends that was worth its memory."""
+
+
+class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run: one policy or server, one load, one seed."""
+
+    name: str
+    """The policy or the server."""
+    model: str
+    simulated: bool = False
+    workload: str = ""
+    seed: int | None = None
+    """Of jobs and arrivals; None: nothing was drawn."""
+    jobs_per_s: float | None = None
+    """Mean rate of arrivals; None: all jobs are there at the start, or their arrivals are recorded."""
+    concurrency: int | None = None
+    """Most jobs at once; None: no bound."""
+    arrivals: str | None = None
+    """In a word, where the rate does not say it all: bursty, recorded."""
+    num_replicas: int = 1
+    hardware: str | None = None
+
+
+class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn as a plot draws it: waiting, running. Between two turns of a job lies its tool call."""
+
+    job_id: str
+    turn: int
+    start_s: float
+    wait_s: float
+    """In the queue, where the run tells; else to the first token."""
+    end_s: float
+    tool: str | None = None
+    """What the job waits for afterwards."""
+
+
+class RunResult(msgspec.Struct, kw_only=True):
+    """One run in numbers. Failed turns are in ``num_errors`` and nowhere else."""
+
+    setting: RunSetting
+    num_jobs: int
+    """A sub-agent is part of the job that started it."""
+    num_completed_jobs: int
+    num_cut_jobs: int
+    """Run in part, since the rest was over a limit."""
+    num_turns: int
+    """Answered."""
+    num_errors: int
+    """Turns that failed."""
+    num_unlike_recording: int
+    """Answers that were not the recorded text: the server does not force tokens."""
+    wall_s: float
+    """From the first job's arrival to the last one's end, on the run's own clock."""
+    job_completion_s: Distribution | None
+    """Completed jobs only, from arrival to last answer: their tool calls are in it."""
+    jobs_per_hour: float | None
+    """Completed jobs over ``wall_s``."""
+    ttft_s: Distribution | None
+    first_ttft_s: Distribution | None
+    """First turns of jobs."""
+    returning_ttft_s: Distribution | None
+    """All later turns: those that come back from a tool."""
+    longest_wait_s: float | None
+    """Of any turn in the queue; where the run does not tell, to its first token."""
+    ttft_limit_s: float
+    goodput_turns_per_s: float | None
+    """Turns whose TTFT is within the limit, over ``wall_s``."""
+    goodput_tokens_per_s: float | None
+    """Output tokens of those turns, over ``wall_s``."""
+    output_tokens_per_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+    """Cached tokens over prompt tokens."""
+    computed_prefill_tokens: int
+    """As the engine counted; else prompt less cached tokens, which misses the work of preempted turns."""
+    recomputed_tokens: int
+    """Prompt tokens that the job's previous turn had and the cache did not give back."""
+    output_tokens: int
+    num_preemptions: int | None
+    """None if the server does not say."""
+    num_pinned_turns: int | None
+    """Turns whose receipt says that their KV was held; None if no turn got one."""
+    pins_ended: dict[str, int]
+    """How pins ended, by cause."""
+    held_in_vain_token_s: float | None
+    """KV tokens times seconds that pins held and no turn took over; None if the block size is unknown."""
+    held_in_vain_share: float | None
+    """The same as a share of pool times ``wall_s``; None if the pool is unknown."""
+    host_tokens_loaded: int | None = None
+    """Tokens whose KV came back from host memory, or from the disk behind it."""
+    disk_tokens_loaded: int | None = None
+    """Of these: read from disk."""
+    kv_usage_at_end: float | None = None
+    """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
+    num_solved: int | None = None
+    """Tasks whose own checker took the answer; None: the jobs are no tasks of live agents."""
+    notes: list[str] = []
+    """What was measured, what was assumed."""
+    jobs: list[JobRecord] = []
+    """Every job, sub-agents too, in order of start."""
+    spans: list[TurnSpan] = []
+    """Turns of some jobs, for a plot."""
+    occupancy: Occupancy | None = None
+    """The KV pool over time, for a plot."""
+
+    @property
+    def name(self) -> str:
+        return self.setting.name
+
+    @property
+    def programs(self) -> list[JobRecord]:
+        """Jobs that no other one started."""
+        return [job for job in self.jobs if job.parent_job is None]
+
+
+def summarize(
+    setting: RunSetting,
+    jobs: list[JobRecord],
+    turns: list[TurnRecord],
+    counters: EngineCounters,
+    *,
+    occupancy: Occupancy | None = None,
+    notes: Sequence[str] = (),
+    ttft_limit_s: float = TTFT_LIMIT_S,
+    detail: bool = False,
+) -> RunResult:
+    """The numbers of one run. ``detail`` keeps what plots need: spans of some jobs, thinned occupancy."""
+    answered = [turn for turn in turns if turn.error is None]
+    in_time = [turn for turn in answered if turn.ttft_s is not None and turn.ttft_s <= ttft_limit_s]
+    programs = [job for job in jobs if job.parent_job is None]
+    completed = [job for job in programs if job.error is None]
+    ttfts = [(turn.turn, turn.ttft_s) for turn in answered if turn.ttft_s is not None]
+    prompt_tokens = sum(turn.prompt_tokens for turn in answered)
+    cached_tokens = sum(turn.cached_tokens for turn in answered)
+    output_tokens = sum(turn.output_tokens for turn in answered)
+    computed = counters.computed_prefill_tokens
+    ordered = sorted(jobs, key=lambda job: (job.start_s, job.job_id))
+    wall_s = max(job.end_s for job in jobs) - ordered[0].start_s if jobs else 0.0
+    return RunResult(
+        setting=setting,
+        num_jobs=len(programs),
+        num_completed_jobs=len(completed),
+        num_cut_jobs=sum(job.num_planned_turns < job.num_recorded_turns for job in programs),
+        num_turns=len(answered),
+        num_errors=len(turns) - len(answered),
+        num_unlike_recording=sum(not turn.as_recorded for turn in answered),
+        wall_s=wall_s,
+        job_completion_s=Distribution.of(job.completion_s for job in completed),
+        jobs_per_hour=_over(3600 * len(completed), wall_s),
+        ttft_s=Distribution.of(ttft_s for _, ttft_s in ttfts),
+        first_ttft_s=Distribution.of(ttft_s for number, ttft_s in ttfts if number == 1),
+        returning_ttft_s=Distribution.of(ttft_s for number, ttft_s in ttfts if number > 1),
+        longest_wait_s=_longest_wait_s(answered),
+        ttft_limit_s=ttft_limit_s,
+        goodput_turns_per_s=_over(len(in_time), wall_s),
+        goodput_tokens_per_s=_over(sum(turn.output_tokens for turn in in_time), wall_s),
+        output_tokens_per_s=_over(output_tokens, wall_s),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=_over(cached_tokens, prompt_tokens),
+        computed_prefill_tokens=prompt_tokens - cached_tokens if computed is None else computed,
+        recomputed_tokens=sum(turn.recomputed_tokens for turn in answered),
+        output_tokens=output_tokens,
+        num_preemptions=counters.num_preemptions,
+        num_pinned_turns=_num_pinned_turns(answered),
+        pins_ended=counters.pins_ended,
+        held_in_vain_token_s=_held_in_vain_token_s(counters),
+        held_in_vain_share=_held_in_vain_share(counters, wall_s),
+        host_tokens_loaded=counters.host_tokens_loaded,
+        disk_tokens_loaded=counters.disk_tokens_loaded,
+        kv_usage_at_end=counters.kv_usage_at_end,
+        notes=list(notes),
+        jobs=ordered,
+        spans=_spans(ordered, turns) if detail else [],
+        occupancy=_thinned(occupancy) if detail and occupancy is not None else None,
+    )
+
+
+def _over(amount: float, whole: float) -> float | None:
+    """None where there is nothing to divide by."""
+    return amount / whole if whole > 0 else None
+
+
+def _num_pinned_turns(answered: list[TurnRecord]) -> int | None:
+    receipts = [turn.receipt for turn in answered if turn.receipt is not None]
+    return sum(receipt.ttl_s > 0 for receipt in receipts) if receipts else None
+
+
+def _longest_wait_s(answered: list[TurnRecord]) -> float | None:
+    queued = [turn.queued_s for turn in answered if turn.queued_s is not None]
+    return max(queued or [turn.ttft_s for turn in answered if turn.ttft_s is not None], default=None)
+
+
+def _block_s_in_vain(counters: EngineCounters) -> float:
+    return sum(block_s for cause, block_s in sorted(counters.pin_block_s.items()) if cause != HANDED_OVER)
+
+
+def _held_in_vain_token_s(counters: EngineCounters) -> float | None:
+    return None if counters.block_size is None else counters.block_size * _block_s_in_vain(counters)
+
+
+def _held_in_vain_share(counters: EngineCounters, wall_s: float) -> float | None:
+    if counters.num_blocks is None:
+        return None
+    return _over(_block_s_in_vain(counters), counters.num_blocks * wall_s)
+
+
+def _spans(jobs: list[JobRecord], turns: list[TurnRecord]) -> list[TurnSpan]:
+    """Turns of the jobs in the middle of the run, where the load is neither building up nor draining."""
+    first = max(0, (len(jobs) - MAX_DETAIL_JOBS) // 2)
+    kept = {job.job_id for job in jobs[first : first + MAX_DETAIL_JOBS]}
+    spans = [
+        TurnSpan(
+            job_id=turn.job_id,
+            turn=turn.turn,
+            start_s=turn.start_s,
+            wait_s=_wait_s(turn),
+            end_s=turn.start_s + turn.latency_s,
+            tool=turn.tool,
+        )
+        for turn in turns
+        if turn.job_id in kept
+    ]
+    return sorted(spans, key=lambda span: (span.start_s, span.job_id, span.turn))
+
+
+def _wait_s(turn: TurnRecord) -> float:
+    """A failed turn has waited all along."""
+    known = turn.ttft_s if turn.queued_s is None else turn.queued_s
+    return turn.latency_s if known is None else known
+
+
+def _thinned(occupancy: Occupancy) -> Occupancy:
+    """Every n-th sample, so that no more are left than a plot can show."""
+    step = -(-len(occupancy.time_s) // MAX_DETAIL_SAMPLES) or 1
+    kept: dict[str, list[float]] = {
+        name: getattr(occupancy, name)[::step] for name in occupancy.__struct_fields__
+    }
+    return msgspec.convert(kept, Occupancy)

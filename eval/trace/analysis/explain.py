@@ -1,0 +1,287 @@
+"""One job's life in prose and numbers, for whoever has to know at night why it was slow.
+
+Every second of its wall time is in exactly one line of the account, and the lines add up to the total as they
+are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from eval.trace.analysis.jobs import GapLife, JobLife, PinDecision, PinLife, PinOutcome, TurnEnd, TurnLife
+from eval.trace.analysis.lives import Lives, TraceFacts
+from eval.trace.analysis.phases import PHASE_NAMES, Phase, Seconds, Span
+from eval.trace.analysis.writing import count, milliseconds, parts_of, percent, seconds, table, wrapped
+from tracing.plain_text import plain_name
+
+_INPUTS = {
+    "tool_observations": "calls of this kind seen",
+    "tool_median_s": "median time to return",
+    "all_observations": "calls seen in all",
+    "prefill_s": "to compute it again",
+    "reload_s": "to load it again",
+    "pool_share": "share of the pool",
+    "last_probability": "probability that no turn follows",
+    "queue_delay_s": "mean wait of turns that come back to nothing",
+    "memoryfulness": "memoryfulness of job lengths",
+    "called_tools": "it called tools",
+    "tools": "calls",
+    "elapsed_s": "since the turn ended",
+}
+_ENDS = {
+    TurnEnd.ENDED: "ended",
+    TurnEnd.ABORTED: "was aborted",
+    TurnEnd.OPEN: "is still under way where the trace ends",
+    TurnEnd.LOST: "ended, but when is among the events that are missing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A job of a trace, and what is around it."""
+
+    job: JobLife
+    facts: TraceFacts
+    owners: Mapping[str, str]
+    """Job by request, for those who broke its pins."""
+
+    def render(self) -> str:
+        """All of it as text."""
+        job = self.job
+        parts = [self._opening(), self._account()]
+        gaps = {gap.req_id: gap for gap in job.gaps}
+        pins: dict[str, list[PinLife]] = {}
+        for pin in job.pins:
+            pins.setdefault(pin.req_id, []).append(pin)
+        for turn in job.turns:
+            parts.append(self._turn(turn))
+            parts[-1] += [line for pin in pins.get(turn.req_id, ()) for line in self._pin(pin)]
+            if turn.req_id in gaps:
+                parts[-1] += self._gap(gaps[turn.req_id])
+        parts.append(self._closing())
+        return "\n\n".join("\n".join(map(plain_name, part)) for part in parts if part)
+
+    def _since(self, moment_s: float) -> str:
+        """A moment as seconds since the job began."""
+        return f"+{milliseconds(moment_s - self.job.began_s)} s"
+
+    # ---- the job ----
+
+    def _opening(self) -> list[str]:
+        job = self.job
+        turns = "1 turn" if len(job.turns) == 1 else f"{len(job.turns)} turns"
+        until = "so far" if job.is_open else "from its first arrival to its last token"
+        began_s = job.began_s - self.facts.began_s
+        text = f"Job {job.job_id}: {turns} in {seconds(job.wall_s)} s {until}."
+        text += f" It began {seconds(began_s)} s into the trace."
+        worst_name, worst_s = max(
+            ((name, getattr(job.seconds, name)) for name in PHASE_NAMES), key=lambda entry: entry[1]
+        )
+        if job.wall_s > 0:
+            share = percent(worst_s, job.wall_s)
+            text += f" Most of it, {seconds(worst_s)} s ({share}), went into {PHASE_NAMES[worst_name]}."
+        if job.recomputed_tokens:
+            text += f" {job.recomputed_tokens:,} tokens that it had already computed were computed again."
+        if job.overlaps:
+            text += (
+                " Some of its turns ran side by side: a second that several share is given to the one that"
+                " was furthest on, so the turns' own times add up to more than the job's."
+            )
+        if any(not turn.arrival_told for turn in job.turns):
+            text += " It was under way when the trace began: what came before is not in it."
+        return wrapped(text)
+
+    def _account(self) -> list[str]:
+        """The table whose seconds add up."""
+        job = self.job
+        names = [each.name for each in fields(Seconds)]
+        values = [getattr(job.seconds, name) for name in names]
+        written = parts_of(values, job.wall_s)
+        rows = [
+            [PHASE_NAMES[name], milliseconds(part), percent(value, job.wall_s)]
+            for name, value, part in zip(names, values, written, strict=True)
+            if part
+        ]
+        rows.append(["in all", milliseconds(job.wall_s), ""])
+        return table(["where its time went", "s", ""], rows)
+
+    def _closing(self) -> list[str]:
+        job = self.job
+        if job.finished_s is not None:
+            return wrapped(
+                f"{self._since(job.finished_s)} the job was over: nothing of it was held any more."
+            )
+        if job.is_cut_in_calls:
+            return wrapped("The trace was cut off before it tells what followed these calls.")
+        if not job.is_open:
+            return wrapped("Nobody said that the job is over; the trace ends without another turn of it.")
+        return []
+
+    # ---- a turn ----
+
+    def _turn(self, turn: TurnLife) -> list[str]:
+        words = [
+            f"Turn {turn.number} ({turn.req_id}) {_ENDS[turn.end]} after {milliseconds(turn.duration_s)} s."
+        ]
+        words.append(self._prompt(turn))
+        if turn.diverged_at_token is not None:
+            words.append(
+                f"Its prompt parts from what the job had computed at token {turn.diverged_at_token:,}."
+            )
+        lines = wrapped(f"{self._since(turn.arrived_s)}  " + " ".join(filter(None, words)))
+        written = parts_of([span.duration_s for span in turn.spans], turn.duration_s)
+        for span, part in zip(turn.spans, written, strict=True):
+            told = f"{milliseconds(part):>11} s  {self._span(turn, span)}"
+            lines += wrapped(told, indent=2, hang=15)
+        return lines
+
+    def _prompt(self, turn: TurnLife) -> str:
+        text = f"Prompt {turn.num_prompt_tokens:,} tokens, answer {turn.num_output_tokens:,}."
+        if turn.started_s is None:
+            return f"{text} It never ran."
+        cached = percent(turn.cached_tokens, turn.num_prompt_tokens)
+        text += f" Cached when it was admitted: {turn.cached_tokens:,} ({cached})"
+        if turn.loaded_tokens:
+            text += f", {turn.loaded_tokens:,} of them in host memory"
+            text += f" ({turn.disk_tokens:,} read from disk)" if turn.disk_tokens else ""
+        text += "."
+        if turn.recomputed_tokens:
+            known = f"{turn.num_known_tokens:,} that its job had"
+            text += f" Computed again: {turn.recomputed_tokens:,} of the {known}."
+        return text
+
+    def _span(self, turn: TurnLife, span: Span) -> str:
+        told = self._wait(turn, span) if span.phase is Phase.WAIT else _PHASES[span.phase]
+        if span.phase is Phase.PREFILL and turn.cached_tokens:
+            told += f" ({turn.num_prompt_tokens - turn.cached_tokens:,} tokens that were not cached)"
+        return told
+
+    def _wait(self, turn: TurnLife, span: Span) -> str:
+        place_s = span.duration_s - span.memory_s
+        if span.memory_s <= 0:
+            told = "waiting for its place in a step"
+        elif place_s <= 0.0005:
+            told = "waiting for memory"
+        else:
+            place = f"{seconds(place_s)} s for its place in a step"
+            told = f"waiting: {seconds(span.memory_s)} s for memory, {place}"
+        around = []
+        if turn.mean_waiting is not None and turn.mean_waiting >= 1.5:
+            around.append(f"on average {count(turn.mean_waiting)} requests were waiting")
+        num_blocks = self.facts.header.num_blocks
+        if span.memory_s > 0 and turn.mean_pinned_blocks and num_blocks:
+            around.append(f"pins held {percent(turn.mean_pinned_blocks, num_blocks)} of the pool")
+        if turn.parked is not None:
+            needed, room = turn.parked.needed_blocks, turn.parked.room_blocks
+            around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
+        return told + (f" ({', '.join(around)})" if around else "")
+
+    # ---- what lay between ----
+
+    def _gap(self, gap: GapLife) -> list[str]:
+        called = f"called {gap.called}" if gap.tools else "called nothing" if gap.tools is not None else None
+        if gap.duration_s is None:
+            told = "no turn continues it in this trace"
+        else:
+            told = f"the next turn came {seconds(gap.duration_s)} s later"
+        lines = wrapped(f"It {called}; {told}." if called else f"{told[0].upper()}{told[1:]}.", indent=2)
+        for said in gap.told:
+            left = f", {seconds(said.remaining_s)} s left" if said.remaining_s is not None else ""
+            lines += wrapped(f"{self._since(said.now)} its client said: {said.state}{left}.", indent=4)
+        return lines
+
+    def _pin(self, pin: PinLife) -> list[str]:
+        block_size = self.facts.header.block_size
+        size = f"{pin.num_blocks:,} blocks ({pin.num_blocks * block_size:,} tokens)"
+        if pin.outcome is PinOutcome.REFUSED:
+            lines = wrapped(f"Its {size} were not held: {pin.refused_for or 'no room for it'}.", indent=2)
+        else:
+            lines = wrapped(f"Pin {pin.pin_id} held its {size}.", indent=2)
+        for decision in pin.decisions:
+            lines += self._decision(pin, decision, with_inputs=decision is pin.last_decision)
+        if not pin.decisions and pin.outcome is not PinOutcome.REFUSED:
+            lines += wrapped("For a moment only, until it was known what it had called.", indent=4)
+        for shrink in pin.shrinks[:MAX_SHRINKS]:
+            taken = f"{shrink.num_blocks:,} {'block' if shrink.num_blocks == 1 else 'blocks'} of it"
+            told = f"{self._since(shrink.now)} {taken} went to {self._who(shrink.by)}."
+            lines += wrapped(told, indent=4)
+        rest = pin.shrinks[MAX_SHRINKS:]
+        if rest:
+            taken = f"{sum(shrink.num_blocks for shrink in rest):,} blocks"
+            lines += wrapped(f"{len(rest)} more times parts of it went, {taken} in all.", indent=4)
+        if pin.outcome is not PinOutcome.REFUSED:
+            lines += wrapped(self._pin_end(pin), indent=4)
+        return lines
+
+    def _decision(self, pin: PinLife, decision: PinDecision, *, with_inputs: bool) -> list[str]:
+        """The last one with all that it was given: those before differ little."""
+        until = f"hold until {self._since(pin.began_s + decision.ttl_s)}, {seconds(decision.ttl_s)} s in all"
+        verdict = until if decision.ttl_s > 0 else "let it go"
+        because = f": {decision.reason}" if decision.reason else ""
+        lines = wrapped(f"{self._since(decision.now)} {verdict}{because}.", indent=4, hang=2)
+        if with_inputs:
+            inputs = [
+                f"{_INPUTS.get(name, name)} {_input(name, value)}"
+                for name, value in decision.inputs.items()
+                if value is not None and value != ""
+            ]
+            lines += wrapped(
+                f"Rule {decision.rule}, given: {'; '.join(inputs) or 'nothing'}.", indent=6, hang=2
+            )
+        return lines
+
+    def _pin_end(self, pin: PinLife) -> str:
+        when, held = self._since(pin.ended_s), f"after {seconds(pin.held_s)} s"
+        match pin.outcome:
+            case PinOutcome.HANDED_OVER:
+                work = "computing" if pin.reload_s is None else "loading"
+                saved = f", which spared {seconds(pin.saved_s)} s of {work}" if pin.saved_s else ""
+                return f"{when} it was taken over by the next turn {held}{saved}."
+            case PinOutcome.EXPIRED:
+                return f"{when} it ran out {held}: nothing had come back for it."
+            case PinOutcome.BROKEN:
+                return f"{when} it was broken {held}, for {self._who(pin.broken_by)}."
+            case PinOutcome.RELEASED:
+                return f"{when} it was let go {held}."
+            case PinOutcome.SUPERSEDED:
+                return f"{when} it was let go {held}: its job went on without it."
+            case _:
+                return f"It is still held where the trace ends, {held}."
+
+    def _who(self, req_id: str | None) -> str:
+        if req_id is None:
+            return "another pin, as all may hold only so much"
+        job_id = self.owners.get(req_id)
+        if job_id == self.job.job_id:
+            return f"a turn of its own job ({req_id})"
+        return f"{req_id} of job {job_id}" if job_id is not None else f"request {req_id}, which is of no job"
+
+
+_PHASES = {
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.PREEMPTED: "preempted: others needed its blocks, and it waited to run again",
+    Phase.RECOMPUTE: "computing again what it had lost",
+    Phase.LOAD: "loading its KV from host memory or disk",
+}
+MAX_SHRINKS = 3
+"""Parts broken off a pin that are told one by one."""
+
+
+def _input(name: str, value: float | int | str | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if name.endswith("_s"):
+        return f"{seconds(value)} s"
+    return format(value, ".2g") if abs(value) < 1 else count(round(value, 2))
+
+
+def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Explanation | None:
+    """Of the one job that was read; None if there is no turn of it."""
+    jobs: Sequence[JobLife] = lives.jobs()
+    if not jobs:
+        return None
+    return Explanation(replace(jobs[0], trace_was_cut=facts.report.end is None), facts, owners)

@@ -1,0 +1,34 @@
+"""Why a trace does not tell all of a run, in sentences, and where that is said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from eval.trace.analysis.lives import TraceFacts
+
+
+def faults_of(facts: TraceFacts) -> list[str]:
+    """Empty: it goes from the engine's start to an orderly end, with every event."""
+    report = facts.report
+    faults = []
+    if not facts.header.from_start:
+        faults.append("it begins after the engine did: turns under way then are seen from there on")
+    if report.num_events_before:
+        faults.append(f"its first {report.num_events_before:,} events are gone with the files they were in")
+    if report.cut_line is not None:
+        faults.append(
+            f"it was cut off in line {report.cut_line:,}, {report.cut_bytes:,} bytes are lost with it"
+        )
+    elif report.end is None:
+        faults.append("it was not closed in order: its writer was killed, or still writes")
+    num_lost = max(facts.num_lost, report.end.dropped if report.end is not None else 0)
+    if num_lost:
+        faults.append(f"{num_lost:,} events are missing: they came faster than they could be written")
+    return faults
+
+
+def warn_of_faults(path: Path, facts: TraceFacts) -> None:
+    """On stderr: what is printed or written of such a trace looks like that of a whole one."""
+    for fault in faults_of(facts):
+        print(f"{path} is NOT COMPLETE: {fault}", file=sys.stderr)

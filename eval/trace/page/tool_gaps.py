@@ -1,0 +1,156 @@
+"""What became of the KV in the gaps after each kind of call. Memory is bounded, whatever clients name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from eval.trace.analysis.jobs import GapLife, PinLife, PinOutcome
+from eval.trace.page.page_data import ToolData
+from eval.trace.page.sample import Sample, evenly, quantile
+from eval.trace.page.strings import Strings
+
+MAX_TOOLS = 1000
+"""Told apart while a trace is read."""
+MAX_SHOWN = 150
+SAMPLED_GAPS = 4096
+"""Of a call, for its quantiles."""
+SHOWN_POINTS = 6000
+"""Of all calls together."""
+MAX_PENDING = 50_000
+"""Gaps that wait for the pin over them, or pins for the gap."""
+NAME_LENGTH = 120
+NO_PIN = "none"
+OTHERS = "(other calls)"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A gap that ended, and what was granted over it."""
+
+    gap_s: float
+    granted_s: float
+    outcome: str
+    job_id: str
+
+
+@dataclass(slots=True)
+class _Tool:
+    points: Sample[Point] = field(default_factory=lambda: Sample(SAMPLED_GAPS))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    num_gaps: int = 0
+    saved_s: float = 0.0
+    held_block_s: float = 0.0
+    vain_block_s: float = 0.0
+
+    def add(self, gap: GapLife, pin: PinLife | None) -> None:
+        outcome = NO_PIN if pin is None else pin.outcome.value
+        if gap.duration_s is not None:
+            self.num_gaps += 1
+            granted_s = 0.0 if pin is None or pin.outcome is PinOutcome.REFUSED else pin.granted_s
+            self.points.add(Point(gap.duration_s, granted_s, outcome, gap.job_id))
+        if pin is None and gap.duration_s is None:
+            return
+        self.outcomes[outcome] += 1
+        if pin is not None:
+            self.saved_s += pin.saved_s
+            self.held_block_s += pin.block_s
+            self.vain_block_s += pin.vain_block_s
+
+
+def call_name(tools: tuple[str, ...] | None) -> str:
+    """What was called, as one name; parallel calls of one tool count as one."""
+    if tools is None:
+        return "(not told)"
+    name = " + ".join(sorted(set(tools))) or "(nothing called)"
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+
+
+class ToolGaps:
+    """Takes gaps and pins in any order and joins those of one turn."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, _Tool] = {}
+        self._gaps: dict[str, GapLife] = {}
+        self._pins: dict[str, PinLife] = {}
+
+    def gap(self, gap: GapLife) -> None:
+        pin = self._pins.pop(gap.req_id, None)
+        if pin is not None:
+            self._join(gap, pin)
+            return
+        self._gaps[gap.req_id] = gap
+        if len(self._gaps) > MAX_PENDING:
+            self._join(self._gaps.pop(next(iter(self._gaps))), None)
+
+    def pin(self, pin: PinLife) -> None:
+        gap = self._gaps.pop(pin.req_id, None)
+        if gap is not None:
+            self._join(gap, pin)
+            return
+        self._pins[pin.req_id] = pin
+        if len(self._pins) > MAX_PENDING:
+            del self._pins[next(iter(self._pins))]
+
+    def close(self) -> None:
+        """No pin will come to the gaps that have none."""
+        for gap in self._gaps.values():
+            self._join(gap, None)
+        self._gaps.clear()
+
+    def _join(self, gap: GapLife, pin: PinLife | None) -> None:
+        name = call_name(gap.tools)
+        if name not in self._tools and len(self._tools) >= MAX_TOOLS:
+            name = OTHERS
+        self._tools.setdefault(name, _Tool()).add(gap, pin)
+
+    @property
+    def num_left_out(self) -> int:
+        """Kinds of calls that ``tools`` has no line for."""
+        return max(0, len(self._tools) - MAX_SHOWN)
+
+    @property
+    def num_points_left_out(self) -> int:
+        """Gaps that ended and have no point."""
+        shown = self._shown()
+        each = _points_of_each(shown)
+        return sum(tool.num_gaps - min(len(tool.points.items), each) for _, tool in shown)
+
+    def tools(self, strings: Strings) -> list[ToolData]:
+        """Those with the most gaps first."""
+        shown = self._shown()
+        each = _points_of_each(shown)
+        return [_tool_data(name, tool, each, strings) for name, tool in shown]
+
+    def _shown(self) -> list[tuple[str, _Tool]]:
+        tools = sorted(self._tools.items(), key=lambda entry: (-sum(entry[1].outcomes.values()), entry[0]))
+        return [(name, tool) for name, tool in tools if tool.outcomes][:MAX_SHOWN]
+
+
+def _points_of_each(tools: list[tuple[str, _Tool]]) -> int:
+    """Most points that one call may have: what calls with few gaps leave over goes to those with many."""
+    room, most = SHOWN_POINTS, 0
+    for left, size in enumerate(sorted(len(tool.points.items) for _, tool in tools)):
+        most = room // (len(tools) - left)
+        room -= min(size, most)
+    return most
+
+
+def _tool_data(name: str, tool: _Tool, max_points: int, strings: Strings) -> ToolData:
+    points = tool.points.items
+    gaps_s = [point.gap_s for point in points]
+    return ToolData(
+        name=name,
+        num_gaps=tool.num_gaps,
+        gap_p50_s=quantile(gaps_s, 0.5),
+        gap_p90_s=quantile(gaps_s, 0.9),
+        granted_p50_s=quantile([point.granted_s for point in points], 0.5),
+        outcomes=dict(tool.outcomes),
+        saved_s=tool.saved_s,
+        held_block_s=tool.held_block_s,
+        vain_block_s=tool.vain_block_s,
+        points=[
+            (round(point.gap_s, 4), round(point.granted_s, 4), point.outcome, strings.number(point.job_id))
+            for point in evenly(points, max_points)
+        ],
+    )

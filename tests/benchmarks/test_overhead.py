@@ -1,0 +1,28 @@
+"""The promise of ``make bench``: all that is to be measured is measured, over each way to the engine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.http.overhead import main
+
+
+def test_each_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rates at both concurrencies, of tokens, and latencies: each beside the engine without HTTP."""
+    assert main(["--rounds", "1", "--seconds", "0.2", "--front-ends", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rates = [line for line in lines if re.search(r"\d+ \(\d.* to \d.*\) +\d+\.\d\dx$", line)]
+    assert [line.split("  ")[2] for line in rates] == ["AsyncLLM, no HTTP", "HTTP, 2 front ends"] * 3
+    http = next(line for line in reversed(lines) if "HTTP, 2" in line)
+    p50, p99, *added = map(float, http.split("ends")[1].split())
+    assert 0 < p50 <= p99
+    assert len(added) == 2
+
+
+def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence names the flags."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["--rounds", "0"])
+    assert "--rounds" in capsys.readouterr().err

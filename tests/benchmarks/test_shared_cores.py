@@ -1,0 +1,16 @@
+"""Promises of ``make bench-cores``: every setting is measured in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.http.shared_cores import SETTINGS, main
+
+
+def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for decoding and one for prefill, with a rate for each way of waiting."""
+    assert main(["--busy", "0", "--seconds", "0.1", "--requests", "1"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    rates = [[float(figure.replace(",", "")) for figure in line.split()[-len(SETTINGS) :]] for line in lines]
+    assert len(rates) == 2
+    assert all(rate > 0 for of_kind in rates for rate in of_kind)

@@ -1,0 +1,99 @@
+"""An engine core whose executor takes its time over loads: nobody hangs, nobody spins."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine.clock import MonotonicClock
+from engine.core.policy import fcfs
+from engine.core_process.engine_core import LOAD_POLL_S, EngineCore
+from engine.executor import Executor
+from engine.frontend.llm import engine_config
+from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
+from engine.sampling_params import SamplingParams
+from engine.testing import FakeExecutorFactory
+
+PROMPT = [7] * 320
+"""20 blocks."""
+
+
+def core_after_eviction(executor: FakeExecutorFactory, *, async_scheduling: bool = False) -> EngineCore:
+    """A core in which PROMPT has run and left the device's pool, but not the host."""
+    made: list[Executor] = []
+
+    def make(config: object) -> Executor:
+        made.append(executor(engine_config("fake", **options)))
+        return made[0]
+
+    options = {"num_gpu_blocks_override": 33, "num_host_blocks_override": 100, "max_model_len": 512}
+    options["async_scheduling"] = async_scheduling
+    core = EngineCore(engine_config("fake", **options), make, fcfs, MonotonicClock())
+    for number, prompt in enumerate((PROMPT, [9] * 500)):
+        run(core, f"before-{number}", prompt)
+    assert core.utilities.statistics().num_used_host_blocks == 20 + 31
+    return core
+
+
+def add(core: EngineCore, request_id: str, prompt: list[int]) -> None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    assert not core.add_request(EngineCoreRequest(request_id, prompt, params, core.now()))
+
+
+def run(core: EngineCore, request_id: str, prompt: list[int] = PROMPT) -> EngineCoreOutput:
+    """Add a request and step until it has ended; its last output."""
+    add(core, request_id, prompt)
+    while core.wait_for_work():
+        message = core.step()
+        for output in message.outputs if message is not None else []:
+            if output.finished:
+                return output
+    raise AssertionError("the core stopped")
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_while_only_a_load_is_pending_the_core_polls(async_scheduling: bool) -> None:
+    """60 steps for a load are 60 polls with a pause before each: not 60 steps at once, nor 60 stalls."""
+    core = core_after_eviction(FakeExecutorFactory(load_steps=60), async_scheduling=async_scheduling)
+    started_s = time.monotonic()
+    output = run(core, "again")
+    assert output.num_cached_tokens == 304
+    assert time.monotonic() - started_s > 58 * LOAD_POLL_S
+    core.utilities.check_invariants()
+    core.close()
+
+
+def test_a_load_that_fails_costs_only_the_time_to_compute() -> None:
+    """The request ends like any other; nothing counts as cached."""
+    core = core_after_eviction(FakeExecutorFactory(load_steps=3, fail_load=1))
+    output = run(core, "again")
+    assert (output.finish_reason, output.num_cached_tokens) == (FinishReason.LENGTH, 0)
+    core.close()
+
+
+def test_the_blocks_of_an_aborted_load_come_back_without_another_request() -> None:
+    """The core goes on asking for the load although no request is left, then has nothing to do."""
+    core = core_after_eviction(FakeExecutorFactory(load_steps=10))
+    add(core, "gone", PROMPT)
+    core.step()
+    assert core.utilities.statistics().num_loading == 1
+    assert len(core.abort_requests(AbortRequest(["gone"]))) == 1
+    assert not core.utilities.reset_prefix_cache()
+    while core.scheduler.num_pending_loads:
+        assert core.wait_for_work()
+        core.step()
+    assert core.utilities.reset_prefix_cache()
+    assert core.utilities.statistics().num_used_host_blocks == 0
+    core.close()
+
+
+def test_others_are_served_during_a_load() -> None:
+    """A request that arrives while a long load is pending runs at once, and the load ends meanwhile."""
+    core = core_after_eviction(FakeExecutorFactory(load_steps=4))
+    add(core, "again", PROMPT)
+    core.step()
+    assert run(core, "other", [1] * 20).finish_reason is FinishReason.LENGTH
+    assert core.utilities.statistics().num_loading == 1
+    core.abort_requests(AbortRequest(["again"]))
+    core.close()

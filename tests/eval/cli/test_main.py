@@ -1,0 +1,228 @@
+"""Promises of the command line: V1's flags, loud mistakes, and help worth reading."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from continuum.config import ContinuumConfig
+from engine.api.config import ServerConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TelemetryConfig,
+    TraceConfig,
+)
+from engine.errors import ConfigError
+from eval.cli.main import COMMANDS, SERVE, main
+from eval.cli.serve_args import continuum_config, engine_config, server_config
+from eval.cli.serve_flags import add_serve_arguments
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_without_flags_every_record_has_its_defaults() -> None:
+    """The flags repeat no default: they take them from the records."""
+    args = parse("m")
+    assert engine_config(args) == EngineConfig(
+        model=ModelConfig(model="m"), telemetry=TelemetryConfig(model_name="m")
+    )
+    assert server_config(args) == ServerConfig(served_model_names=("m",))
+    assert continuum_config(args) == ContinuumConfig()
+
+
+def test_flags_reach_their_records() -> None:
+    """V1's names, with their negations and human numbers."""
+    args = parse(
+        *(
+            "m",
+            "--dtype",
+            "float32",
+            "--max-model-len",
+            "32k",
+            "--block-size",
+            "32",
+            "--no-enable-prefix-caching",
+        ),
+        *(
+            "--kv-cache-memory-bytes",
+            "2G",
+            "--max-num-seqs",
+            "4",
+            "--no-enable-chunked-prefill",
+            "--seed",
+            "7",
+        ),
+        *("--trace", "t.jsonl", "--trace-max-bytes", "256M", "--trace-max-files", "4"),
+        *("--disable-log-stats", "--served-model-name", "a", "b"),
+    )
+    assert engine_config(args) == EngineConfig(
+        model=ModelConfig(model="m", dtype="float32", max_model_len=32_000, seed=7),
+        cache=CacheConfig(block_size=32, enable_prefix_caching=False, kv_cache_memory_bytes=2 * 2**30),
+        scheduler=SchedulerConfig(max_num_seqs=4, enable_chunked_prefill=False),
+        trace=TraceConfig(trace_path="t.jsonl", trace_max_bytes=2**28, trace_max_files=4),
+        telemetry=TelemetryConfig(model_name="a"),
+        log_stats=False,
+    )
+    assert server_config(args).served_model_names == ("a", "b")
+
+
+def test_a_policy_flag_without_its_policy_is_an_error() -> None:
+    """An option that would be ignored is refused."""
+    assert continuum_config(parse("m", "--ttl-rule", "paper")).ttl_rule == "paper"
+    with pytest.raises(ConfigError, match="--ttl-rule needs --scheduling-policy continuum"):
+        continuum_config(parse("m", "--ttl-rule", "paper", "--scheduling-policy", "fcfs"))
+
+
+def test_a_chat_template_is_a_file_or_a_text(tmp_path: Path) -> None:
+    """As in V1."""
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ messages }}")
+    assert server_config(parse("m", "--chat-template", str(path))).chat_template == "{{ messages }}"
+    assert server_config(parse("m", "--chat-template", "{{ x }}")).chat_template == "{{ x }}"
+    with pytest.raises(ConfigError, match="chat_template"):
+        server_config(parse("m", "--chat-template", str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["serve", "m", "--no-such-flag"],
+        ["serve", "m", "--dtype", "int3"],
+        ["serve", "m", "--max-num", "4"],
+        ["serve", "m", "--max-model-len", "many"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse's way: a sentence on stderr."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0."),
+        (["--pin-budget", "2"], "pin_budget must be in [0, 1], got 2.0."),
+        (["--horizon-s", "nan"], "horizon_s must not be negative, got nan."),
+        (["--port", "70000"], "port must be in [0, 65535], got 70000."),
+        (["--trace", "t.gz"], "a trace is compressed with zstd only"),
+        (["--scheduling-policy", "lru"], "Unknown policy 'lru'; choose from fcfs, priority, program-fcfs"),
+    ],
+)
+def test_a_value_out_of_range_exits_with_2(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence that names the option and its limit."""
+    assert main(["serve", "m", *flags]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"continuum: argument {flags[0]}: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "serve", *(command.name for command in COMMANDS)],
+)
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command explains itself."""
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command.split(), "--help"])
+    assert exit_info.value.code == 0
+    assert f"usage: continuum {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--max-num-seqs", "0"]])
+def test_the_bundled_model_is_named_once_the_options_are_right(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong option leaves nothing on stdout."""
+    monkeypatch.setattr("engine.api.processes.server.serve", lambda *_: 0)
+    assert main(["serve", *flags]) == (2 if flags else 0)
+    told = "No MODEL given; serving the bundled demo model as 'box'.\n"
+    assert capsys.readouterr().out == ("" if flags else told)
+
+
+def test_every_command_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """That fits a terminal of 80 columns, beside the command's name."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for name, summary in [("serve", SERVE), *((one.name, one.summary) for one in COMMANDS)]:
+        assert re.search(rf"^ +{name} +{re.escape(summary)}$", shown, re.MULTILINE), name
+
+
+def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Defaults are shown, and only where there is one."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 8000)" in text
+    assert "(default: None)" not in text
+    assert "(default: continuum)" in text
+
+
+def test_a_reader_may_leave_early() -> None:
+    """As ``| head`` does: no traceback, and the exit code that shells have for it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "eval.cli", "workload", "synthetic"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["workload", "bfcl", "--jobs", "3"],
+        ["workload", "bfcl", "--jobs", "300", "--json"],
+        ["simulate", "--workload", "bfcl", "--jobs", "2", "--processes", "1"],
+        ["trace", "schema"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("output", "told"), [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")]
+)
+def test_an_answer_that_cannot_be_written_is_one_sentence(command: list[str], output: str, told: str) -> None:
+    """Neither a traceback nor a run that looks as if it had gone well."""
+    shell = f'exec "$@" {output}'
+    line = ["sh", "-c", shell, "sh", sys.executable, "-m", "eval.cli", *command]
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"continuum: Cannot write the answer: {told}.\n")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["serve", "--help"]])
+def test_help_that_cannot_be_written_is_one_sentence(command: list[str]) -> None:
+    line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "eval.cli", *command]
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "continuum: Cannot write the answer: No space left on device.\n"
+
+
+def test_help_and_version_are_light() -> None:
+    """They load neither torch nor the web server."""
+    code = (
+        "import sys\nfrom eval.cli.main import main\n"
+        "try: main(['--version'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'uvicorn', 'fastapi', 'zmq'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "continuum"), done.stderr

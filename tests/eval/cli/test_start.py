@@ -1,0 +1,39 @@
+"""What a server says while it starts and when it is ready: how much fits, and where to look."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("front_ends", ["1", "2"])
+def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -> None:
+    """Before the line by which others know that it serves."""
+    flags = ["--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "300"]
+    flags += ["--served-model-name", "tiny", "--api-server-count", front_ends]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eval.cli", "serve", str(model), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        said: list[str] = []
+        while not said or not said[-1].startswith("Serving "):
+            said.append(process.stdout.readline())
+            assert said[-1], f"it ended before it was ready: {said}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    pool, page, serving = said[-3:]
+    assert pool.startswith("KV pool: 4,800 tokens in 300 blocks of 16: ")
+    assert " jobs of " in pool
+    url = serving.split()[-1]
+    assert page == f"Dashboard: {url}/dashboard\n"

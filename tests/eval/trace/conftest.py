@@ -1,0 +1,14 @@
+"""One small model for all tests that serve one: making it takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.worker.loading.tiny_models import make_model_folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("models") / "traced", max_position_embeddings=4096)

@@ -1,0 +1,302 @@
+"""Copies beside the steps: whenever each of them is really made, a step reads what it must, and a load and a
+write to disk take what was stored. The plans are those of a real scheduler on too small a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count, cycle
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request
+from engine.frontend.llm import LLM
+from engine.worker import executor
+from engine.worker.kv_tiers.device_host_pool import DeviceHostPool, select_host_pool
+from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.kv_tiers.store_queue import StoreQueue
+from tests.core.kv_memory import KvMemory, Reports, Work
+from tests.core.offload.test_kv_loads import BusyDay
+from tests.worker.conftest import ModelFolders
+from tests.worker.gpu.late_streams import PICKS, LateStreams, StepsAtOnce, Wait
+from tests.worker.kv_tiers.test_disk_tier import Jobs
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 2 * BLOCK_SIZE * 8
+
+
+class Corrupted(AssertionError):
+    """Something was read that is not what was written."""
+
+
+def number_of(block_hash: BlockHash) -> int:
+    """What a block of this content is filled with."""
+    return int.from_bytes(block_hash[:7], "little")
+
+
+class LateMemory(KvMemory):
+    """Executes plans on a device that is late. Tokens are known at once, so the host may be any number of
+    steps ahead."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        picks: Iterator[str],
+        luck: Iterator[bool],
+        forgotten: Collection[Wait] = (),
+    ) -> None:
+        super().__init__(BLOCK_SIZE)
+        self._blocks = torch.zeros((num_blocks, 1, 2, BLOCK_SIZE, 1, 1), dtype=torch.int64)
+        self._streams = LateStreams(picks, forgotten)
+        self._disk = self._streams.disk_of(self._blocks, luck)
+        self._pool = DeviceHostPool(
+            self._blocks,
+            num_host_blocks,
+            self._streams,
+            self._disk,
+            slab_bytes=3 * BLOCK_BYTES,
+            portion_bytes=2 * BLOCK_BYTES,
+        )
+        self._garbage = count(-1, -1)
+
+    def take(
+        self, plan: SchedulerOutput, requests: Mapping[str, Request], under_way: Sequence[Work] = ()
+    ) -> Work:
+        """Queue a plan."""
+        work = super().take(plan, requests, under_way)
+        self._pool.begin_step(plan)
+        self._queue_step(work)
+        self._pool.end_step(plan)
+        return work
+
+    def execute(self, work: Work) -> Reports:
+        """Let the device do something, of this plan or another."""
+        self._streams.run_some()
+        if not work.spans:  # the host can only wait: not for ever
+            for _ in range(20):
+                self._streams.run_each()
+        reports = self._pool.take_reports()
+        return Reports(
+            reports.finished_loads,
+            reports.failed_loads,
+            reports.finished_writes,
+            reports.failed_writes,
+        )
+
+    def after(self, under_way: Sequence[Work]) -> KvMemory:
+        return self
+
+    def _queue_step(self, work: Work) -> None:
+        """All requests write, then each reads all that is before its new tokens, and its new full blocks."""
+        writes: list[tuple[int, int]] = []
+        reads: list[tuple[int, int]] = []
+        for span in work.spans:
+            full = [
+                number_of(block_hash) for block_hash in span.request.block_hashes[: span.end // BLOCK_SIZE]
+            ]
+            reads += zip(span.table, full, strict=False)
+            for index in range(span.start // BLOCK_SIZE, -(-span.end // BLOCK_SIZE)):
+                number = full[index] if index < len(full) else next(self._garbage)
+                writes.append((span.table[index], number))
+        self._streams.steps.do(lambda: self._run_step(writes, reads))
+
+    def _run_step(self, writes: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
+        for block_id, number in writes:
+            self._blocks[block_id] = number
+        for block_id, number in reads:
+            self._check(self._blocks[block_id], number, f"a step reads block {block_id}")
+
+    def _check(self, memory: torch.Tensor, number: int, what: str) -> None:
+        if not bool((memory == number).all()):
+            raise Corrupted(what)
+
+    def check_claims(
+        self,
+        device: Mapping[int, BlockHash],
+        host: Mapping[BlockHash, int],
+        disk: Mapping[BlockHash, int],
+    ) -> None:
+        """Between steps nothing can be said: see ``finish``."""
+
+    def finish(self, day: BusyDay) -> None:
+        """Let the device do all; then what is found on any tier holds what it is found for."""
+        self._streams.run_all()
+        connector = day.room.connector
+        assert connector is not None
+        for block in day.room.scheduler.kv.pool.blocks:
+            if block.block_hash is not None:
+                self._check(self._blocks[block.block_id], number_of(block.block_hash), "a cached block")
+        if connector.disk is not None:
+            for block_hash, slot in connector.disk.tier.contents().items():
+                content = bytearray(self._disk.contents[slot])
+                kept = torch.frombuffer(content, dtype=torch.int64)
+                self._check(kept, number_of(block_hash), f"slot {slot} of the disk")
+        self._pool.close()
+        self._pool.close()
+
+
+def late_day(
+    seed: int, picks: Iterator[str], num_events: int = 150, forgotten: Collection[Wait] = ()
+) -> BusyDay:
+    """A busy day on a late device, to its end. Corrupted if anything was."""
+    day = BusyDay(seed)
+    assert day.room.connector is not None
+    luck = Random(seed)
+    memory = LateMemory(
+        num_blocks=25,
+        num_host_blocks=day.room.connector.tier.num_blocks,
+        picks=picks,
+        luck=iter(lambda: luck.random() < 0.9, None),
+        forgotten=forgotten,
+    )
+    day.room.memory = memory
+    day.run(num_events)
+    memory.finish(day)
+    return day
+
+
+def random_picks(seed: int) -> Iterator[str]:
+    """Now one queue is ahead, now another."""
+    random = Random(seed)
+    while True:
+        weights = [random.choice([0.2, 1, 5]) for _ in PICKS]
+        yield from random.choices(PICKS, weights, k=random.randrange(1, 60))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), picks=st.lists(st.sampled_from(PICKS), max_size=120))
+def test_whenever_a_copy_is_made_it_is_the_right_one(seed: int, picks: list[str]) -> None:
+    """Stores, loads, reads from and writes to disk, blocks and slots that are given to others at once."""
+    late_day(seed, cycle([*picks, "host"]))
+
+
+def test_much_happens_on_such_a_day() -> None:
+    """So the test above is worth something."""
+    days = [late_day(seed, random_picks(seed), num_events=300) for seed in range(6)]
+    for event in ("loaded", "read from disk", "failed reading from disk", "written", "preempted"):
+        assert sum(day.seen[event] for day in days) > 5, event
+
+
+MUTANTS: dict[str, Collection[Wait]] = {
+    "a load does not wait for steps": [("loads", "steps")],
+    "a load does not wait for stores": [("loads", "stores")],
+    "a store does not wait for its step": [("stores", "steps")],
+    "a step does not wait for stores": [("steps", "stores")],
+    "a read from disk does not wait for steps": [("disk reads", "steps")],
+    "a read from disk does not wait for stores": [("disk reads", "stores")],
+    "a write to disk does not wait for stores": [("disk writes", "stores")],
+    "a load is reported before it is done": [("host", "loads")],
+}
+
+
+def is_found(corrupt: Callable[[int], object]) -> bool:
+    """Whether one of a few days shows it."""
+    for seed in range(60):
+        try:
+            corrupt(seed)
+        except Corrupted:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("forgotten", MUTANTS.values(), ids=MUTANTS)
+def test_no_wait_can_be_left_out(forgotten: Collection[Wait]) -> None:
+    assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten))
+
+
+@pytest.mark.parametrize("who", ["reading", "writing"])
+def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Who overwrites a block that is being stored, and who reads a slot that is being stored to."""
+    monkeypatch.setattr(StoreQueue, who, lambda *_: [])
+    assert is_found(lambda seed: late_day(seed, random_picks(seed)))
+
+
+class LatePool(DeviceHostPool):
+    """Under a real model on a CPU: what a step starts to copy is copied when later steps come."""
+
+    def __init__(self, blocks: torch.Tensor, num_slots: int, disk: DiskPool | None) -> None:
+        self._late = StepsAtOnce(random_picks(0))
+        super().__init__(blocks, num_slots, self._late, disk, slab_bytes=3 * blocks[0].nbytes)
+        self.num_late_steps = 0
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        self._late.run_some()
+        super().begin_step(plan)
+
+    def take_reports(self) -> TransferReports:
+        reports = super().take_reports()
+        self.num_late_steps += len(self._loads) > 0
+        return reports
+
+
+def check_turns(folder: Path, **options: Any) -> None:
+    """Three jobs in a pool that holds little more than one: every later turn comes back from another tier,
+    and its tokens are those of transformers."""
+    with LLM(
+        str(folder),
+        multiprocess=False,
+        max_model_len=304,
+        num_gpu_blocks_override=20,
+        max_num_batched_tokens=64,
+        **options,
+    ) as llm:
+        jobs = Jobs(llm, folder)
+        assert jobs.turn() == 0
+        assert jobs.turn() >= sum((150 + 10 * job) // 16 * 16 for job in range(3))
+        assert jobs.turn() > 3 * 160
+        assert llm.statistics().num_free_blocks == 19
+
+
+def disk_in(folder: Path) -> dict[str, Any]:
+    """Options: host memory for less than a job, and a disk for all."""
+    return {
+        "num_host_blocks_override": 8,
+        "num_disk_blocks_override": 200,
+        "kv_offloading_disk_path": str(folder),
+        "kv_offloading_disk_min_tokens": 1,
+    }
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
+    model_folders: ModelFolders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_disk: bool,
+    async_scheduling: bool,
+) -> None:
+    """From host memory, and from disk, with steps one by one or one ahead: a load takes several of them."""
+    pools: list[LatePool] = []
+
+    def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
+        pools.append(LatePool(blocks, num_slots, disk))
+        return pools[-1]
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    options = disk_in(tmp_path) if with_disk else {"num_host_blocks_override": 100}
+    check_turns(model_folders("llama"), async_scheduling=async_scheduling, **options)
+    assert pools[0].num_late_steps > 5
+
+
+def test_an_engine_on_a_cpu_may_have_the_pool_of_a_device(
+    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies are made when they are asked for."""
+
+    def select(
+        blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool
+    ) -> HostTransfers | None:
+        return select_host_pool(blocks, num_slots, disk, beside_steps=True)
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    check_turns(model_folders("qwen3"), **disk_in(tmp_path))
