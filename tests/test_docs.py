@@ -160,6 +160,19 @@ def test_a_text_names_no_machine(path: Path) -> None:
     assert re.findall(r"(?<![\w.])/(?:work|root|home|mnt)/[\w/]*", path.read_text()) == []
 
 
+@pytest.mark.parametrize("path", [path for path in texts() if path.parent != DOCS / "lab"], ids=name)
+def test_a_text_names_files_that_there_are(path: Path) -> None:
+    """Paths from the repository's root, between backquotes."""
+    rooms = "benchmarks|continuum|docs|engine|estimator|eval|examples|tests|tracing"
+    named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
+    assert [each for each in named if not (ROOT / each).exists() and not is_short_for_one(each)] == []
+
+
+def is_short_for_one(named: str) -> bool:
+    """``docs/decisions/0008``."""
+    return any((ROOT / named).parent.glob(f"{Path(named).name}-*"))
+
+
 def words_to_avoid() -> list[str]:
     """The left column of the glossary's last table."""
     return [word.strip() for row in rows(DOCS / "glossary.md", "Not these") for word in row[0].split(",")]
