@@ -38,8 +38,8 @@ class PinManager:
 
     def expire(self, now: float) -> None:
         """End the pins that are due, and unpin what jobs went on without."""
-        for dead in self._policy.take_superseded():
-            self._let_go_first(dead, now)
+        for stale in self._policy.take_superseded():
+            self._evict_first(stale, now)
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
 
@@ -68,7 +68,7 @@ class PinManager:
         held_s, self._held_s = self._held_s, {}
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
-    def make_room(
+    def revoke_until_fits(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, runs_alone: bool
     ) -> bool:
         """Revoke pins, tails first, until the request fits with ``num_tokens``; False if it cannot.
@@ -79,10 +79,10 @@ class PinManager:
         if not self._kv.num_pins:
             return False
         if runs_alone and not self._loads.num_requests and not self._loads.num_in_flight:
-            return self._break_one_by_one(request, num_tokens, hit, now)
-        return self._break_if_enough(request, num_tokens, hit, now)
+            return self._revoke_one_by_one(request, num_tokens, hit, now)
+        return self._revoke_if_enough(request, num_tokens, hit, now)
 
-    def _break_one_by_one(
+    def _revoke_one_by_one(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
         """Revoke until the request fits, as nothing else can run.
@@ -95,38 +95,38 @@ class PinManager:
                 return True
         return False
 
-    def _break_if_enough(
+    def _revoke_if_enough(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
         """Revoke nothing in vain: first add up what that would free."""
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
-        sacrifice: list[tuple[Pin, int]] = []
+        revoked: list[tuple[Pin, int]] = []
         for pin in self._policy.breakable(request, now, last_resort=False):
             _, num_freed = self._kv.num_tail_blocks_to_free(pin.pin_id, missing)
             if num_freed:
-                sacrifice.append((pin, num_freed))
+                revoked.append((pin, num_freed))
                 missing -= num_freed
             if missing <= 0:
                 break
         if missing > 0:
             return False
-        for pin, num_freed in sacrifice:
+        for pin, num_freed in revoked:
             self._shrink(pin, num_freed, now, request.request_id)
         # Blocks of a revoked pin that the request hit are free now, yet needed: measure, don't assume.
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
 
-    def _let_go_first(self, dead: StalePrefix, now: float) -> None:
+    def _evict_first(self, stale: StalePrefix, now: float) -> None:
         """Let blocks that nobody else holds, and the copies of all, be evicted first."""
-        self._cut(dead, now)
-        self._num_superseded_blocks += self._kv.evict_first(dead.block_hashes)
-        self._loads.superseded(dead.block_hashes)
+        self._cut(stale, now)
+        self._num_superseded_blocks += self._kv.evict_first(stale.block_hashes)
+        self._loads.superseded(stale.block_hashes)
 
-    def _cut(self, dead: StalePrefix, now: float) -> None:
+    def _cut(self, stale: StalePrefix, now: float) -> None:
         """Take the stale blocks off their pin, if that has not ended and still holds any of them."""
-        pin = dead.pin
-        if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= dead.num_kept_blocks:
+        pin = stale.pin
+        if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= stale.num_kept_blocks:
             return
-        self._cut_tail(pin, pin.num_blocks - dead.num_kept_blocks, PinEnd.SUPERSEDED, now, dead.by)
+        self._cut_tail(pin, pin.num_blocks - stale.num_kept_blocks, PinEnd.SUPERSEDED, now, stale.by)
 
     def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
         """Cut blocks off the pin's tail until ``wanted`` are free, or end it."""

@@ -87,7 +87,7 @@ class Scheduler:
         """Requests that wait for their grammar to be compiled, and hold up nobody."""
         self.running: list[Request] = []
         self.pause_state = PauseState.UNPAUSED
-        self.made_room = False
+        self.replan_at_once = False
         """Whether the last plan took blocks or a seat away and may not have handed them on.
 
         Another plan, made at once, may then schedule more.
@@ -187,7 +187,7 @@ class Scheduler:
         self._schedule_running(step)
         if self._may_admit(step) and self._schedule_loaded(step) and self.waiting:
             self._schedule_waiting(step)
-        self.made_room = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
+        self.replan_at_once = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
         assert self._num_seats <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
@@ -216,8 +216,7 @@ class Scheduler:
                 if self._will_fit_after_inflight(request, num_needed, NO_BLOCKS):
                     step.awaits_blocks = True
                     break
-                runs_alone = self._runs_alone(request)
-                if not self.pins.make_room(request, num_needed, NO_BLOCKS, step.now, runs_alone=runs_alone):
+                if not self._revoke_pins_for(request, num_needed, NO_BLOCKS, step.now):
                     victim = self.policy.victim(self._fairness.candidates(running), request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
@@ -323,7 +322,7 @@ class Scheduler:
         num_reserved = (
             request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
         )
-        if not self._find_room(request, num_reserved, hit, step):
+        if not self._make_fit(request, num_reserved, hit, step):
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
         assert blocks is not None, "it was found to fit"
@@ -355,7 +354,7 @@ class Scheduler:
 
         So it never waits for blocks that another loading request holds.
         """
-        if not self._find_room(request, request.num_tokens, hit, step):
+        if not self._make_fit(request, request.num_tokens, hit, step):
             return False
         self.waiting.take_seat(request)
         self.loads.start(request, hit, num_tokens)
@@ -395,7 +394,7 @@ class Scheduler:
 
     # ---- blocks for a request ----
 
-    def _find_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
+    def _make_fit(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
         """Whether a waiting request fits, if need be after pins were revoked or requests preempted.
 
         Preempted are only requests of a tenant that has more seats.
@@ -404,7 +403,7 @@ class Scheduler:
             return True
         if self._will_fit_after_inflight(request, num_tokens, hit):
             return False
-        if self.pins.make_room(request, num_tokens, hit, step.now, runs_alone=self._runs_alone(request)):
+        if self._revoke_pins_for(request, num_tokens, hit, step.now):
             return True
         if self._preempt_for(request, num_tokens, hit, step):
             return self.kv.are_cached(hit)  # else a victim was to compute some of it in this step
@@ -418,10 +417,17 @@ class Scheduler:
 
         A request that runs alone waits for them in any case.
         """
-        if not self.kv.has_fences:
+        if not self.kv.has_deferred:
             return False
         num_short = self.kv.num_blocks_short(request, num_tokens, hit)
-        return self._runs_alone(request) or num_short <= self.kv.num_returning_blocks
+        return self._runs_alone(request) or num_short <= self.kv.num_deferred_blocks
+
+    def _revoke_pins_for(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Revoke pins until the request fits; any pin may be revoked if nothing else runs."""
+        runs_alone = self._runs_alone(request)
+        return self.pins.revoke_until_fits(request, num_tokens, hit, now, runs_alone=runs_alone)
 
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
@@ -448,7 +454,7 @@ class Scheduler:
         position = self.running.index(victim)
         del self.running[position]
         was_scheduled = step.withdraw(victim)
-        self.steps.let_go(victim)
+        self.steps.defer_free(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
         victim.status = RequestStatus.PREEMPTED
@@ -543,8 +549,8 @@ class Scheduler:
             self.policy.on_request_gone(request, now)
         self.loads.release(request)
         if request.stop_reason == NOT_NUMBERS:  # its KV may be wrong, also what others computed
-            self.kv.forget(request)
-            self.loads.forget(request)
+            self.kv.evict(request)
+            self.loads.evict(request)
         if pin is not None:
             self.pins.hold(request, pin, now)
         else:

@@ -152,7 +152,7 @@ class StepShares:
             num_waiting[next_one.owner] -= 1
         for owner, number in num_waiting.items():
             wanted[owner] += number * OF_WAITING
-        self._forget(wanted, now)
+        self._drop_absent(wanted, now)
         if not self.is_shared or not wanted:
             return None
         empty_step = self._cost.tokens_of_an_empty_step
@@ -167,7 +167,7 @@ class StepShares:
             return None
         return self._granted(StepLimit(heavy, max(1, int(num_tokens))), running)
 
-    def _forget(self, here: dict[str, int], now: float) -> None:
+    def _drop_absent(self, here: dict[str, int], now: float) -> None:
         for owner, seen_s in list(self._seen_s.items()):
             if now - seen_s <= RECENT_S:
                 break

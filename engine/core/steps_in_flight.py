@@ -109,7 +109,7 @@ class StepsInFlight:
         step = next(step for step in self._steps if step.plan is plan)
         return step.sampled.get(request_id) is request
 
-    def let_go(self, request: Request) -> None:
+    def defer_free(self, request: Request) -> None:
         """Prepare for a request to lose its blocks.
 
         Only its confirmed tokens count as computed from here on: their full blocks are cached. No block is
@@ -121,12 +121,12 @@ class StepsInFlight:
         self._kv.cache_computed(request)
         for step in reversed(self._steps):
             if step.requests.get(request.request_id) is request:
-                self._kv.fence(step.step_id, request)
+                self._kv.defer_free(step.step_id, request)
                 return
 
     def leave(self, request: Request) -> None:
         """Remove a request that has ended: what is still sampled of it is dropped."""
-        self.let_go(request)
+        self.defer_free(request)
         for step in self._steps:
             if step.requests.get(request.request_id) is request:
                 del step.requests[request.request_id]
@@ -140,4 +140,4 @@ class StepsInFlight:
             num_places = request.num_output_placeholders
             assert num_places <= num_sampled <= num_places + 1
             assert request.num_tokens + num_sampled <= self._max_tokens(request), "more than it may have"
-        self._kv.check_fences([step.step_id for step in self._steps])
+        self._kv.check_deferred([step.step_id for step in self._steps])

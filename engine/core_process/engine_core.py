@@ -331,7 +331,7 @@ class EngineCore:
             now = self._clock.now()
             plan = self.scheduler.schedule(now)
             runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
-            self._stalled = runs_nothing and not self.scheduler.made_room and self._has_plans_to_make()
+            self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
                 plan.masks = self._masks.promise()
             if not self._submitted:

@@ -139,7 +139,7 @@ class Replica:
         self._link.start(plan.kv_loads, now)
         self._drive.write(plan.kv_disk_writes, now)
         if not plan.total_num_scheduled_tokens:
-            retry_s = 0.0 if self.scheduler.made_room else self._stalled_retry_s
+            retry_s = 0.0 if self.scheduler.replan_at_once else self._stalled_retry_s
             self._sleep_until(min(now + retry_s, self._link.next_done_s))
             return
         result, seconds = self.executor.execute(plan)

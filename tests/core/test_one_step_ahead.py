@@ -258,7 +258,7 @@ def test_blocks_of_an_aborted_request_are_not_handed_on_under_a_running_step() -
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
-def test_blocks_that_were_not_fenced_would_be_found_out(num_host_blocks: int) -> None:
+def test_blocks_that_were_freed_at_once_would_be_found_out(num_host_blocks: int) -> None:
     """By the memory that this file and the state machine run their plans on: whether the newcomer computes
     its tokens or loads them."""
     room = EngineRoom(
@@ -268,7 +268,7 @@ def test_blocks_that_were_not_fenced_would_be_found_out(num_host_blocks: int) ->
     room.run()
     room.add("gone", [1] * 28, max_tokens=4)
     room.plan_next()
-    room.scheduler.kv.fence = lambda step_id, request: None  # type: ignore[method-assign]
+    room.scheduler.kv.defer_free = lambda step_id, request: None  # type: ignore[method-assign]
     room.scheduler.finish_requests(["gone"], RequestStatus.FINISHED_ABORTED, room.clock.now())
     room.add("next", [2] * 28, max_tokens=2)
     what = "a load" if num_host_blocks else "a step"

@@ -149,7 +149,7 @@ def test_those_behind_a_request_that_preempts_itself_run_in_the_same_step() -> N
     plan = room.step()
     assert plan.preempted_req_ids == {"worst"}
     assert plan.num_scheduled_tokens == {"best": 1, "middle": 1}
-    assert room.scheduler.made_room
+    assert room.scheduler.replan_at_once
     room.check_invariants()
 
 

@@ -22,7 +22,7 @@ class KVCacheBlock:
     block_hash: BlockHash | None = None
     prev_free: KVCacheBlock | None = field(default=None)
     next_free: KVCacheBlock | None = field(default=None)
-    is_dead: bool = False
+    is_stale: bool = False
     """Whether it is free and cached, but nobody is expected to ask for it."""
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class BlockPool:
         self.null_block = self.blocks[0]
         self._empty = self.blocks[:0:-1]
         """Free blocks that cache nothing, the next to be used last: none ever leaves from the middle."""
-        self._dead = FreeKVCacheBlockQueue()
+        self._stale = FreeKVCacheBlockQueue()
         """Free blocks that are evicted as soon as no block is empty."""
         self._cached = FreeKVCacheBlockQueue()
         """The other free blocks, least recently used first."""
@@ -129,7 +129,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._empty) + self._dead.num_free_blocks + self._cached.num_free_blocks
+        return len(self._empty) + self._stale.num_free_blocks + self._cached.num_free_blocks
 
     @property
     def num_free_empty_blocks(self) -> int:
@@ -174,12 +174,12 @@ class BlockPool:
 
     def _reclaim(self, count: int) -> list[KVCacheBlock]:
         """Take and evict free, cached blocks: stale ones first."""
-        dead = self._dead.popleft_n(min(count, self._dead.num_free_blocks))
-        for block in dead:
-            block.is_dead = False
-        blocks = dead + self._cached.popleft_n(count - len(dead))
+        stale = self._stale.popleft_n(min(count, self._stale.num_free_blocks))
+        for block in stale:
+            block.is_stale = False
+        blocks = stale + self._cached.popleft_n(count - len(stale))
         for block in blocks:
-            self.forget(block)
+            self.evict(block)
         return blocks
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -195,9 +195,9 @@ class BlockPool:
             if num_holders > 1:
                 continue
             if block is not before:
-                if block.is_dead:
-                    self._dead.remove(block)
-                    block.is_dead = False
+                if block.is_stale:
+                    self._stale.remove(block)
+                    block.is_stale = False
                     continue
                 assert block.block_hash is not None, "a free block is hit that is not cached"
                 _link(before, after)
@@ -212,19 +212,19 @@ class BlockPool:
 
         Nobody is expected to ask for them. Returns how many that are. Until then they can be hit.
         """
-        dead: list[KVCacheBlock] = []
+        stale: list[KVCacheBlock] = []
         for block_hash in block_hashes:
             found = self._by_hash.get(block_hash)
             if found is None:
                 continue
             for block in found.values() if type(found) is dict else (found,):
                 assert isinstance(block, KVCacheBlock)
-                if block.ref_cnt == 0 and not block.is_dead:
+                if block.ref_cnt == 0 and not block.is_stale:
                     self._cached.remove(block)
-                    block.is_dead = True
-                    dead.append(block)
-        self._dead.extend(dead)
-        return len(dead)
+                    block.is_stale = True
+                    stale.append(block)
+        self._stale.extend(stale)
+        return len(stale)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
         """Remove a holder from each block; returns how many became free. The first in order go first."""
@@ -269,7 +269,7 @@ class BlockPool:
                 assert isinstance(known, KVCacheBlock)
                 by_hash[block_hash] = {known.block_id: known, block.block_id: block}
 
-    def forget(self, block: KVCacheBlock) -> None:
+    def evict(self, block: KVCacheBlock) -> None:
         """Evict a block from the prefix cache: it is about to hold something else, or its KV is wrong."""
         block_hash = block.block_hash
         assert block_hash is not None
@@ -285,24 +285,24 @@ class BlockPool:
         """Evict every block."""
         self._by_hash.clear()
         self._num_duplicates = 0
-        dead = self._dead.popleft_n(self._dead.num_free_blocks)
+        stale = self._stale.popleft_n(self._stale.num_free_blocks)
         cached = self._cached.popleft_n(self._cached.num_free_blocks)
-        self._empty = [*reversed(cached), *self._empty, *reversed(dead)]
+        self._empty = [*reversed(cached), *self._empty, *reversed(stale)]
         for block in self.blocks:
             block.block_hash = None
-            block.is_dead = False
+            block.is_stale = False
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)
 
     def check_invariants(self, references: dict[int, int]) -> None:
         """Raise AssertionError unless every block is held exactly as ``references`` (id to count) says."""
-        free = [block.block_id for part in (self._empty, self._dead, self._cached) for block in part]
+        free = [block.block_id for part in (self._empty, self._stale, self._cached) for block in part]
         assert len(free) == len(set(free)) == self.num_free_blocks, "free lists are inconsistent"
         assert all(block.block_hash is None for block in self._empty), "an empty block caches something"
-        dead = {block.block_id for block in self._dead}
-        assert dead == {b.block_id for b in self.blocks if b.is_dead}, "stale blocks are in the wrong list"
-        cached = (*self._dead, *self._cached)
+        stale = {block.block_id for block in self._stale}
+        assert stale == {b.block_id for b in self.blocks if b.is_stale}, "stale blocks are in the wrong list"
+        cached = (*self._stale, *self._cached)
         assert all(block.block_hash is not None for block in cached), "a block caches nothing"
         in_free_list = set(free)
         for block in self.blocks[1:]:
@@ -315,10 +315,10 @@ class BlockPool:
         self._check_hashes()
 
     def _check_hashes(self) -> None:
-        findable: dict[int, BlockHash] = {}
+        cached: dict[int, BlockHash] = {}
         for block_hash, known in self._by_hash.items():
             for block in known.values() if type(known) is dict else [known]:
-                findable[block.block_id] = block_hash  # type: ignore[union-attr]
+                cached[block.block_id] = block_hash  # type: ignore[union-attr]
         hashed = {block.block_id: block.block_hash for block in self.blocks if block.block_hash is not None}
-        assert findable == hashed, "hash map and blocks disagree"
+        assert cached == hashed, "hash map and blocks disagree"
         assert len(hashed) == self.num_cached_blocks, "blocks with a hash are miscounted"

@@ -22,7 +22,7 @@ class KVCacheCoordinator(Protocol):
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
         """The request's block table, first to last; empty if it has none."""
 
-    def has_room(self, request_id: str, num_tokens: int) -> bool:
+    def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
         """Whether the request has blocks for so many tokens already."""
 
     def find_longest_cache_hit(
@@ -45,7 +45,7 @@ class KVCacheCoordinator(Protocol):
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
         """Evict what ``cache_blocks`` has cached beyond the first ``num_tokens`` tokens."""
 
-    def forget_blocks(self, request_id: str) -> None:
+    def evict_blocks(self, request_id: str) -> None:
         """Evict the request's blocks from the prefix cache, whoever else holds them."""
 
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
@@ -64,7 +64,7 @@ class UnitaryKVCacheCoordinator:
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
         return self._blocks.get(request_id, [])
 
-    def has_room(self, request_id: str, num_tokens: int) -> bool:
+    def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
         table = self._blocks.get(request_id)
         return table is not None and num_tokens <= len(table) * self.block_size
 
@@ -102,16 +102,16 @@ class UnitaryKVCacheCoordinator:
 
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
         start = num_tokens // self.block_size
-        self._forget(self._blocks[request_id][start : self._num_cached[request_id]])
+        self._evict(self._blocks[request_id][start : self._num_cached[request_id]])
         self._num_cached[request_id] = min(start, self._num_cached[request_id])
 
-    def forget_blocks(self, request_id: str) -> None:
-        self._forget(self.blocks_of(request_id))
+    def evict_blocks(self, request_id: str) -> None:
+        self._evict(self.blocks_of(request_id))
 
-    def _forget(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def _evict(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             if block.block_hash is not None:  # else another request that holds it, too, has evicted it
-                self._pool.forget(block)
+                self._pool.evict(block)
 
     def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
         return self._blocks.pop(request_id, []), self._num_cached.pop(request_id, 0)

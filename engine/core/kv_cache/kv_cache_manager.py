@@ -61,7 +61,7 @@ class KVCacheManager:
         self._pins: dict[int, list[KVCacheBlock]] = {}
         self._num_pinned_blocks = 0
         self._loads: dict[int, list[KVCacheBlock]] = {}
-        self._fences: dict[int, list[KVCacheBlock]] = {}
+        self._deferred: dict[int, list[KVCacheBlock]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -136,7 +136,7 @@ class KVCacheManager:
         num_computed = request.num_computed_tokens + len(hit) * self.block_size
         num_tokens = min(num_computed + num_new_tokens, self._max_model_len)
         coordinator = self._coordinator
-        if not hit and coordinator.has_room(request_id, num_tokens):  # most steps of most requests
+        if not hit and coordinator.has_blocks_for(request_id, num_tokens):  # most steps of most requests
             if self.enable_caching:
                 coordinator.cache_blocks(
                     request_id, request.block_hashes, min(num_tokens, request.num_tokens)
@@ -159,9 +159,9 @@ class KVCacheManager:
         if self.enable_caching and request_id in self._requests:
             self._coordinator.cache_blocks(request_id, request.block_hashes, request.num_computed_tokens)
 
-    def forget(self, request: Request) -> None:
+    def evict(self, request: Request) -> None:
         """Evict the blocks that the request holds from the prefix cache: their content is of no use."""
-        self._coordinator.forget_blocks(request.request_id)
+        self._coordinator.evict_blocks(request.request_id)
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         """The request's block table, or a part of it."""
@@ -277,31 +277,31 @@ class KVCacheManager:
 
     # ---- frees that are deferred ----
 
-    def fence(self, step_id: int, request: Request) -> None:
+    def defer_free(self, step_id: int, request: Request) -> None:
         """Hold the blocks of a request that is about to free them until this step, the last to use them."""
         blocks = self._coordinator.blocks_of(request.request_id)
         self.pool.touch(blocks)
-        self._fences.setdefault(step_id, []).extend(blocks)
+        self._deferred.setdefault(step_id, []).extend(blocks)
 
     def release_deferred(self, step_id: int) -> None:
         """Free what was held until this step, which is back."""
-        blocks = self._fences.pop(step_id, None)
+        blocks = self._deferred.pop(step_id, None)
         if blocks is not None:
             self.pool.free_blocks(reversed(blocks))
 
     @property
-    def has_fences(self) -> bool:
+    def has_deferred(self) -> bool:
         """Whether any blocks wait for a step to be freed."""
-        return bool(self._fences)
+        return bool(self._deferred)
 
     @property
-    def num_returning_blocks(self) -> int:
+    def num_deferred_blocks(self) -> int:
         """Blocks that become free when the steps under way are back, counted one by one."""
-        return sum(block.ref_cnt == 1 for blocks in self._fences.values() for block in blocks)
+        return sum(block.ref_cnt == 1 for blocks in self._deferred.values() for block in blocks)
 
-    def check_fences(self, step_ids: Sequence[int]) -> None:
+    def check_deferred(self, step_ids: Sequence[int]) -> None:
         """Raise AssertionError if blocks are held for another step than these."""
-        assert self._fences.keys() <= set(step_ids), "blocks are held for a step that is back"
+        assert self._deferred.keys() <= set(step_ids), "blocks are held for a step that is back"
 
     # ---- all ----
 
@@ -336,7 +336,7 @@ class KVCacheManager:
         references: Counter[int] = Counter()
         for request_id in self._requests:
             references.update(self.block_ids(request_id))
-        for blocks in (*self._pins.values(), *self._loads.values(), *self._fences.values()):
+        for blocks in (*self._pins.values(), *self._loads.values(), *self._deferred.values()):
             references.update(block.block_id for block in blocks)
         assert self._num_pinned_blocks == sum(map(len, self._pins.values()))
         self.pool.check_invariants(dict(references))

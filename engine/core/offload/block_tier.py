@@ -33,7 +33,7 @@ class BlockTier:
         """Slots that are being filled, whose content is found only when that is done."""
         self._retired: list[int] = []
         """Slots that cannot be filled."""
-        self._dead: set[BlockHash] = set()
+        self._stale: set[BlockHash] = set()
         """Idle contents that nobody is expected to ask for: they are evicted first, and not passed on."""
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class BlockTier:
             slot = self._busy.get(block_hash)
             if slot is None:
                 slot = self._busy[block_hash] = self._idle.pop(block_hash)
-                self._dead.discard(block_hash)
+                self._stale.discard(block_hash)
             else:
                 self._num_more_users[block_hash] = self._num_more_users.get(block_hash, 0) + 1
             slots.append(slot)
@@ -80,8 +80,8 @@ class BlockTier:
         if not self._idle:
             return None
         block_hash, slot = self._idle.popitem(last=False)
-        if block_hash in self._dead:
-            self._dead.remove(block_hash)
+        if block_hash in self._stale:
+            self._stale.remove(block_hash)
         elif self._on_dropped is not None:
             self._on_dropped(block_hash, slot)
         return slot
@@ -121,9 +121,9 @@ class BlockTier:
         for block_hash in reversed(block_hashes):
             if block_hash in idle:
                 idle.move_to_end(block_hash)
-                self._dead.discard(block_hash)
+                self._stale.discard(block_hash)
 
-    def give_way_first(self, block_hashes: Iterable[BlockHash]) -> None:
+    def evict_first(self, block_hashes: Iterable[BlockHash]) -> None:
         """Let the idle contents of a chain's end be evicted before all others, the last one first.
 
         Nobody is expected to ask for them.
@@ -132,7 +132,7 @@ class BlockTier:
         for block_hash in block_hashes:
             if block_hash in idle:
                 idle.move_to_end(block_hash, last=False)
-                self._dead.add(block_hash)
+                self._stale.add(block_hash)
 
     def discard(self, block_hashes: Iterable[BlockHash]) -> None:
         """Evict contents that are of no use, except for those that a transfer uses."""
@@ -140,7 +140,7 @@ class BlockTier:
             slot = self._idle.pop(block_hash, None)
             if slot is not None:
                 self._free.append(slot)
-                self._dead.discard(block_hash)
+                self._stale.discard(block_hash)
 
     def contents(self) -> dict[BlockHash, int]:
         """Every content and its slot."""
@@ -153,7 +153,7 @@ class BlockTier:
         self._free += [*self._retired, *self._idle.values()]
         self._retired.clear()
         self._idle.clear()
-        self._dead.clear()
+        self._stale.clear()
         return True
 
     def check_invariants(self, num_users: dict[BlockHash, int], reserved: Iterable[int] = ()) -> None:
@@ -165,7 +165,7 @@ class BlockTier:
         assert sorted(slots) == list(range(self.num_blocks)), "a slot is lost or has two owners"
         assert self._reserved == set(reserved)
         assert not self._idle.keys() & self._busy.keys()
-        assert self._dead <= self._idle.keys()
+        assert self._stale <= self._idle.keys()
         users = {h: 1 + self._num_more_users.get(h, 0) for h in self._busy}
         assert users == num_users, "a slot has lost a user or has too many"
         assert self._num_more_users.keys() <= self._busy.keys()

@@ -108,7 +108,7 @@ class DiskTier:
             self._contents_written.remove(block_hash)
         return block_hash
 
-    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
         """Evict contents that are of no use, except for those that a load reads; writes of them go on."""
         self.tier.discard(block_hashes)
         gone = self._contents_written.intersection(block_hashes)

@@ -79,7 +79,7 @@ class KVConnector(Protocol):
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let the copies of a chain's end be evicted first: nobody is expected to ask for them."""
 
-    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
         """Evict copies whose content is of no use, except for those that are being loaded."""
 
     def reset_cache(self) -> bool:
@@ -128,7 +128,7 @@ class NoConnector:
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         pass
 
-    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
         pass
 
     def reset_cache(self) -> bool:

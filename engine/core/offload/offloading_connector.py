@@ -151,14 +151,14 @@ class OffloadingConnector:
             self.disk.tier.touch(hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        self.tier.give_way_first(block_hashes)
+        self.tier.evict_first(block_hashes)
         if self.disk is not None:
-            self.disk.tier.give_way_first(block_hashes)
+            self.disk.tier.evict_first(block_hashes)
 
-    def forget(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
         self.tier.discard(block_hashes)
         if self.disk is not None:
-            self.disk.forget(block_hashes)
+            self.disk.evict(block_hashes)
 
     def reset_cache(self) -> bool:
         if self._loads:

@@ -176,9 +176,9 @@ class PendingKVLoads:
         self._num_offered.pop(request.request_id, None)
         self._connector.request_finished(request)
 
-    def forget(self, request: Request) -> None:
+    def evict(self, request: Request) -> None:
         """Evict the copies of the request's blocks, whose content is of no use."""
-        self._connector.forget(request.block_hashes)
+        self._connector.evict(request.block_hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let copies that nobody is expected to ask for be evicted first."""

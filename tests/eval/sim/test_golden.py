@@ -41,7 +41,7 @@ class _PausingScheduler(V1Scheduler):
 
     def plan(self, step: Step) -> SchedulerOutput:
         plan = super().plan(step)
-        self.made_room = False
+        self.replan_at_once = False
         return plan
 
 
