@@ -39,6 +39,7 @@ class FairQueue:
         """Tenants whose entry among the heads is out of date."""
         self._heads: list[_Head] = []
         self._deferred: set[str] = set()
+        self._skipped: list[QueueEntry] = []
 
     @property
     def is_contended(self) -> bool:
@@ -86,8 +87,26 @@ class FairQueue:
         self.touch(tenant)
         return True
 
+    def skip(self) -> None:
+        """Pass over the request that is next until ``resume``, which puts it back where it was."""
+        queue = self._first()
+        assert queue is not None, "the queue is empty"
+        entry = queue.set_aside()
+        assert entry.request is not None
+        self._taken_from(entry.request.tenant)
+        self._skipped.append(entry)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many requests were passed over since ``resume``."""
+        return len(self._skipped)
+
     def resume(self) -> None:
-        """End what ``defer`` began."""
+        """End what ``skip`` and ``defer`` began."""
+        for entry in self._skipped:
+            assert entry.request is not None
+            self._queue_of(entry.request).put_back(entry)
+        self._skipped.clear()
         deferred, self._deferred = self._deferred, set()
         for tenant in deferred:
             self.touch(tenant)
@@ -104,20 +123,6 @@ class FairQueue:
         request = queue.pop()
         self._taken_from(request.tenant)
         return request
-
-    def set_aside(self) -> QueueEntry:
-        """Pop the head, to be put back where it was with ``put_back``."""
-        queue = self._first()
-        assert queue is not None, "the queue is empty"
-        entry = queue.set_aside()
-        assert entry.request is not None
-        self._taken_from(entry.request.tenant)
-        return entry
-
-    def put_back(self, entry: QueueEntry) -> None:
-        """Queue again what ``set_aside`` has returned."""
-        assert entry.request is not None
-        self._queue_of(entry.request).put_back(entry)
 
     def remove(self, request: Request) -> None:
         """Take a queued request out, wherever it is."""

@@ -26,7 +26,6 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.pin_manager import PinManager
 from engine.core.policy import PinEnd, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
-from engine.core.request_queue import QueueEntry
 from engine.core.scheduler_report import (
     PauseState,
     SchedulerStatistics,
@@ -130,9 +129,8 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """End requests from outside, at any moment; ids that are unknown have ended already.
 
-        A step that computes them may be under way: their blocks are not handed on before it is back.
-        FINISHED_STOPPED, where the API server process saw a stop string, ends a turn as EOS does, and its
-        blocks may be pinned; every other status frees them.
+        Blocks that a step under way uses are not handed on before it is back. FINISHED_STOPPED (the API
+        server process saw a stop string) ends a turn as EOS does: its blocks may be pinned.
         """
         assert status.finished
         outputs = []
@@ -165,8 +163,7 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan the next step, whose tokens count as computed from here on.
 
-        With ``async_scheduling`` the step before may still be under way. Tokens that it will sample are
-        scheduled before they are known.
+        With ``async_scheduling`` tokens are scheduled before the step under way has sampled them.
         """
         return self.plan(self.begin_step(now))
 
@@ -185,7 +182,9 @@ class Scheduler:
             step.limit = self.shares.limit(self.running, self.waiting.peek(), step.now)
         num_free_before = self.kv.num_free_blocks
         self._schedule_running(step)
-        if self._may_admit(step) and self._schedule_loaded(step) and self.waiting:
+        is_short = bool(step.preempted) or step.awaits_blocks
+        may_admit = not is_short and self.pause_state is PauseState.UNPAUSED
+        if may_admit and self._schedule_loaded(step) and self.waiting:
             self._schedule_waiting(step)
         self.replan_at_once = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
@@ -228,12 +227,6 @@ class Scheduler:
                 step.commit(request, num_new, blocks)
             index += 1
 
-    def _may_admit(self, step: Step) -> bool:
-        """Whether requests may join the batch, which none does while those in it are short of blocks."""
-        if step.preempted or step.awaits_blocks:
-            return False
-        return self.pause_state is PauseState.UNPAUSED
-
     def _schedule_loaded(self, step: Step) -> bool:
         """Start requests whose load has ended and which have all their blocks.
 
@@ -254,7 +247,6 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
-        skipped: list[QueueEntry] = []
         behind_unfit = False
         while step.budget > 0 and self._has_seat(step):
             request = self.waiting.peek()
@@ -273,20 +265,17 @@ class Scheduler:
                 behind_unfit = True
             elif may_pass and self.policy.lets_pass:
                 behind_unfit = True
-            if behind_unfit and not self._may_skip(request, may_pass, len(skipped)):
+            if behind_unfit and not self._may_skip(request, may_pass):
                 break
-            skipped.append(self.waiting.set_aside())
-        for entry in skipped:
-            self.waiting.put_back(entry)
-        if step.limit is not None:
-            self.waiting.resume()
+            self.waiting.skip()
+        self.waiting.resume()
 
-    def _may_skip(self, request: Request, may_pass: bool, num_skipped: int) -> bool:
+    def _may_skip(self, request: Request, may_pass: bool) -> bool:
         """Whether to try those behind this one, after one has not fit.
 
         The first that may not pass ends the search, unless it was preempted.
         """
-        if not self.policy.lets_pass or num_skipped >= MAX_SKIPPED:
+        if not self.policy.lets_pass or self.waiting.num_skipped >= MAX_SKIPPED:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
 
@@ -333,10 +322,7 @@ class Scheduler:
         return True
 
     def _cannot_fit_yet(self, request: Request, now: float) -> bool:
-        """Whether it is known, without a look-up, that the request still does not fit.
-
-        The look-up of a long prompt costs as much as a step.
-        """
+        """Whether the request surely does not fit yet: to look a long prompt up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
         if self.seats.owes(request.tenant) is not None:
@@ -446,10 +432,9 @@ class Scheduler:
         return not self.running or (len(self.running) == 1 and self.running[0] is request)
 
     def _preempt(self, victim: Request, step: Step, index: int) -> int:
-        """Free a running request's blocks and queue it again; it is recomputed.
+        """Free a running request's blocks and queue it again, to be recomputed.
 
-        Returns 1 if the victim was before ``index`` in the list of running requests, so that the caller's
-        index can follow, and else 0.
+        Returns by how much the caller's ``index`` into the running requests moves: 1 if behind the victim.
         """
         position = self.running.index(victim)
         del self.running[position]

@@ -87,7 +87,8 @@ def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -
             last, _ = waiting.popitem()
             queue.remove(last)
         elif waiting and operation == "aside":
-            queue.put_back(queue.set_aside())
+            queue.skip()
+            queue.resume()
         elif waiting and operation == "start":
             expected = min(waiting, key=lambda each: (seats.held(each.tenant), *waiting[each]))
             assert queue.peek() is expected
