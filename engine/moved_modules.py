@@ -14,18 +14,29 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 
-MOVED = {
-    "eval.cli.main": "eval.cli.main",
-    "engine.frontend.async_llm": "engine.frontend.async_llm",
-    "engine.core.kv_cache.block_hash": "engine.core.kv_cache.block_hash",
-    "engine.core_process.engine_core": "engine.core_process.engine_core",
-    "engine.frontend.llm": "engine.frontend.llm",
-    "engine.frontend.llm_engine": "engine.frontend.llm_engine",
-    "engine.core.outputs": "engine.core.outputs",
-    "engine.core.policy": "engine.core.policy",
-    "engine.core.request": "engine.core.request",
-    "engine.worker.loading.tiny_models": "engine.worker.loading.tiny_models",
-}
+_PATHS = [
+    "continuum.cli",
+    "eval.cli.main",
+    "engine.async_llm",
+    "engine.frontend.async_llm",
+    "engine.core.block_hash",
+    "engine.core.kv_cache.block_hash",
+    "engine.engine_core",
+    "engine.core_process.engine_core",
+    "engine.llm",
+    "engine.frontend.llm",
+    "engine.llm_engine",
+    "engine.frontend.llm_engine",
+    "engine.outputs",
+    "engine.core.outputs",
+    "engine.policy",
+    "engine.core.policy",
+    "engine.request",
+    "engine.core.request",
+    "engine.worker.tiny_models",
+    "engine.worker.loading.tiny_models",
+]
+MOVED = dict(zip(_PATHS[::2], _PATHS[1::2], strict=True))
 """By the old path, those that programs outside of this repository import."""
 
 
