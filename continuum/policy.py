@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass, field
 
 from msgspec import structs
 
-from continuum.branches import Branches
 from continuum.config import PUBLISHED_RULES, ContinuumConfig
-from continuum.job_queue import JobQueue
-from continuum.job_reports import JobReports
-from continuum.job_work import JobWork
+from continuum.jobs.branches import Branches
 from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
+from continuum.jobs.turns import Turns
 from continuum.learning.gap_learner import GapLearner
+from continuum.learning.job_work import JobWork
 from continuum.learning.kv_cost import KvCost
 from continuum.learning.program_stats import QueueDelay, RecomputedShare
 from continuum.learning.tool_gaps import PublishedGaps
@@ -27,8 +26,10 @@ from continuum.learning.tool_stats import ToolStats
 from continuum.learning.work_forecast import WorkForecast
 from continuum.queueing.admission import WorkingSet
 from continuum.queueing.aging import Aging
+from continuum.queueing.job_queue import JobQueue
 from continuum.queueing.order import JobRanks
 from continuum.reports.job_metrics import JobMetrics
+from continuum.reports.job_reports import JobReports
 from continuum.reports.policy_trace import PolicyTrace
 from continuum.reports.receipts import make_receipt
 from continuum.reports.turn_history import TurnHistory
@@ -37,7 +38,6 @@ from continuum.retention.retention import Retention
 from continuum.retention.revocation import RevocationRule
 from continuum.retention.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.tool_signals import ToolSignals
-from continuum.turns import Turns
 from engine.core.policy import (
     Pin,
     PinEnd,
@@ -112,7 +112,7 @@ class ContinuumPolicy(SchedulingPolicy):
             work_weight=config.work_weight,
             has_host_tier=context.has_host_tier,
         )
-        self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace)
+        self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace.turn_parked)
         # What is kept, how long, and who gives way.
         self._holding = Retention(
             context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from continuum.branches import Branches
+from continuum.jobs.branches import Branches
 from continuum.jobs.client_hints import ClientHint
 from continuum.jobs.job import BranchTip
 from continuum.jobs.registry import JobRegistry

@@ -13,7 +13,7 @@ from hashlib import sha256
 from heapq import nlargest
 from itertools import islice
 
-from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Job, JobTable, Turn
 from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.jobs.tip_index import TipIndex

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from engine.core.kv_cache.block_hash import BlockHash

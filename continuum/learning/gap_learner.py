@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
 from continuum.learning.hint_accuracy import HintAccuracy
 from continuum.learning.tool_gaps import PublishedGaps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from continuum.branches import BranchListener
+from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.work_forecast import WorkForecast
 from engine.core.kv_cache.block_hash import BlockHash

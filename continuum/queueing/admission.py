@@ -15,7 +15,7 @@ from collections import Counter
 from itertools import count
 from typing import NamedTuple
 
-from continuum.branches import BranchEnd, BranchListener
+from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning

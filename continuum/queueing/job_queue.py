@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from continuum.config import ContinuumConfig
 from continuum.jobs.job import Turn
+from continuum.jobs.turns import Turns
 from continuum.queueing.admission import WorkingSet
 from continuum.queueing.aging import Aging
 from continuum.queueing.order import JobRanks, waiting_key
-from continuum.reports.policy_trace import PolicyTrace
-from continuum.turns import Turns
 from engine.core.policy import WaitingKey
 from engine.core.request import Request
 
@@ -25,14 +24,15 @@ class JobQueue:
         ranks: JobRanks,
         working_set: WorkingSet,
         aging: Aging,
-        trace: PolicyTrace,
+        on_parked: Callable[[Turn, WorkingSet, float], None],
     ) -> None:
+        """``on_parked`` is told of each new job that has to wait for room, once."""
         self._config = config
         self._turns = turns
         self._ranks = ranks
         self._working_set = working_set
         self._aging = aging
-        self._trace = trace
+        self._on_parked = on_parked
         self._changed: list[Request] = []
 
     # ---- a request comes and goes ----
@@ -89,7 +89,7 @@ class JobQueue:
             return True
         if self._working_set.park(turn):
             self._changed.append(request)
-            self._trace.turn_parked(turn, self._working_set, now)
+            self._on_parked(turn, self._working_set, now)
         return False
 
     def is_overdue(self, request: Request) -> bool:

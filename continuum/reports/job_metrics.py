@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from continuum.branches import BranchListener
+from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from engine.messages import JobEnd, JobStats
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from continuum.branches import BranchListener
+from continuum.jobs.branches import BranchListener
 from continuum.jobs.client_hints import remaining_of
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.queueing.admission import WorkingSet

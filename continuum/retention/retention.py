@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from continuum.branches import BranchEnd, BranchListener
 from continuum.config import ContinuumConfig
+from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
 from continuum.learning.kv_cost import KvCost
 from continuum.learning.program_stats import QueueDelay
