@@ -120,19 +120,12 @@ def test_no_constant_is_left_out() -> None:
     found = {
         f"{path.stem}.{name}"
         for package in ("continuum", "estimator")
-        for path in (REPOSITORY / package).glob("*.py")
+        for path in (REPOSITORY / package).rglob("*.py")
         for name in _numbers_of(path)
     } - turned
     told = {name for name in BOUNDS if not name.startswith("config.")}
-    no_decisions = {
-        "cli.INTERRUPTED",
-        "cli.UNREAD",
-        "cli.WRONG_USAGE",
-        "state.STATE_VERSION",
-        "durations.NO_BELIEF",
-    }
-    no_decisions |= {"survival.NOTHING_KNOWN"}
-    no_decisions |= {name for name in found if name.startswith(("tool_signals.", "holding."))}
+    no_decisions = {"state.STATE_VERSION", "durations.NO_BELIEF", "survival.NOTHING_KNOWN"}
+    no_decisions |= {name for name in found if name.startswith(("tool_signals.", "retention."))}
     assert found - no_decisions == told
     options = {name.removeprefix("config.") for name in BOUNDS if name.startswith("config.")}
     assert all(hasattr(ContinuumConfig(), name) for name in options)
