@@ -1,5 +1,5 @@
-# `make` lists the targets. Each one sets up .venv by itself when it is missing or out of date: what a server
-# needs for those that run one, the development extra for the others. PIP_ARGS goes to pip as it is; a machine
+# `make` lists the targets. Each one creates .venv when it is missing or out of date, with what a server needs
+# or, for tests and benchmarks, with the development extra. PIP_ARGS is passed to pip unchanged; a machine
 # without a GPU saves 2.2 GB by PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu".
 
 PYTHON ?= python3
@@ -22,18 +22,18 @@ SHELL := bash
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served gpu-check agent-model agent-score test lint types browser bare-install check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## live agents under fcfs and under continuum, side by side (about 3 minutes) [ARGS="--workload synthetic"]
 	@$(BIN)/continuum demo $(ARGS)
 
-chat: $(RUN) ## talk to the small agent model that comes along, and see its calls and what was warm [ARGS="--folder ."]
+chat: $(RUN) ## chat with the bundled agent model; shows its tool calls and cache hits [ARGS="--folder ."]
 	@$(BIN)/continuum chat $(ARGS)
 
-serve: $(RUN) ## serve the model that comes along, or another: [MODEL=FOLDER_OR_NAME] [ARGS="--port 8001"]
+serve: $(RUN) ## serve the bundled model, or another: [MODEL=FOLDER_OR_NAME] [ARGS="--port 8001"]
 	@$(BIN)/continuum serve $(MODEL) $(ARGS)
 
-bench: $(RUN) ## what HTTP costs per request and token (3 minutes); with BASE_URL=... replay WORKLOAD there
+bench: $(RUN) ## HTTP overhead per request and token (3 minutes); with BASE_URL=... replay WORKLOAD there
 	@if [ -n "$(BASE_URL)" ]; then \
 	  $(BIN)/continuum bench --base-url $(BASE_URL) --workload $(WORKLOAD) $(ARGS); \
 	else $(BIN)/python -m benchmarks.http.overhead $(ARGS); fi
@@ -42,64 +42,64 @@ simulate: $(RUN) ## policies on a simulated H100, no GPU needed; writes out/toda
 	@$(BIN)/continuum simulate --workload swe-bench --jobs 40 --rate 0.02,0.1 --seeds 3 \
 	  --policies fcfs,fixed-ttl:10,continuum --json out/today.json --html out/today.html $(ARGS)
 
-readme-tables: $(DEV) ## write what the commands of docs/simulator.md print now into it (two minutes)
+readme-tables: $(DEV) ## run the commands of docs/simulator.md and update their output in it (two minutes)
 	@$(BIN)/python -m tests.readme_tables
 
-reproduce: $(RUN) ## the Continuum paper's settings in simulation, beside its figures (an hour of one core) [ARGS="--quick"]
+reproduce: $(RUN) ## simulate the Continuum paper's settings and compare with its figures (an hour of one core) [ARGS="--quick"]
 	@$(BIN)/continuum reproduce $(ARGS)
 
-bench-sim: $(DEV) ## the simulator against reality: the same jobs served and simulated (about 5 minutes)
+bench-sim: $(DEV) ## accuracy of the simulator: the same jobs served and simulated (about 5 minutes)
 	@$(BIN)/python -m benchmarks.simulator.reality $(ARGS)
 
-bench-cores: $(DEV) ## what the engine loses on cores that others use too (4 minutes) [ARGS="--busy 0 1"]
+bench-cores: $(DEV) ## slowdown of the engine on cores shared with busy processes (4 minutes) [ARGS="--busy 0 1"]
 	@$(BIN)/python -m benchmarks.http.shared_cores $(ARGS)
 
-bench-cpu: $(DEV) ## tokens per second and latencies on this machine's CPUs (20 minutes) [ARGS="--peers FILE"]
+bench-cpu: $(DEV) ## throughput and latency on this machine's CPUs (20 minutes) [ARGS="--peers FILE"]
 	@$(BIN)/python -m benchmarks.cpu $(ARGS)
 
-bench-front: $(DEV) ## what the next turn of a long chat costs before the core is asked (seconds) [ARGS="--tokens 200000"]
+bench-front: $(DEV) ## API server time for the next turn of a long chat (seconds) [ARGS="--tokens 200000"]
 	@$(BIN)/python -m benchmarks.http.frontend_bench $(ARGS)
 
-bench-step: $(DEV) ## what the scheduler alone costs, in microseconds (seconds) [ARGS="--steps 100"]
+bench-step: $(DEV) ## scheduler time per step, without a model, in microseconds (seconds) [ARGS="--steps 100"]
 	@$(BIN)/python -m benchmarks.scheduler.step_bench $(ARGS)
 
-bench-grammar: $(DEV) ## tokens per second with and without grammars (a minute) [ARGS="--batch 16"]
+bench-grammar: $(DEV) ## throughput with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m benchmarks.grammar.grammar_bench $(ARGS)
 
-bench-trace: $(DEV) ## what a trace costs, on and off by turns at every step (5 minutes) [ARGS="--rounds 20"]
+bench-trace: $(DEV) ## overhead of tracing per step, traced and untraced engines in turns (5 minutes) [ARGS="--rounds 20"]
 	@$(BIN)/python -m benchmarks.tracing.trace_steps $(ARGS)
 
-bench-watch: $(DEV) ## what a trace and a viewer cost a whole server, in short windows (5 minutes) [ARGS="--rounds 40"]
+bench-watch: $(DEV) ## overhead of tracing and of a viewer for a whole server (5 minutes) [ARGS="--rounds 40"]
 	@$(BIN)/python -m benchmarks.tracing.trace_overhead $(ARGS)
 
-bench-replay: $(DEV) ## 100,000 simulated steps, traced and decided again: no difference (a minute)
+bench-replay: $(DEV) ## trace 100,000 simulated steps and replay their decisions: no difference (a minute)
 	@mkdir -p out
 	@$(BIN)/continuum simulate --workload swe-bench --jobs 48 --rate 0.3 --kv-tokens 120000 \
 	  --host-kv-tokens 200000 --policies continuum --trace out/replay.jsonl > out/replay.txt
 	@$(BIN)/continuum trace replay out/replay.jsonl
 
-bench-policy: $(DEV) ## policies on recorded jobs, and which promises hold; then parts and served (hours) [ARGS="--workloads FOLDER"]
+bench-policy: $(DEV) ## policies on recorded jobs, checked against their promises; then bench-parts, bench-served (hours) [ARGS="--workloads FOLDER"]
 	@$(BIN)/python -m benchmarks.policy $(ARGS)
 	@$(MAKE) --no-print-directory bench-parts ARGS="$(filter --quick,$(ARGS))"
 	@$(MAKE) --no-print-directory bench-served ARGS=
 
-bench-parts: $(DEV) ## what each part of the agent policy brings, by taking it away (hours) [ARGS="--quick"]
+bench-parts: $(DEV) ## ablation: the agent policy without each of its parts (hours) [ARGS="--quick"]
 	@$(BIN)/python -m benchmarks.policy --ablation $(ARGS)
 
-bench-constants: $(DEV) ## the agent policy with each of its constants at half and at double (an hour) [ARGS="--quick"]
+bench-constants: $(DEV) ## sensitivity: the agent policy with each constant halved and doubled (an hour) [ARGS="--quick"]
 	@$(BIN)/python -m benchmarks.policy --constants $(ARGS)
 
-bench-served: $(RUN) ## fcfs and continuum on the real engine, over HTTP, three times in turns (15 minutes)
+bench-served: $(RUN) ## fcfs against continuum on the real engine over HTTP, three times in turns (15 minutes)
 	@$(BIN)/continuum demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
 	  --hidden-size 128 --layers 3 --repeats 3 --out out/served $(ARGS)
 
-gpu-check: $(DEV) ## on a machine with a GPU: is its path right, how far is it from the floors (9 minutes) [ARGS="--json OUT"]
+gpu-check: $(DEV) ## on a GPU: correctness of the GPU backend, and its times against the hardware limits (9 minutes) [ARGS="--json OUT"]
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-agent-model: $(DEV) ## train the model in the box anew, into out/agent-model (an hour on two cores)
+agent-model: $(DEV) ## train the bundled model again, into out/agent-model (an hour on two cores)
 	@$(BIN)/python -m eval.agent_model.training.train --out out/agent-model $(ARGS)
 
-agent-score: $(DEV) ## what the model in the box solves of 200 new tasks (minutes) [ARGS="--temperature 0.7"]
+agent-score: $(DEV) ## share of 200 new tasks that the bundled model solves (minutes) [ARGS="--temperature 0.7"]
 	@$(BIN)/python -m eval.agent_model.training.evaluate $(ARGS)
 
 test: $(DEV) ## run the tests [ARGS="tests/core -k pin"]
@@ -112,22 +112,22 @@ lint: $(DEV) ## ruff: rules and formatting
 types: $(DEV) ## mypy --strict over the packages and their tests
 	$(BIN)/mypy
 
-browser: $(DEV) ## a browser for tests/browser, installed where that can be done
+browser: $(DEV) ## install a browser for tests/browser, where that is possible
 	@bash tests/browser/install.sh $(BIN)/playwright
 
-bare-install: $(DEV) ## do the pinned requirements resolve on a machine that has only the package index? (seconds)
+bare-install: $(DEV) ## resolve the pinned requirements as a machine with only the package index would (seconds)
 	@bash tests/install/resolve.sh $(BIN)/uv
 
-check: bare-install browser lint types test ## all of the above, as CI runs them
+check: bare-install browser lint types test ## what CI runs: bare-install, browser, lint, types, test
 
-format: $(DEV) ## let ruff mend what it can
+format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and out/
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# $(call install,EXTRAS,SIZE): pip's hundreds of lines become one a package; if it fails, its own last words follow.
+# $(call install,EXTRAS,SIZE): one line per package instead of all of pip's output; if it fails, the end of that follows.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." \
@@ -137,7 +137,7 @@ define install
 	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	  -c constraints.txt $(PIP_ARGS) -e '$(1)' 2>&1 | tee $(VENV)/install.log \
 	  | awk '/^Collecting / { print "  " $$2; fflush() } /^Installing / { print "  unpacking"; fflush() }' \
-	  || { echo; echo "pip could not install it. Its last words (all of them: $(VENV)/install.log):"; \
+	  || { echo; echo "pip could not install it. Its last lines (full log: $(VENV)/install.log):"; \
 	       tail -n 25 $(VENV)/install.log; exit 1; }
 endef
 

@@ -42,11 +42,15 @@ def sdist(made: Path) -> set[str]:
 
 
 def test_the_source_distribution_holds_what_the_readme_names(sdist: set[str]) -> None:
-    """Links and ``make`` commands work in an unpacked source distribution; its tests are all there."""
+    """Links and ``make`` commands work in an unpacked source distribution; tests and benchmarks are in it."""
     readme = (ROOT / "README.md").read_text()
     linked = {target.partition("#")[0].rstrip("/") for target in LINK.findall(readme)}
-    tests = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
-    needed = linked | tests | {"Makefile", "constraints.txt", "setup.py", "LICENSE", ".ci/run"}
+    beside = {
+        str(path.relative_to(ROOT))
+        for folder in ("benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    needed = linked | beside | {"Makefile", "constraints.txt", "setup.py", "LICENSE", ".ci/run"}
     assert needed - sdist == set()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", readme, re.MULTILINE)) - targets == set()
@@ -63,10 +67,10 @@ def test_the_package_page_has_no_link_that_leads_nowhere(made: Path) -> None:
 
 
 def test_the_wheel_is_the_product_and_nothing_else(made: Path) -> None:
-    """Weights, their card, kernels, templates and assets come along; tests do not."""
+    """Weights, their card, kernels, templates and assets are in it; benchmarks and tests are not."""
     with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    assert not [name for name in names if name.startswith("tests/")]
+    assert not [name for name in names if name.startswith(("benchmarks/", "examples/", "tests/"))]
     for package in ("engine", "continuum", "estimator", "tracing", "eval"):
         data = [
             path
@@ -79,7 +83,7 @@ def test_the_wheel_is_the_product_and_nothing_else(made: Path) -> None:
 def test_nothing_names_a_file_outside_the_repository() -> None:
     """A clone has nothing beside it."""
     texts = [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    for package in ("engine", "continuum", "estimator", "tracing", "eval"):
+    for package in ("engine", "continuum", "estimator", "tracing", "eval", "benchmarks"):
         texts += (ROOT / package).rglob("*.py")
     for path in texts:
         for outside in re.findall(r"(?<![\w./])(?:\.\./)+[\w./-]+", path.read_text()):
