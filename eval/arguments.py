@@ -1,4 +1,4 @@
-"""Option types that several commands share: a number out of range is refused with its limit."""
+"""Option types that several commands share; a number out of range is an error that names its limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_processes(parser: _ActionsContainer) -> None:
 
 
 def given_flags(arguments: Namespace) -> set[str]:
-    """The flags on the command line, whatever their values; defaults are left out."""
+    """The flags that the command line has, whatever their values."""
     return {word.partition("=")[0] for word in arguments.given if word.startswith("--")}
 
 
@@ -37,7 +37,7 @@ def count_or_all(text: str) -> int | None:
 
 
 def amount(text: str) -> float:
-    """Not negative, and finite."""
+    """A finite number of at least 0."""
     value = float(text)
     if math.isinf(value):
         raise ArgumentTypeError(f"must be finite, got {text}")
@@ -47,7 +47,7 @@ def amount(text: str) -> float:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers more than 0, separated by commas, none twice."""
+    """Numbers above 0, separated by commas, none twice."""
     values = [positive(part) for part in text.split(",")]
     if len(set(values)) < len(values):
         raise ArgumentTypeError(f"has a number twice: {text}")
@@ -63,7 +63,7 @@ def whole(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """More than 0, at most 1."""
+    """A number above 0 and at most 1."""
     value = positive(text)
     if value > 1:
         raise ArgumentTypeError(f"must be at most 1, got {text}")
@@ -71,7 +71,7 @@ def share(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """More than 0, and finite."""
+    """A finite number above 0."""
     value = amount(text)
     if value == 0:
         raise ArgumentTypeError("must be more than 0")

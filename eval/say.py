@@ -1,4 +1,4 @@
-"""Tells whoever watches; standard output is for the tables."""
+"""Prints progress to standard error; standard output is for the tables."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The model in the box: its tasks, its tokenizer, its training and its score."""
+"""The bundled model: its tasks, its tokenizer, its training and its score."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 NAME = "box"
-"""What a server calls it."""
+"""The name under which a server serves it."""
 MAX_REPLY_TOKENS = 256
-"""Of one of its replies: asked what it was not made for, it may go on to the end of its context."""
+"""Output limit: asked what it was not made for, the model may go on to the end of its context."""
 
 
 def folder() -> Path:

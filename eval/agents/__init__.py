@@ -1,1 +1,1 @@
-"""Agents that work for real: tools in a sandbox, and the loop between a model and them."""
+"""Live agents: tools in a sandbox, and the loop between a model and them."""

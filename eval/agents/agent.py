@@ -1,6 +1,6 @@
-"""An agent: asks its model, runs the calls in the reply, hands the results back, until there is an answer.
+"""An agent: asks its model, runs the calls in the response, returns the results, until there is an answer.
 
-It must not know over what the model is reached, what the tools do, or who watches.
+It does not know the model's transport, what the tools do, or who watches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eval.load.client import TurnFailedError
 
 
 class Tools(Protocol):
-    """What an agent may call. A call that fails or is refused gives a text that says so."""
+    """What an agent may call. A call that fails or is refused returns a text that says so."""
 
     @property
     def schemas(self) -> list[Schema]: ...
@@ -28,18 +28,18 @@ class Tools(Protocol):
 
 
 class Ending(StrEnum):
-    """How an agent came to its end."""
+    """How an agent's run ended."""
 
     ANSWERED = "answered"
     OVER_LIMIT = "over_limit"
-    """The last reply that it was allowed calls tools still."""
+    """The last allowed response still calls tools."""
     FAILED = "failed"
-    """A request went wrong."""
+    """A request failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a call brought, and how long it took."""
+    """The result of a call, and how long it took."""
 
     call: Call
     result: str
@@ -48,47 +48,47 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTurn:
-    """One reply of the model and what was done about it. Times are seconds since the agent was asked."""
+    """One response of the model and its tool calls. Times are seconds since the agent was asked."""
 
     number: int
-    """1 for the first reply to what it was asked."""
+    """Number of the turn, from 1."""
     start_s: float
     reply: ModelReply
     results: tuple[CallResult, ...] = ()
     gap_s: float = 0.0
-    """From the end of the reply until all results were there."""
+    """Seconds from the end of the response until all results were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRun:
-    """All that an agent did about one thing that it was asked."""
+    """All turns of an agent for one prompt."""
 
     ending: Ending
     answer: str
-    """Empty where there is none."""
+    """The answer; empty if there is none."""
     turns: tuple[AgentTurn, ...]
     seconds: float
     error: str | None = None
-    """What went wrong with the request after these turns."""
+    """Why the request after these turns failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextCame:
-    """A piece of a reply's text."""
+    """A piece of a response's text has arrived."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyCame:
-    """A reply is whole; its calls, if it has any, run now."""
+    """A response is complete; its calls, if any, run now."""
 
     reply: ModelReply
 
 
 @dataclass(frozen=True, slots=True)
 class ResultCame:
-    """A call has ended, and so have those before it in the reply."""
+    """A call has ended, and so have those before it in the response."""
 
     result: CallResult
 
@@ -96,7 +96,7 @@ class ResultCame:
 Event = TextCame | ReplyCame | ResultCame
 Watch = Callable[[Event], None]
 DelayOf = Callable[[Call], float]
-"""Seconds that a call takes at least."""
+"""Gives the seconds that a call takes at least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,13 +106,13 @@ class Agent:
     model: ChatModel
     tools: Tools
     max_turns: int
-    """Replies to one thing asked."""
+    """Maximum number of responses to one prompt."""
     job_id: str | None = None
-    """None: the server finds out by itself which turns belong together."""
+    """The job's id; None: the server infers which turns belong together."""
     delay_of: DelayOf = lambda call: 0.0
     watch: Watch = lambda event: None
     messages: list[Message] = field(default_factory=list)
-    """What was said so far; may begin with a system message."""
+    """The conversation so far; may begin with a system message."""
 
     async def ask(self, prompt: str) -> AgentRun:
         """Work until there is an answer, the limit is reached or a request fails.
@@ -152,7 +152,7 @@ class Agent:
         return ended(Ending.OVER_LIMIT)
 
     async def _reply(self) -> ModelReply:
-        """The model's next message, which is then part of the conversation."""
+        """The model's next message, which is appended to the conversation."""
         reply = await self.model.reply(
             self.messages, self.tools.schemas, self.job_id, lambda text: self.watch(TextCame(text))
         )
@@ -161,7 +161,7 @@ class Agent:
         return reply
 
     async def _run_calls(self, calls: Sequence[Call]) -> tuple[tuple[CallResult, ...], float]:
-        """All calls of a reply at once, told and remembered in the order in which it made them."""
+        """Run all calls of a response at once; results are reported and kept in the order of the calls."""
         started = time.perf_counter()
         results: list[CallResult] = []
         async with asyncio.TaskGroup() as group:

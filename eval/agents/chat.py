@@ -1,4 +1,4 @@
-"""``continuum chat``: a conversation with an agent in the terminal: what it says, calls and finds warm."""
+"""``continuum chat``: talk to an agent in the terminal; shows its text, its tool calls and cache hits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from eval.load.client import ServerClient
 PROMPT = "> "
 MAX_TURNS = 20
 SHOWN_FROM_S = 0.1
-"""A call that took less is shown without its time."""
+"""Calls shorter than this are shown without their time."""
 SERVER_FLAGS = ("--kv-cache-memory-bytes", "256M")
 HELP = """\
 /help  this
-/new   forget what was said and start over; the folder stays as it is
-/quit  leave (Ctrl-D too); Ctrl-C stops the reply
-Anything else is said to the model."""
+/new   start a new conversation; the folder stays as it is
+/quit  leave (Ctrl-D too); Ctrl-C stops the response
+Anything else is sent to the model."""
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class Chat:
     screen: Screen
     runner: asyncio.Runner
     opening: tuple[Message, ...] = ()
-    """What every conversation begins with."""
+    """Messages that every conversation begins with."""
 
     def talk(self) -> None:
-        """Until /quit or the end of what is typed. Raises ServerGoneError."""
+        """Converse until /quit or the end of the input. Raises ServerGoneError."""
         while (line := self._line()) is not None:
             match line.strip():
                 case "":
@@ -65,16 +65,16 @@ class Chat:
                 case "/new":
                     self._start_over()
                 case command if command.startswith("/"):
-                    self.screen.note(f"There is no {command.split()[0]}; /help lists what there is.")
+                    self.screen.note(f"Unknown command {command.split()[0]}; /help lists the commands.")
                 case question:
                     self.ask(question)
 
     def ask(self, question: str) -> bool:
-        """Whether there was an answer. Ctrl-C stops the work on it."""
+        """Ask the agent; True if there was an answer. Ctrl-C stops it."""
         try:
             run = self.runner.run(self.agent.ask(question))
         except KeyboardInterrupt:
-            self.screen.note("Stopped; the question is forgotten.")
+            self.screen.note("Stopped; the question was dropped.")
             return False
         self.screen.end_line()
         if trouble := _trouble(run):
@@ -82,7 +82,7 @@ class Chat:
         return run.ending is Ending.ANSWERED
 
     def _line(self) -> str | None:
-        """What is typed next; None at the end."""
+        """The next input line; None at the end."""
         while True:
             try:
                 return input(PROMPT)
@@ -98,11 +98,11 @@ class Chat:
 
 
 def _trouble(run: AgentRun) -> str | None:
-    """Why there is no answer, and what one can do about it."""
+    """Why there is no answer, and what to do about it; None if there is one."""
     if run.ending is Ending.OVER_LIMIT:
-        return f"No answer after {len(run.turns)} turns; the question is forgotten."
+        return f"No answer after {len(run.turns)} turns; the question was dropped."
     if run.ending is Ending.FAILED:
-        return f"{run.error} The question is forgotten; /new starts over."
+        return f"{run.error} The question was dropped; /new starts over."
     if not run.answer.strip():
         return "(an empty answer)"
     return None
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        # The terminal is closed. Its SIGHUP may come later than the end of what is typed, or be ignored.
+        # The terminal is closed. Its SIGHUP may come later than the end of the input, or be ignored.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGHUP
@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a model says need not fit the terminal's encoding
+            stream.reconfigure(errors="replace")  # a model's text need not fit the terminal's encoding
     screen = Screen(sys.stdout, sys.stderr)
     question = _question(arguments)
     with (
@@ -197,7 +197,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _question(arguments: argparse.Namespace) -> str | None:
-    """The one thing to ask; None if a person sits at the terminal. Raises EvalError of nothing."""
+    """The one question to ask; None at a terminal. Raises EvalError if standard input is empty."""
     question: str | None = arguments.question
     if question is None:
         if sys.stdin.isatty():
@@ -210,10 +210,10 @@ def _question(arguments: argparse.Namespace) -> str | None:
 
 @contextmanager
 def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
-    """Where the tools work, always a copy. Raises EvalError if the folder given cannot be copied."""
+    """The folder that the tools work in, always a copy. Raises EvalError if it cannot be copied."""
     if given is None:
         with folder_of(FILES) as root:
-            screen.note("The tools work in an example folder that is made for this conversation.")
+            screen.note("The tools work in a temporary example folder.")
             yield root
         return
     if not given.is_dir():
@@ -226,13 +226,13 @@ def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
         except OSError as error:  # shutil's own is one too, of all files that it could not copy
             reason = error.strerror or f"{len(error.args[0])} of its files cannot be read"
             raise EvalError(f"--folder: {given} cannot be copied: {reason}.") from error
-        screen.note(f"The tools work in a copy of {given}, gone afterwards: nothing in {given} changes.")
+        screen.note(f"The tools work in a temporary copy of {given}; {given} itself does not change.")
         yield root
 
 
 @contextmanager
 def _server(arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    """The server named, else one of our own for as long as this lasts."""
+    """The client of the given server, else of one started for the duration."""
     if arguments.base_url is not None:
         yield arguments.base_url
         return
@@ -278,8 +278,8 @@ def _chat(
 
 
 def _greet(screen: Screen, arguments: argparse.Namespace) -> None:
-    with suppress(ImportError):  # not everywhere; with it a line can be edited and called back
+    with suppress(ImportError):  # not on every platform; adds line editing and history
         import readline  # noqa: F401
     if arguments.folder is None:
-        screen.note("\n".join(["You may ask:", *(f"  {question}" for question in QUESTIONS)]))
+        screen.note("\n".join(["Try asking:", *(f"  {question}" for question in QUESTIONS)]))
     screen.note("/help lists the commands.")

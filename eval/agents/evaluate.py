@@ -1,4 +1,4 @@
-"""The command around an evaluation: which server, what is printed and kept. Which tasks, its caller says."""
+"""The command line of an evaluation: which server, what is printed and written. The caller has the tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADS = tuple(outcome.replace("_", " ") for outcome in _FAILURES)
 
 
 def render(evaluation: Evaluation) -> str:
-    """A line of sums, a table by kind of task, a line for each task that was not solved."""
+    """A summary line, a table by kind of task, a line for each task that was not solved."""
     kinds = sorted({task.kind for task in evaluation.tasks})
     lines = [["kind", "tasks", "solved", "%", *_HEADS, "turns", "cached %"]]
     lines += [_row(kind, [task for task in evaluation.tasks if task.kind == kind]) for kind in kinds]
@@ -63,17 +63,42 @@ def _told(task: TaskResult) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of an evaluation; which tasks there are is the caller's to say."""
+    """The flags of an evaluation; the caller adds those of its tasks."""
     add = parser.add_argument
-    add("--base-url", metavar="URL", help="a running server; without it, one is started for the model")
-    add("--model", metavar="NAME", help="model folder to serve; with --base-url, the model's name there")
-    add("--concurrency", type=count, default=8, metavar="N", help="tasks at once (default: %(default)s)")
-    add("--temperature", type=amount, default=0.0, metavar="X", help="of the replies (default: greedy)")
-    add("--sampling-seed", type=int, default=0, metavar="K", help="of replies with a temperature")
-    add("--max-tokens", type=count, default=512, metavar="N", help="of a reply (default: %(default)s)")
-    add("--api-key", metavar="KEY", help="for a server that wants one")
-    add("--json", type=Path, metavar="FILE", help="write every task's result, and how those not solved went")
-    add("--at-least", type=amount, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are solved")
+    add("--base-url", metavar="URL", help="URL of a running server (default: start one for the model)")
+    add("--model", metavar="NAME", help="Model folder to serve; with --base-url, the model's name there")
+    add(
+        "--concurrency",
+        type=count,
+        default=8,
+        metavar="N",
+        help="Number of concurrent tasks (default: %(default)s)",
+    )
+    add("--temperature", type=amount, default=0.0, metavar="X", help="Sampling temperature (default: greedy)")
+    add(
+        "--sampling-seed", type=int, default=0, metavar="K", help="Random seed of sampling with a temperature"
+    )
+    add(
+        "--max-tokens",
+        type=count,
+        default=512,
+        metavar="N",
+        help="Maximum tokens per response (default: %(default)s)",
+    )
+    add("--api-key", metavar="KEY", help="API key of the server")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="Write every task's result to this file, with transcripts of those not solved",
+    )
+    add(
+        "--at-least",
+        type=amount,
+        default=0.0,
+        metavar="PERCENT",
+        help="Exit with code 1 if fewer tasks are solved",
+    )
 
 
 def run(arguments: argparse.Namespace, tasks: Sequence[Task], default_model: Path) -> int:
@@ -99,7 +124,7 @@ def run(arguments: argparse.Namespace, tasks: Sequence[Task], default_model: Pat
 
 @contextmanager
 def _server(arguments: argparse.Namespace, default_model: Path) -> Iterator[tuple[str, str]]:
-    """Address and model name: of the server named, else of one of our own."""
+    """Address and model name of the given server, else of one started for the duration."""
     if arguments.base_url is None:
         with served(arguments.model or str(default_model)) as base_url:
             yield base_url, MODEL_NAME

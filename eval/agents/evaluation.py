@@ -1,4 +1,4 @@
-"""Gives an agent tasks, many at once, through the OpenAI client; each task's own checker judges."""
+"""Gives an agent tasks, many at once, through the OpenAI client; each task's own checker scores it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from eval.agents.tools import Toolbox
 from eval.errors import EvalError
 
 CALL_MARK = "<tool_call"
-"""In the text of a reply: a call that the server could not read."""
+"""Marks, in the text of a response, a call that the server could not parse."""
 PROGRESS_S = 3.0
 
 
 class Outcome(StrEnum):
-    """What became of a task."""
+    """How a task ended."""
 
     SOLVED = "solved"
     WRONG = "wrong"
-    """There was an answer, and the checker did not take it."""
+    """The checker rejected the answer."""
     UNPARSED = "unparsed"
-    """The same, and a call of the task could not be read."""
+    """The checker rejected the answer, and a call of the task could not be parsed."""
     OVER_LIMIT = "over_limit"
-    """More turns than the task allows."""
+    """The task took more turns than it allows."""
     FAILED = "failed"
-    """A request went wrong."""
+    """A request failed."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True):
@@ -51,13 +51,13 @@ class TaskResult(msgspec.Struct, kw_only=True):
     max_turns: int
     num_calls: int
     num_unparsed: int
-    """Calls that the server could not read, or whose arguments are no JSON object."""
+    """Number of calls that the server could not parse, or whose arguments are not a JSON object."""
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     seconds: float
     transcript: list[str] = []
-    """What was called and what came of it, of a task that was not solved."""
+    """Calls and results of a task that was not solved."""
 
 
 class Evaluation(msgspec.Struct, kw_only=True):
@@ -83,16 +83,16 @@ class Evaluation(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOptions:
-    """Which server is asked, and how."""
+    """The server and the sampling options."""
 
     base_url: str
     model: str
     concurrency: int = 8
     temperature: float = 0.0
     seed: int = 0
-    """Task number n draws with this and n."""
+    """Random seed, combined with the number of each task."""
     max_tokens: int = 512
-    """Of a reply."""
+    """Maximum tokens per response."""
     api_key: str | None = None
 
 
@@ -162,7 +162,7 @@ def _why_not(run: AgentRun, num_unparsed: int) -> Outcome:
 
 
 def unparsed_calls(reply: ModelReply) -> int:
-    """Calls in a reply that nobody could carry out for how they are written."""
+    """Number of calls in a response that are not well-formed."""
     return reply.text.count(CALL_MARK) + sum(not _is_object(call.arguments) for call in reply.calls)
 
 

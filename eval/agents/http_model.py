@@ -91,7 +91,7 @@ def _decoded(event: bytes) -> _Chunk:
     try:
         chunk = _CHUNK.decode(event)
     except UNREADABLE as error:
-        raise TurnFailedError(f"the answer is not in OpenAI's form: {error}") from error
+        raise TurnFailedError(f"the response is not in OpenAI's format: {error}") from error
     if chunk.error is not None:
         raise TurnFailedError(chunk.error.message)
     return chunk

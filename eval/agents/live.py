@@ -1,6 +1,6 @@
-"""Live agents at work against a server, many at once: real requests, real tools, as slow as recorded ones.
+"""Runs live agents against a server, many at once: real requests, real tools, as slow as recorded ones.
 
-It leaves the records that a replay leaves: the same sums and tables are made of them. Knows no command line.
+It writes the same records as a replay, so the same reports can be made. Knows no command line.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ SOURCE = "live agents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """Who works, on what, and where."""
+    """The tasks, the server and how agents run."""
 
     base_url: str
     name: str
-    """Of the result: the policy."""
+    """Name of the result: the policy."""
     tasks: Sequence[Task]
     concurrency: int
-    """Agents at once; each takes the next task when it is done with one."""
+    """Number of concurrent agents; each takes the next task when it has finished one."""
     seed: int = 0
-    """Of the tools' times."""
+    """Random seed of the tool times."""
     time_scale: float = 1.0
-    """Multiplies them."""
+    """Factor on the tool times."""
     records: Path | None = None
-    """Written as turns end."""
+    """File of records, written as turns end."""
 
 
 async def run_live(options: LiveOptions) -> BenchRun:
@@ -77,7 +77,7 @@ async def run_live(options: LiveOptions) -> BenchRun:
 
 @dataclass(slots=True)
 class _Work:
-    """The tasks of one run, and what became of them."""
+    """The tasks of one run, and how they ended."""
 
     options: LiveOptions
     model: ChatModel

@@ -1,6 +1,6 @@
-"""The demonstration with live agents: the model that comes along works on tasks, under each policy in turn.
+"""The demo with live agents: the bundled model works on tasks, under each policy in turn.
 
-Real requests and real tools that take as long as recorded ones; KV memory for a part of what the agents hold.
+Real requests and real tools that take as long as recorded ones; KV memory for a part of the contexts.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from eval.load.bench_run import BenchRun
 from eval.say import say
 
 ROOM = 1.25
-"""The pool holds at least the longest task with so much room, else the engine could not run it at all."""
+"""Least pool size over the longest task's context, without which the engine could not run the task."""
 TEMPLATE_TOKENS_PER_MESSAGE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDemo:
-    """Sizes of a demonstration."""
+    """Sizes of a demo."""
 
     out: Path = Path("out/demo")
     policies: tuple[str, ...] = ("fcfs", "continuum")
     model: Path | None = None
-    """None: the model that comes along."""
+    """Model folder; None: the bundled model."""
     num_tasks: int = 48
     agents: int = 24
-    """At work at once."""
+    """Number of concurrent agents."""
     page_lines: int = 60
-    """In the page that each task reads early: about nine tokens a line."""
+    """Lines of the page that each task reads early, about nine tokens each."""
     seed: int = 0
     pool_share: float = 0.33
-    """KV pool as a share of what the agents at work hold at the ends of their tasks."""
+    """KV pool as a share of all concurrent contexts at their longest."""
     max_num_batched_tokens: int = 1024
     time_scale: float = 1.0
 
 
 def quick(config: LiveDemo) -> LiveDemo:
-    """A demonstration of half a minute, to see that everything works; its numbers say little."""
+    """The sizes of a half-minute demo that shows that everything works; too small for reliable numbers."""
     return replace(config, num_tasks=min(config.num_tasks, 8), agents=min(config.agents, 8), time_scale=0.2)
 
 
 def run_live_demo(config: LiveDemo) -> list[BenchRun]:
-    """Let the agents work under each policy; traces, records and results are left in ``config.out``."""
+    """Run the agents under each policy; traces, records and results are written to ``config.out``."""
     model = config.model or folder()
     tasks = live_tasks(config.num_tasks, config.seed, config.page_lines)
     num_blocks = _pool_blocks(config, tasks, model)
     say(
         f"{len(tasks)} tasks for {config.agents} agents at once, a KV pool of {num_blocks} blocks "
-        f"({num_blocks * BLOCK_SIZE:,} tokens): {config.pool_share:.0%} of what the agents hold at the ends"
+        f"({num_blocks * BLOCK_SIZE:,} tokens): {config.pool_share:.0%} of their longest contexts"
     )
     server = DemoServer(
         model=model,
@@ -75,7 +75,7 @@ def run_live_demo(config: LiveDemo) -> list[BenchRun]:
 
 
 def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
-    """Blocks for the given share of the agents' contexts, and for the longest one with some room."""
+    """Blocks for the given share of the agents' contexts, and at least for the longest one."""
     from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
 
     tokenizer = Tokenizer.from_str(_text(model / "tokenizer.json"))
@@ -90,7 +90,7 @@ def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
 
 
 def _own_tokens(task: Task, num_tokens: Callable[[str], int]) -> int:
-    """Tokens that a task adds to what all share, by the time it is solved in the shortest way."""
+    """Tokens that a task adds to the shared prefix when it is solved in the fewest turns."""
     texts = [task.prompt, task.answer]
     with folder_of(task.files) as root:
         toolbox = Toolbox(root, evaluate=evaluate_here)
@@ -118,7 +118,7 @@ def _work(config: LiveDemo, tasks: Sequence[Task], policy: str) -> Callable[[str
 
 
 def _longest_context(model: Path) -> int:
-    """Tokens that the model can take."""
+    """The model's context length in tokens."""
     config = json.loads(_text(model / "config.json"))
     return int(config["max_position_embeddings"])
 
@@ -127,4 +127,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise EvalError(f"{path.parent} is no model folder: {path.name} cannot be read.") from error
+        raise EvalError(f"{path.parent} is not a model folder: {path.name} cannot be read.") from error

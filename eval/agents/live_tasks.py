@@ -1,4 +1,4 @@
-"""Tasks for a demonstration: several turns each, and a long page read early that later turns carry along."""
+"""Tasks for a demo: several turns each, with a long page read early that stays in the context."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from eval.agent_model.training.names import Names
 from eval.agent_model.training.tasks import Task
 
 MIN_ROUNDS = 3
-"""Of calls."""
+"""Least rounds of calls of a task."""
 READ = "read_file"
 PAGE_SUFFIXES = (".txt", ".md", ".log", ".csv", ".py")
-"""A page is put into text; a configuration must stay one."""
+"""Files that lines can be added to; a configuration file must stay valid."""
 MAX_WORDS_OF_LINE = 4
 
 
 def live_tasks(count: int, seed: int, page_lines: int) -> list[Task]:
-    """So many tasks; the first file that each reads is so much longer. The same seed, the same tasks."""
+    """``count`` tasks whose first file is ``page_lines`` longer. The same seed gives the same tasks."""
     return list(islice(_with_pages(seed, page_lines), count))
 
 
@@ -34,13 +34,13 @@ def _with_pages(seed: int, page_lines: int) -> Iterator[Task]:
 
 
 def _page_of(task: Task) -> str | None:
-    """The first file that the task's solution reads, if there may be more in it."""
+    """The first file that the task's solution reads, if lines can be added to it."""
     read = (call.arguments["path"] for calls in task.rounds for call in calls if call.name == READ)
     return next((path for path in read if path in task.files and path.endswith(PAGE_SUFFIXES)), None)
 
 
 def _filler(rng: random.Random, task: Task, count: int) -> list[str]:
-    """Lines of words that the task does not know."""
+    """Lines of words that do not occur in the task."""
     names = Names(rng, held_out=True)
     known = " ".join((task.prompt, *task.files, *task.files.values()))
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What an agent wants of a language model: a reply, with the calls in it. Knows no transport."""
+"""What an agent needs of a language model: a response with its tool calls. Knows no transport."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.messages import TurnReceipt
 from eval.load.client import TurnFailedError
 
 Message = dict[str, Any]
-"""As OpenAI's chat API has it."""
+"""A message of OpenAI's chat API."""
 Schema = dict[str, Any]
-"""A function tool, likewise."""
+"""A function tool of OpenAI's chat API."""
 OnText = Callable[[str], None]
-"""Is given the text of a reply as it comes, piece by piece."""
+"""Called with each piece of a response's text as it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Call:
     """JSON text, unless the model wrote something else."""
 
     def item(self) -> Message:
-        """As a part of the message that made it."""
+        """The call as part of an assistant message."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """One reply, and what the server says that it took."""
+    """One response, with its usage and timing."""
 
     text: str
     reasoning: str = ""
@@ -45,13 +45,13 @@ class ModelReply:
     latency_s: float
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Of the prompt; None where the server does not say."""
+    """Cached tokens of the prompt; None where the server does not report them."""
     output_tokens: int = 0
     receipt: TurnReceipt | None = None
-    """What the server did for the job's KV, if it says that."""
+    """The server's receipt of what it did for the job's KV, if it sends one."""
 
     def message(self) -> Message:
-        """The reply as a part of the conversation that goes on from it. Thoughts are not repeated."""
+        """The response as a message of the conversation. Reasoning is not repeated."""
         message: Message = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [call.item() for call in self.calls]
@@ -60,14 +60,14 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How replies are drawn; what is None is left to the server."""
+    """Sampling options; None leaves one to the server."""
 
     temperature: float | None = 0.0
     seed: int | None = None
     max_tokens: int | None = None
 
     def fields(self) -> dict[str, float | int]:
-        """Of a request's body."""
+        """The fields of a request body."""
         known = {"temperature": self.temperature, "seed": self.seed, "max_tokens": self.max_tokens}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -78,16 +78,16 @@ class ChatModel(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Schema], job_id: str | None, on_text: OnText
     ) -> ModelReply:
-        """The model's next message. ``job_id`` None: whose turn it is the server may find out by itself.
+        """The model's next message. ``job_id`` None: the server infers the job.
 
-        Raises TurnFailedError if this request went wrong, ServerGoneError if there is no server any more.
+        Raises TurnFailedError if this request failed, ServerGoneError if the server is gone.
         """
         ...
 
 
 @dataclass(slots=True)
 class _CallParts:
-    """A call that comes in pieces."""
+    """A tool call that arrives in pieces."""
 
     call_id: str = ""
     name: str = ""
@@ -95,7 +95,7 @@ class _CallParts:
 
 
 class ReplyBuilder:
-    """Puts the pieces of a streamed reply together. Its clock starts when it is made."""
+    """Assembles a streamed response. Its clock starts when it is created."""
 
     def __init__(self, on_text: OnText) -> None:
         self._on_text = on_text
@@ -111,7 +111,7 @@ class ReplyBuilder:
         self.receipt: TurnReceipt | None = None
 
     def begin(self) -> None:
-        """A chunk of the reply is here."""
+        """Note that a chunk of the response has arrived."""
         if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._started
 
@@ -123,16 +123,16 @@ class ReplyBuilder:
         self._reasoning.append(text)
 
     def add_call(self, index: int, call_id: str | None, name: str | None, arguments: str | None) -> None:
-        """A piece of the reply's call number ``index``."""
+        """Add a piece of call number ``index``."""
         parts = self._calls.setdefault(index, _CallParts())
         parts.call_id += call_id or ""
         parts.name += name or ""
         parts.arguments.append(arguments or "")
 
     def reply(self) -> ModelReply:
-        """What it came to; TurnFailedError if nothing came."""
+        """The assembled response; TurnFailedError if there is none."""
         if self._ttft_s is None:
-            raise TurnFailedError("the answer held no choices")
+            raise TurnFailedError("the response has no choices")
         return ModelReply(
             text="".join(self._text),
             reasoning="".join(self._reasoning),

@@ -1,4 +1,4 @@
-"""Says in a line what a turn took, what was called and what came of it. Pure text."""
+"""Formats a turn's cache use and tool calls as single lines of text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIN_WORDS = {
 
 
 def call_line(call: Call) -> str:
-    """``read_file(path="notes.txt")``, or what the model wrote where that is no call."""
+    """``read_file(path="notes.txt")``, or what the model wrote where that is not a valid call."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -33,7 +33,7 @@ def call_line(call: Call) -> str:
 
 
 def result_lines(result: str) -> str:
-    """The beginning of a result, set in."""
+    """The first lines of a result, indented."""
     lines = result.rstrip("\n").split("\n")
     shown = [f"  {_cut(line)}" for line in lines[:MAX_LINES]]
     if left_out := len(lines) - len(shown):

@@ -1,4 +1,4 @@
-"""A model behind the OpenAI client library, as most agents ask theirs. Needs the extra ``clients``."""
+"""A model behind the OpenAI client library, which most agents use. Needs the extra ``clients``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def open_client(base_url: str, api_key: str | None = None) -> AsyncOpenAI:
         from openai import AsyncOpenAI
     except ImportError as error:
         raise EvalError(
-            'Tasks are put through the OpenAI client library: pip install "continuum-engine[clients]".'
+            'The evaluation needs the OpenAI client library: pip install "continuum-engine[clients]".'
         ) from error
     address = base_url.rstrip("/").removesuffix("/v1")
     return AsyncOpenAI(base_url=f"{address}/v1", api_key=api_key or "none", max_retries=0, timeout=TIMEOUT_S)
 
 
 class OpenAIModel:
-    """One model of the server that ``client`` knows."""
+    """One model of the server that ``client`` is connected to."""
 
     def __init__(self, client: AsyncOpenAI, model: str, sampling: Sampling) -> None:
         self._client = client

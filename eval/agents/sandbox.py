@@ -10,11 +10,11 @@ from pathlib import Path
 
 MAX_PATH_CHARACTERS = 512
 MAX_COPY_BYTES = 64 * 2**20
-"""Of all files together: a copy is made before anything runs, and nobody waits for gigabytes."""
+"""Limit on the total size of a folder, as it is copied before anything runs."""
 
 
 class Refused(Exception):
-    """A call that is not carried out; the text is what the model is told."""
+    """A call is refused; the text of the error goes to the model."""
 
 
 class Sandbox:
@@ -24,27 +24,27 @@ class Sandbox:
         self.root = root.resolve()
 
     def path(self, given: str) -> Path:
-        """Where a path of a call is; ``Refused`` if that is outside, or no path at all."""
+        """The resolved path of a call; ``Refused`` if it is outside the folder or not a valid path."""
         if len(given) > MAX_PATH_CHARACTERS:
             raise Refused(f"the path is longer than {MAX_PATH_CHARACTERS} characters")
         if "\0" in given:
-            raise Refused("a path has no zero character")
+            raise Refused("a path cannot contain a null character")
         try:
             path = (self.root / given).resolve()
         except (OSError, RuntimeError) as error:  # a loop of links
-            raise Refused(f"{given} is no path that can be followed") from error
+            raise Refused(f"{given} cannot be resolved") from error
         if path != self.root and self.root not in path.parents:
             raise Refused(f"{given} is outside the folder")
         return path
 
     def name(self, path: Path) -> str:
-        """A path as the model knows it: from the root on."""
+        """A path as the model sees it, relative to the root."""
         return path.relative_to(self.root).as_posix()
 
 
 @contextmanager
 def folder_of(files: Mapping[str, str]) -> Iterator[Path]:
-    """A temporary folder with these files (path to content), gone afterwards."""
+    """A temporary folder with these files (path to content), deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="agent-") as folder:
         for path, content in files.items():
             file = Path(folder, path)
@@ -55,7 +55,7 @@ def folder_of(files: Mapping[str, str]) -> Iterator[Path]:
 
 @contextmanager
 def copy_of(folder: Path, max_bytes: int = MAX_COPY_BYTES) -> Iterator[Path]:
-    """A temporary copy of a folder, gone afterwards; ``Refused`` if it holds more than ``max_bytes``.
+    """A temporary copy of a folder, deleted afterwards; ``Refused`` if it is larger than ``max_bytes``.
 
     Links are copied as links, so one that leads out of the folder leads out of the sandbox too.
     """

@@ -1,4 +1,4 @@
-"""Where a chat is shown: what the model says on one stream, notes about it on another. Knows no agent."""
+"""Shows a chat: the model's text on one stream, notes on another. Knows no agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 class Style(Enum):
-    """SGR codes: eight colours that every terminal has."""
+    """SGR codes: the eight colors that every terminal has."""
 
     PLAIN = ""
     DIM = "2"
@@ -20,7 +20,7 @@ class Style(Enum):
 
 
 class Screen:
-    """Writes pieces as they come; a note always starts a line of its own."""
+    """Writes pieces as they arrive; a note always starts a line of its own."""
 
     def __init__(self, out: TextIO, notes: TextIO, environment: Mapping[str, str] = os.environ) -> None:
         self._out = out
@@ -31,7 +31,7 @@ class Screen:
         )
 
     def say(self, piece: str) -> None:
-        """A piece of what the model says."""
+        """Write a piece of the model's text."""
         if piece:
             self._out.write(harmless(piece))
             self._out.flush()
@@ -42,7 +42,7 @@ class Screen:
             self.say("\n")
 
     def note(self, text: str, style: Style = Style.DIM) -> None:
-        """A line about what happens."""
+        """Write a note on a line of its own."""
         self.end_line()
         text = harmless(text)
         if self._coloured and style.value:
@@ -52,5 +52,5 @@ class Screen:
 
 
 def harmless(text: str) -> str:
-    """Without control characters, which would let a model or a file steer the terminal."""
+    """The text without control characters, with which a model or a file could control the terminal."""
     return text.translate(_CONTROLS)

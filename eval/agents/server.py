@@ -1,4 +1,4 @@
-"""A server of one's own for an agent: started with a model folder, gone with the program."""
+"""Starts a server of a model folder for an agent, and stops it with the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from eval.load.server_process import ServerProcess, unwound_by_sigterm
 
 MODEL_NAME = "agent"
-"""What the model is called there."""
+"""The model's name on that server."""
 START_TIMEOUT_S = 180.0
 
 
@@ -18,7 +18,7 @@ START_TIMEOUT_S = 180.0
 def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     """The address of a server on a free port of this machine. Raises ServerError if it cannot start.
 
-    It does not hear Ctrl-C, which stops a reply and not the server; it ends with the ``with`` block.
+    It ignores Ctrl-C, which stops a response and not the server; it ends with the ``with`` block.
     """
     arguments = [
         model,

@@ -1,4 +1,4 @@
-"""What an agent is given to do, and how a program tells whether it did it. Knows no model."""
+"""A task for an agent, and how a program checks the result. Knows no model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Task(Protocol):
-    """One job for an agent, in a folder of its own."""
+    """One task for an agent, in a folder of its own."""
 
     @property
     def task_id(self) -> str: ...
 
     @property
     def kind(self) -> str:
-        """Tasks of one kind are counted together."""
+        """The kind of task, by which results are grouped."""
         ...
 
     @property
@@ -23,14 +23,14 @@ class Task(Protocol):
 
     @property
     def files(self) -> Mapping[str, str]:
-        """What is in the folder at the start: relative path to content."""
+        """The files of the folder at the start: relative path to content."""
         ...
 
     @property
     def max_turns(self) -> int:
-        """Replies of the model, the answer among them."""
+        """Maximum number of responses, the answer included."""
         ...
 
     def check(self, answer: str, root: Path) -> bool:
-        """Whether this answer, and what is in the folder now, is what was asked for."""
+        """Whether this answer and the folder's content now solve the task."""
         ...

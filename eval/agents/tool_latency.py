@@ -1,4 +1,4 @@
-"""How long tools took in recorded agent jobs, so that a call here takes as long. Knows no agent.
+"""Recorded tool times of agent jobs, so that a call here takes as long. Knows no agent.
 
 The times are of the agentcgroup recordings (github.com/eunomia-bpf/agentcgroup at 5af9e7b): Claude Code at
 work on repositories, alone in a container, each call timed to the millisecond. Only quantiles are kept.
@@ -19,14 +19,14 @@ SHARES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RecordedTool:
-    """A kind of tool and the seconds that its calls took: as many as ``SHARES``."""
+    """A kind of tool and the quantiles of its calls' seconds at ``SHARES``."""
 
     name: str
     num_calls: int
     quantiles_s: tuple[float, ...]
 
     def draw_s(self, rng: random.Random) -> float:
-        """Seconds of a call; between the quantiles as if the times were spread evenly."""
+        """Draw a call's seconds, interpolating linearly between the quantiles."""
         return float(np.interp(rng.random(), SHARES, self.quantiles_s))
 
 
@@ -51,17 +51,17 @@ RECORDED: Mapping[str, RecordedTool] = {
         "Write", 31, (0.015, 0.018, 0.021, 0.024, 0.026, 0.03, 0.034, 0.04, 0.056, 0.065, 0.073, 0.091, 0.091)
     ),
 }
-"""By the tool here that does the same. Of the other tools nothing like them was recorded."""
+"""The recorded tool for each tool here; nothing like the other tools was recorded."""
 
 
 class RecordedDelays:
-    """Draws what each call of one agent takes; the same seed draws the same, call by call."""
+    """Draws the time of each call of one agent; the same seed gives the same times."""
 
     def __init__(self, seed: str, time_scale: float = 1.0) -> None:
         self._rng = random.Random(seed)
         self._time_scale = time_scale
 
     def __call__(self, call: Call) -> float:
-        """Seconds; 0 for a tool that takes what it takes."""
+        """Least seconds of a call; 0 for a tool without recorded times."""
         recorded = RECORDED.get(call.name)
         return 0.0 if recorded is None else self._time_scale * recorded.draw_s(self._rng)

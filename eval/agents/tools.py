@@ -1,6 +1,6 @@
 """The tools of a small coding agent, executed for real in a sandbox. Knows nothing of models.
 
-What goes wrong is told to the model, as text that begins with ``error:``; nothing raises.
+Errors go to the model as text that begins with ``error:``; nothing is raised.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_RESULT_CHARACTERS = 4000
 MAX_HITS = 20
 MAX_ENTRIES = 100
 TIME_LIMIT_S = 5.0
-"""Of one call."""
+"""Time limit of one call."""
 
 Tool = Callable[..., str]
-"""Takes the arguments of its schema, all strings; may raise ``Refused`` or what a file system raises."""
+"""A function of its schema's arguments, all strings; may raise ``Refused`` or errors of the file system."""
 
 
 class Toolbox:
@@ -49,7 +49,7 @@ class Toolbox:
         return SCHEMAS
 
     def run(self, name: str, arguments_json: str) -> str:
-        """Carry out one call; its result, or why there is none, as text for the model."""
+        """Run one call; its result, or why there is none, as text for the model."""
         try:
             tool = self._tools.get(name)
             if tool is None:
@@ -125,7 +125,7 @@ class Toolbox:
         return file.read_text()
 
     def _hits(self, text: str, where: Path) -> Iterator[str]:
-        """Lines with the text, one more than are shown; stops when the time is over."""
+        """Lines with the text, one more than are shown; stops at the time limit."""
         ends_s = time.monotonic() + TIME_LIMIT_S
         num_hits = 0
         for file in [where] if where.is_file() else sorted(where.rglob("*")):
@@ -138,7 +138,7 @@ class Toolbox:
 
 
 def _lines(file: Path, sandbox: Sandbox) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file that can be searched; of another, none."""
+    """Numbered lines of a searchable file; none of any other."""
     try:
         inside = sandbox.path(sandbox.name(file))
         if inside.is_file() and inside.stat().st_size <= MAX_FILE_BYTES:
@@ -148,7 +148,7 @@ def _lines(file: Path, sandbox: Sandbox) -> Iterator[tuple[int, str]]:
 
 
 def _arguments(name: str, arguments_json: str) -> dict[str, str]:
-    """The arguments of a call, held to the tool's schema."""
+    """The arguments of a call, checked against the tool's schema."""
     try:
         given = json.loads(arguments_json or "{}")
     except ValueError as error:
@@ -168,7 +168,7 @@ def _arguments(name: str, arguments_json: str) -> dict[str, str]:
 
 
 def _config(path: str, text: str) -> Any:
-    """What a configuration file says, by its suffix."""
+    """The content of a configuration file, parsed by its suffix."""
     try:
         if path.endswith(".json"):
             return json.loads(text)

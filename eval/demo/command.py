@@ -1,4 +1,4 @@
-"""``continuum demo``: the same work under two policies, side by side, on this machine, KV memory scarce."""
+"""``continuum demo``: the same work under two policies on this machine, with little KV memory."""
 
 from __future__ import annotations
 
@@ -128,21 +128,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_twice(policies: Sequence[str]) -> None:
-    """Each has a folder by its name."""
+    """UsageError for a policy that is named twice: each has a folder by its name."""
     for name in policies:
         if policies.count(name) > 1:
             raise UsageError(f"Policy {name} is named twice.")
 
 
 def _refuse_own_output(workload: str, out: Path) -> None:
-    """What an earlier demo left in this folder is written anew before it would be read."""
+    """UsageError for a workload in the output folder, where it could be overwritten before it is read."""
     for option, file in files_of("--workload", workload):
         if file.resolve().is_relative_to(out.resolve()):
             raise UsageError(f"{option} {file} lies in the folder of --out, where it could be overwritten.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:
-    """Every other one has the policies the other way round: what drifts on the machine favours nobody."""
+    """Options of one repetition; every other one reverses the policies, so that drift favors none."""
     policies = list(arguments.policies or LiveDemo().policies)
     changed = {
         "seed": (arguments.seed or 0) + number,
@@ -170,7 +170,7 @@ def _live(arguments: argparse.Namespace) -> list[BenchRun]:
 
 
 def _replay(arguments: argparse.Namespace) -> list[BenchRun]:
-    _refuse(arguments, _LIVE_FLAGS, "is for live agents; --workload replays jobs")
+    _refuse(arguments, _LIVE_FLAGS, "is for live agents, but --workload replays jobs")
     default = ReplayDemo()
     config = ReplayDemo(
         out=arguments.out,
@@ -189,7 +189,7 @@ def _replay(arguments: argparse.Namespace) -> list[BenchRun]:
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """An option that would be ignored is an error."""
+    """UsageError for an option that would be ignored."""
     for name in names:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {why}.")

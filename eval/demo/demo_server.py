@@ -1,4 +1,4 @@
-"""One side of a demonstration: the real server with a policy, and a folder that keeps what it leaves."""
+"""One side of a demo: a server with a policy, and the folder of its output."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TRACE = "trace.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoServer:
-    """What is the same under every policy."""
+    """The settings that all policies share."""
 
     model: Path
     name: str
-    """What requests call the model."""
+    """The served model name."""
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
     out: Path
-    """A folder below it for each policy: log, trace, records, result."""
+    """Output folder, with a folder for each policy: log, trace, records, result."""
 
     def run(self, policy: str, work: Callable[[str, Path], BenchRun]) -> BenchRun:
-        """Start a server with this policy and let ``work`` be done there, at its address, with its folder."""
+        """Start a server with this policy and call ``work`` with its address and its folder."""
         folder = self.out / policy
         folder.mkdir(parents=True, exist_ok=True)
         (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which the server would not replace

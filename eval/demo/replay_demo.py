@@ -1,6 +1,6 @@
-"""The demonstration that replays made or recorded jobs, under each policy, on a model of random weights.
+"""The demo that replays synthetic or recorded jobs, under each policy, on a model of random weights.
 
-Needs no network and no accelerator. Starts the real server in a process of its own for each policy.
+Needs no network and no accelerator. Starts a server in a process of its own for each policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEMPLATE_TOKENS_PER_TURN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDemo:
-    """Sizes of a demonstration; the defaults take about two minutes on two cores."""
+    """Sizes of a demo; the defaults take about two minutes on two cores."""
 
     out: Path = Path("out/demo")
     policies: tuple[str, ...] = ("fcfs", "continuum")
@@ -35,7 +35,7 @@ class ReplayDemo:
     max_turns: int | None = None
     max_context_tokens: int = 4096
     pool_share: float = 0.33
-    """KV pool as a share of what all jobs hold together at their ends."""
+    """KV pool as a share of all jobs' contexts at their ends."""
     hidden_size: int = 256
     num_layers: int = 6
     max_num_batched_tokens: int = 1024
@@ -49,18 +49,18 @@ class ReplayDemo:
 
 
 def quick(config: ReplayDemo) -> ReplayDemo:
-    """A demonstration of half a minute, to see that everything works; its numbers say little."""
+    """The sizes of a half-minute demo that shows that everything works; too small for reliable numbers."""
     return replace(config, num_jobs=min(config.num_jobs, 6), max_turns=4, hidden_size=128, num_layers=3)
 
 
 def run_replay_demo(config: ReplayDemo) -> list[BenchRun]:
-    """Replay the jobs under each policy; model, traces, records and results are left in ``config.out``."""
+    """Replay the jobs under each policy; model, traces, records and results are written to ``config.out``."""
     model = _make_model(config)
     jobs = _jobs(config)
     num_blocks = _pool_blocks(config, jobs, model)
     say(
         f"{len(jobs)} jobs at once, a KV pool of {num_blocks} blocks ({num_blocks * BLOCK_SIZE:,} tokens): "
-        f"{config.pool_share:.0%} of what the jobs hold at their ends"
+        f"{config.pool_share:.0%} of the jobs' contexts at their ends"
     )
     server = DemoServer(
         model=model,
@@ -106,7 +106,7 @@ def _jobs(config: ReplayDemo) -> list[Job]:
 
 
 def _pool_blocks(config: ReplayDemo, jobs: list[Job], model: Path) -> int:
-    """Blocks for the given share of all contexts, and in any case for the longest one with some room."""
+    """Blocks for the given share of all contexts, and at least for the longest one."""
     from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -240,7 +240,7 @@ class ServerClient:
                 await self._check_alive()
                 raise TurnFailedError(self._reason(error)) from error
             except UNREADABLE as error:
-                raise TurnFailedError(f"the answer is not in OpenAI's form: {error}") from error
+                raise TurnFailedError(f"the response is not in OpenAI's format: {error}") from error
             if not self._retry_busy or response.status_code not in BUSY:
                 raise TurnFailedError(complaint)
             await asyncio.sleep(_retry_after_s(response.headers.get("Retry-After")))
@@ -351,7 +351,7 @@ class _ReplyReader:
         if self._latency_s is None:
             raise TurnFailedError("the stream ended before [DONE]")
         if not self._has_choices:
-            raise TurnFailedError("the answer held no choices")
+            raise TurnFailedError("the response has no choices")
         details = self._usage.prompt_tokens_details
         return Reply(
             text="".join(self._parts),

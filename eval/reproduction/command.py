@@ -1,4 +1,4 @@
-"""``continuum reproduce``: the Continuum paper's settings in simulation, ours beside its multiples."""
+"""``continuum reproduce``: simulates the Continuum paper's settings and compares the multiples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.reproduction.table import bullets, figure_table, summary
 from eval.sim.command import asked
 
 NUM_JOBS = 100
-"""As many traces as the paper had of each kind; how many ran per point it does not say."""
+"""The paper had this many traces of each kind; it does not say how many ran per point."""
 NUM_SEEDS = 3
 QUICK_JOBS = 40
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum reproduce``. What was asked for wrongly is one sentence."""
+    """``continuum reproduce``."""
     figures = _chosen(arguments.only)
     require_own_files([("--json", arguments.json), ("--html", arguments.html)])
     require_writable(arguments.json)
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(figure_table(figure, points), end="\n\n", flush=True)
     print(summary(done))
     print(bullets(_notes(num_jobs, num_seeds)))
-    print("Not run again:")
+    print("Not reproduced here:")
     print(bullets(LEFT_OUT))
     if arguments.json:
         write_results(arguments.json, _result_file(arguments, experiment))
@@ -100,22 +100,22 @@ def _points(experiment: Experiment, figure: PaperFigure) -> list[Point]:
 
 
 def _notes(num_jobs: int, num_seeds: int) -> list[str]:
-    """What must be known to read the tables."""
+    """The notes below the tables."""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds, paired"
     return [
         "multiple: job delay of vLLM, or of fcfs here, over that of the system; above 1 it is faster",
         "≈: read off a plot by eye, within 5 %",
         (
-            "comes out: within 20 % of the published multiple (2 % at low load) and, where that is beyond "
+            "reproduced: within 20 % of the published multiple (2 % at low load) and, where that is beyond "
             "5 % of 1, with at least half of its difference from 1, in logarithms"
         ),
         (
-            "undecided: not so, but the 95 % interval over seeds holds the published multiple; more, less: "
-            f"than published; {seeds}"
+            "undecided: not so, but the 95 % interval over seeds contains the published multiple; "
+            f"more, less: than published; {seeds}"
         ),
         "by: what a step of the ablation adds to the one before it",
         (
-            f"memory is short: fcfs computes again, or loads back, {PRESSURE_SHARE:.0%} of all prompt "
+            f"memory is short: fcfs recomputes or loads back {PRESSURE_SHARE:.0%} of all prompt "
             "tokens or more; where it is not, one seed is run, and the first of 2, 4 and 8 times the load at "
             "which it is follows"
         ),
@@ -126,10 +126,10 @@ def _notes(num_jobs: int, num_seeds: int) -> list[str]:
         ),
         "host memory: 200 GB per B200 and 100 GB per A100 as published, over the bytes of KV per token",
         (
-            "jobs are MADE to the published moments; their share of output tokens, all of OpenHands' figures "
-            "and step times are ASSUMED or COMPUTED, as continuum simulate says of each run"
+            "jobs are SYNTHETIC, matched to the published moments; their share of output tokens, all of "
+            "OpenHands' figures and step times are ASSUMED or COMPUTED, as continuum simulate reports"
         ),
-        "made jobs longer than 128k tokens are kept where they fit the pool",
+        "synthetic jobs longer than 128k tokens are kept where they fit the pool",
         (
             "BFCL's jobs were shortened by 0.4; whether the published tokens per job are those before or "
             "after is not said: bfcl takes them as after, bfcl-short as before"

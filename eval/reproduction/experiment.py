@@ -1,4 +1,4 @@
-"""Runs a published setting in simulation: at its load, and where memory is not short there, above it."""
+"""Simulates a published setting at its load and, where memory is not short there, at a higher one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.config import SchedulerConfig
 from eval.load.records import Occupancy
 from eval.report.intervals import Estimate, mean_interval, ratio_interval
 from eval.report.metrics import RunResult
-from eval.reproduction.observed_rule import HoldTimes, observe_rule
+from eval.reproduction.observed_rule import RetentionTimes, observe_rule
 from eval.reproduction.published import BASELINE, GB, ORDER, PEERS, RULE, Measure, Setting
 from eval.sim.roofline import make_cost
 from eval.sim.simulate import Hardware, SimulationPlan, SimulationRun, grid, simulate
@@ -25,26 +25,26 @@ STEP_TOKENS = 2048
 BLOCK_SIZE = 16
 GAP_CAP_S = 600.0
 PRESSURE_SHARE = 0.1
-"""Memory is short if fcfs computes again, or loads back, this share of all prompt tokens."""
+"""Memory is short if fcfs recomputes or loads back this share of all prompt tokens."""
 FACTORS = (2, 4, 8)
-"""Times the published load; the first at which memory is short is run."""
+"""Multiples of the published load; the first at which memory is short is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """What a policy did, on average over seeds."""
 
-    again_share: float
-    """Of the prompt tokens: computed again."""
+    recomputed_share: float
+    """Share of the prompt tokens that were recomputed."""
     loaded_share: float
-    """Likewise: loaded back from host memory."""
+    """Share of the prompt tokens that were loaded back from host memory."""
     return_s: float
     """Mean time to first token of returning turns."""
     preemptions_per_turn: float
     pin_shares: dict[str, float]
-    """How pins ended."""
+    """Shares of pins by how they ended."""
     last_share: float
-    """Of turns: a job's last."""
+    """Share of turns that were the last of a job."""
 
     @classmethod
     def of(cls, runs: Sequence[RunResult]) -> Behaviour:
@@ -63,20 +63,20 @@ class Behaviour:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether memory was short; asked of fcfs."""
-        return self.again_share + self.loaded_share >= PRESSURE_SHARE
+        """Whether memory was short; only meaningful for fcfs."""
+        return self.recomputed_share + self.loaded_share >= PRESSURE_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Shares of the KV pool that running requests hold."""
+    """Shares of the KV pool that running requests use."""
 
     mean: float
     most: float
 
     @classmethod
     def of(cls, occupancy: Occupancy) -> PoolUse | None:
-        """Each sample counts until the next one. None of a moment."""
+        """Weighted by time: each sample counts until the next one. None without two samples."""
         num_blocks = occupancy.running[0] + occupancy.pinned[0] + occupancy.cached[0] + occupancy.free[0]
         spans_s = [later - earlier for earlier, later in pairwise(occupancy.time_s)]
         if not math.fsum(spans_s):
@@ -92,11 +92,11 @@ class Point:
     setting: Setting
     factor: int
     runs: dict[str, list[RunResult]]
-    """By policy; seeds in order."""
-    hold_times: HoldTimes | None
-    """Of the paper's rule, with the first seed; None where memory was not short."""
+    """Runs by policy, in the order of the seeds."""
+    retention_times: RetentionTimes | None
+    """Times to live that the paper's rule set, with the first seed; None where memory was not short."""
     order_alone: RunResult | None = None
-    """ORDER, likewise."""
+    """A run of ORDER with the first seed; None where memory was not short."""
 
     def seconds(self, policy: str) -> Estimate:
         return mean_interval([_seconds(run, self.setting.measure) for run in self.runs[policy]])
@@ -121,7 +121,7 @@ class Point:
         return Behaviour.of(self.runs[policy])
 
     def pool_use(self) -> PoolUse | None:
-        """By fcfs, with the first seed; None where no samples were kept."""
+        """How fcfs used the pool, with the first seed; None where no samples were kept."""
         occupancy = self.runs[BASELINE][0].occupancy
         return None if occupancy is None else PoolUse.of(occupancy)
 
@@ -132,7 +132,7 @@ def _seconds(run: RunResult, measure: Measure) -> float:
 
 
 class Experiment:
-    """Runs settings; what two of them have in common runs once."""
+    """Runs settings; runs that two of them share are made once."""
 
     def __init__(
         self,
@@ -143,14 +143,14 @@ class Experiment:
         *,
         with_peers: bool = True,
     ) -> None:
-        """``tell`` gets a line before each setting, for whoever waits."""
+        """``tell`` gets a progress line before each setting."""
         self._num_jobs = num_jobs
         self._seeds = seeds
         self._num_processes = num_processes
         self._tell = tell
         self._with_peers = with_peers
         self._results: dict[tuple[SimulationPlan, SimulationRun], RunResult] = {}
-        self._hold_times: dict[tuple[SimulationPlan, SimulationRun], HoldTimes | None] = {}
+        self._hold_times: dict[tuple[SimulationPlan, SimulationRun], RetentionTimes | None] = {}
 
     @property
     def results(self) -> list[RunResult]:
@@ -158,7 +158,7 @@ class Experiment:
         return list(self._results.values())
 
     def points(self, setting: Setting, *, needs_pressure: bool) -> list[Point]:
-        """At the published load; if ``needs_pressure`` and memory is not short, also where it first is."""
+        """The setting at its load; if ``needs_pressure`` and memory is not short, also where it first is."""
         if self._is_pressed(setting, 1):
             return [self._point(setting, 1, self._seeds, is_pressed=True)]
         # Every policy does the same then: more seeds would say nothing more.
@@ -184,15 +184,15 @@ class Experiment:
             for run in grid(load.policies, [load.jobs_per_s], seeds)
             if self._with_peers or run.policy not in PEERS
         ]
-        hold_times = order_alone = None
+        retention_times = order_alone = None
         if is_pressed and RULE in load.policies:
             rule = next(run for run in runs if run.policy == RULE)
-            hold_times = self._observe(plan, rule)
+            retention_times = self._observe(plan, rule)
             order_alone = self._run(plan, [replace(rule, policy=ORDER)])[0]
         by_policy: dict[str, list[RunResult]] = {}
         for run, result in zip(runs, self._run(plan, runs), strict=True):
             by_policy.setdefault(run.policy, []).append(result)
-        return Point(load, factor, by_policy, hold_times, order_alone)
+        return Point(load, factor, by_policy, retention_times, order_alone)
 
     def _run(self, plan: SimulationPlan, runs: Sequence[SimulationRun]) -> list[RunResult]:
         missing = [run for run in runs if (plan, run) not in self._results]
@@ -201,7 +201,7 @@ class Experiment:
                 self._results[plan, run] = with_host(result, plan)
         return [self._results[plan, run] for run in runs]
 
-    def _observe(self, plan: SimulationPlan, run: SimulationRun) -> HoldTimes | None:
+    def _observe(self, plan: SimulationPlan, run: SimulationRun) -> RetentionTimes | None:
         if (plan, run) not in self._hold_times:
             result, self._hold_times[plan, run] = observe_rule(plan, run)
             self._results[plan, run] = with_host(result, plan)
@@ -209,12 +209,12 @@ class Experiment:
 
 
 def _at(setting: Setting, factor: int) -> Setting:
-    """At so many times its load."""
+    """The setting at ``factor`` times its load."""
     return setting if setting.jobs_per_s is None else replace(setting, jobs_per_s=setting.jobs_per_s * factor)
 
 
 def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
-    """The grid of a setting. Jobs that never fit in the pool are left out."""
+    """The runs of a setting. Jobs that never fit in the pool are left out."""
     cost = make_cost(setting.model, setting.gpu, tensor_parallel=setting.tensor_parallel)
     hardware = Hardware(model=setting.model, gpu=setting.gpu, tensor_parallel=setting.tensor_parallel)
     _, kv_tokens = hardware.cost()
@@ -232,7 +232,7 @@ def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
 
 
 def with_host(result: RunResult, plan: SimulationPlan) -> RunResult:
-    """Results of a file are told apart by their hardware: host memory is part of it."""
+    """The result with host memory as part of its hardware, by which results of one file are told apart."""
     if not plan.host_kv_tokens:
         return result
     hardware = f"{result.setting.hardware}, {plan.host_kv_tokens:,} tokens of host KV"

@@ -1,4 +1,4 @@
-"""The paper's rule, watched: how long it holds and what it goes by. Decides nothing itself."""
+"""Observes the paper's rule: the times to live it sets and their inputs. Decides nothing itself."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from eval.sim.simulate import SimulationPlan, SimulationRun, simulate_one
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Of one tool call."""
+    """What the rule decided after one tool call."""
 
     ttl_s: float
     prefill_or_reload_s: float
     queue_delay_s: float
-    """T̄."""
+    """The paper's T̄."""
 
 
 @dataclass(frozen=True, slots=True)
-class HoldTimes:
-    """All decisions of a run, on average."""
+class RetentionTimes:
+    """All decisions of a run, averaged."""
 
     num_decisions: int
     zero_share: float
-    """Let go at once."""
+    """Share of decisions with a time to live of zero."""
     mean_ttl_s: float
     mean_prefill_or_reload_s: float
     mean_queue_delay_s: float
 
     @classmethod
-    def of(cls, decisions: list[Decision]) -> HoldTimes | None:
-        """None of nothing."""
+    def of(cls, decisions: list[Decision]) -> RetentionTimes | None:
+        """The averages; None without decisions."""
         number = len(decisions)
         if not number:
             return None
@@ -64,8 +64,8 @@ class _ObservedRule(PaperPolicy):
         return ttl_s
 
 
-def observe_rule(plan: SimulationPlan, run: SimulationRun) -> tuple[RunResult, HoldTimes | None]:
-    """The run under the paper's rule, and how long the rule held."""
+def observe_rule(plan: SimulationPlan, run: SimulationRun) -> tuple[RunResult, RetentionTimes | None]:
+    """The run under the paper's rule, and the times to live that it set."""
     decisions: list[Decision] = []
     result = simulate_one(plan, run, NamedPolicy(run.policy, partial(_ObservedRule, decisions)))
-    return result, HoldTimes.of(decisions)
+    return result, RetentionTimes.of(decisions)

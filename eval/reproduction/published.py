@@ -1,4 +1,4 @@
-"""What the Continuum paper published, setting by setting, and what of it is not run again. Data only.
+"""What the Continuum paper published, setting by setting, and what of it is not reproduced here. Data only.
 
 Source: arXiv 2511.02230, v6, unless a figure says otherwise. Seconds were read off plots by eye (within 5 %),
 at the highest load that is plotted.
@@ -12,18 +12,18 @@ from enum import Enum
 
 GB = 1e9
 NEAR = 1.2
-"""A multiple comes out if it is within this factor of the published one, unless a figure says otherwise."""
+"""A multiple is reproduced within this factor of the published one, unless a figure says otherwise."""
 BASELINE = "fcfs"
-"""vLLM: what every multiple is of."""
+"""vLLM, the baseline of every multiple."""
 RULE = "paper"
 """Continuum as published."""
 OURS = "continuum"
 ORDER = "program-fcfs"
-"""The order of programs without any holding."""
+"""The order of programs without any pins."""
 IN_THAT_ORDER = (RULE, "infercept")
-"""Policies that hold beside it: what they gain is compared with what the order gains alone."""
+"""Policies that pin as well: what they gain is compared with what the order gains alone."""
 PEERS = ("plas", "infercept")
-"""The other systems of the plots: left out of a first impression."""
+"""The other systems of the plots, which ``--quick`` leaves out."""
 UNLIKE = {
     "plas": (
         "plas has priorities of programs in place of levels and preempts only where blocks run out; how the "
@@ -34,7 +34,7 @@ UNLIKE = {
         "request's; whether the published one did is not in our source"
     ),
 }
-"""What is known of how a policy differs from what was published under its system's name."""
+"""Known differences between a policy and the system that it stands for."""
 
 
 class Measure(Enum):
@@ -49,11 +49,11 @@ class Published:
     """One system in one setting."""
 
     system: str
-    """As the paper calls it."""
+    """The paper's name for it."""
     policy: str
-    """What runs in its place."""
+    """The policy that stands for it here."""
     seconds: float | None = None
-    """Job delay."""
+    """Published job delay."""
     multiple: float | None = None
     """vLLM's delay over this one's, where it was printed; else it follows from the seconds."""
 
@@ -67,19 +67,19 @@ class Setting:
     tensor_parallel: int = 1
     workload: str
     jobs_per_s: float | None
-    """None: a fixed number at once."""
+    """Arrival rate; None: a fixed number of jobs at once."""
     concurrency: int | None = None
     host_gb: float = 0.0
     """Host memory for KV, all GPUs together, in 1e9 bytes."""
     measure: Measure = Measure.MEAN
     published: tuple[Published, ...]
-    """The baseline first."""
+    """The systems, the baseline first."""
     steps: tuple[tuple[str, str], ...] = ()
-    """Pairs of policies, each judged by what the first adds to the second."""
+    """Pairs of policies, each compared by what the first adds to the second."""
 
     @property
     def title(self) -> str:
-        """In a line: hardware, workload, host memory, load."""
+        """Hardware, workload, host memory and load in one line."""
         number = "" if self.tensor_parallel == 1 else f"{self.tensor_parallel} x "
         host = f", {self.host_gb:g} GB host" if self.host_gb else ""
         told = (
@@ -89,11 +89,11 @@ class Setting:
 
     @property
     def policies(self) -> list[str]:
-        """To run: those that were published, then this project's."""
+        """The policies to run: the published ones, then this project's."""
         return list(dict.fromkeys([*(one.policy for one in self.published), OURS]))
 
     def system(self, policy: str) -> Published | None:
-        """What ``policy`` stands for."""
+        """The published system that ``policy`` stands for."""
         return next((one for one in self.published if one.policy == policy), None)
 
     def multiple(self, policy: str, base: str = BASELINE) -> float | None:
@@ -112,12 +112,12 @@ class PaperFigure:
     """What one plot or table showed."""
 
     name: str
-    """For the command line."""
+    """Its name on the command line."""
     title: str
     source: str
     settings: tuple[Setting, ...]
     read_off_plot: bool = True
-    """The seconds; marked where they are shown."""
+    """Whether the seconds were read off a plot, which is marked where they are shown."""
     tolerance: float = NEAR
     is_other_reading: bool = False
     """Published figures that are elsewhere too, under another reading of the workload: counted apart."""
@@ -391,4 +391,4 @@ LEFT_OUT = (
     "scheduling time per step (table 4): a simulation charges a constant for it",
     "RL rollout of GLM-4.5 (table 5): neither its jobs nor its number of workers are published",
 )
-"""Figures that are not run again, and why."""
+"""Figures that are not reproduced here, and why."""

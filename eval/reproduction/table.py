@@ -60,7 +60,7 @@ def _line(figure: PaperFigure, point: Point, policy: str, reasons: list[str]) ->
 
 
 def _step(figure: PaperFigure, point: Point, policy: str, base: str, reasons: list[str]) -> list[str]:
-    """What one policy adds to another."""
+    """The line of what one policy adds to another."""
     published = point.setting.system(policy)
     return [
         f"  by {policy if published is None else published.system}",
@@ -106,7 +106,7 @@ def _verdict(found: Outcome | None, reasons: list[str]) -> str:
 
 
 def summary(done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> str:
-    """How many multiples come out: at the published load, where memory is short, of another reading."""
+    """How many multiples are reproduced: at the published load, where memory is short, of another reading."""
     at_load: list[Outcome] = []
     pressed: list[Outcome] = []
     other: list[Outcome] = []
@@ -127,12 +127,12 @@ def summary(done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> str:
 def _counted(found: Sequence[Outcome]) -> str:
     verdicts = Counter(one.verdict for one in found)
     told = [
-        f"{verdicts[one]} {one.value}" for one in Verdict if one is not Verdict.COMES_OUT and verdicts[one]
+        f"{verdicts[one]} {one.value}" for one in Verdict if one is not Verdict.REPRODUCED and verdicts[one]
     ]
     others = f" ({', '.join(told)})" if told else ""
     num_open = sum(one.is_open for one in found)
-    open_told = f"; in {num_open} of these the interval holds 1 as well" if num_open else ""
-    return f"{verdicts[Verdict.COMES_OUT]} of {len(found)} multiples come out{open_told}{others}"
+    open_told = f"; in {num_open} of these the interval also contains 1" if num_open else ""
+    return f"{verdicts[Verdict.REPRODUCED]} of {len(found)} multiples reproduced{open_told}{others}"
 
 
 def bullets(texts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a published multiple comes out, and if not, why: rules over what the runs themselves show."""
+"""Whether a published multiple is reproduced, and if not, why, by what the runs themselves show."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from enum import Enum
 from eval.report.figures import seconds
 from eval.report.intervals import Estimate
 from eval.reproduction.experiment import Behaviour, Point
-from eval.reproduction.observed_rule import HoldTimes
+from eval.reproduction.observed_rule import RetentionTimes
 from eval.reproduction.published import BASELINE, IN_THAT_ORDER, NEAR, OURS, RULE, UNLIKE
 
 NO_DIFFERENCE = 1.05
-"""A published multiple within this factor of 1 says that there is next to no difference."""
+"""A published multiple within this factor of 1 means practically no difference."""
 MOST = 0.5
-"""A share from which on something counts as the usual case."""
+"""From this share on, something counts as the usual case."""
 LEAST_SPARED = 0.005
-"""Of prompt tokens; less would be told as 0 %."""
+"""Smallest share of prompt tokens saved that is reported; less would read 0 %."""
 
 
 class Verdict(Enum):
-    """Of a multiple here beside the published one."""
+    """How our multiple compares with the published one."""
 
-    COMES_OUT = "comes out"
+    REPRODUCED = "reproduced"
     MORE = "more"
     LESS = "less"
     UNDECIDED = "undecided"
@@ -32,46 +32,46 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One published multiple beside ours."""
+    """One published multiple compared with ours."""
 
     verdict: Verdict
     reason: str | None
-    """None if it comes out."""
+    """None if the multiple is reproduced."""
     is_open: bool = False
-    """It comes out, but the interval over seeds holds 1 as well, which is not what was published."""
+    """The multiple is reproduced, but its interval over seeds also contains 1, unlike what was published."""
 
 
-def judge(published: float, ours: Estimate, tolerance: float) -> Verdict:
-    """Within the factor ``tolerance`` of the published multiple.
+def verdict_of(published: float, ours: Estimate, tolerance: float) -> Verdict:
+    """Reproduced means within the factor ``tolerance`` of the published multiple.
 
-    A published difference (beyond NO_DIFFERENCE) must also be there by half, in logarithms: else 1.0 would
-    pass for 1.15.
+    Of a published difference (beyond NO_DIFFERENCE), at least half must be there, in logarithms: else 1.0
+    would pass for 1.15.
     """
     wanted, found = math.log(published), math.log(ours.value)
     is_near = abs(found - wanted) <= math.log(tolerance)
     is_there = abs(wanted) <= math.log(NO_DIFFERENCE) or found * math.copysign(1, wanted) >= abs(wanted) / 2
     if is_near and is_there:
-        return Verdict.COMES_OUT
+        return Verdict.REPRODUCED
     if ours.low is not None and ours.high is not None and ours.low <= published <= ours.high:
         return Verdict.UNDECIDED
     return Verdict.MORE if found > wanted else Verdict.LESS
 
 
 def outcome(point: Point, policy: str, tolerance: float, base: str = BASELINE) -> Outcome | None:
-    """Of what ``policy`` gains over ``base``. None where nothing was published."""
+    """The outcome of what ``policy`` gains over ``base``; None where nothing was published."""
     published = point.setting.multiple(policy, base)
     if published is None or policy == OURS:
         return None
     ours = point.multiple(policy, base)
-    verdict = judge(published, ours, tolerance)
-    if verdict is Verdict.COMES_OUT:
+    verdict = verdict_of(published, ours, tolerance)
+    if verdict is Verdict.REPRODUCED:
         is_open = ours.low is not None and ours.high is not None and ours.low <= 1 <= ours.high
         return Outcome(verdict, None, is_open and abs(math.log(published)) > math.log(NO_DIFFERENCE))
     return Outcome(verdict, f"{_cause(point, policy, base, verdict)}; {_seconds(point, base)}")
 
 
 def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
-    """Why, as far as the runs show it, with the figures that show it."""
+    """The likely cause, with the figures of the runs that show it."""
     if not point.behaviour(BASELINE).is_pressed:
         return _not_short(point)
     before, own = point.behaviour(base), point.behaviour(policy)
@@ -80,7 +80,7 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
     order = _order_alone(point, policy) if base == BASELINE else None
     causes = [] if order is None else [order]
     if verdict is Verdict.UNDECIDED:
-        causes.append("the interval over seeds holds the published multiple too")
+        causes.append("the interval over seeds contains the published multiple too")
     elif verdict is Verdict.LESS:
         causes += _why_less(point, policy, base, published)
     elif published < 1 / NO_DIFFERENCE:
@@ -93,7 +93,7 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
 
 
 def _seconds(point: Point, base: str) -> str:
-    """How full the two machines are, as far as delays tell."""
+    """The delays here and as published, which show how loaded each machine is."""
     ours = f"{base} takes {seconds(point.seconds(base).value)} s here"
     system = point.setting.system(base)
     if system is None or system.seconds is None:
@@ -105,16 +105,16 @@ def _not_short(point: Point) -> str:
     told = _told(BASELINE, point.behaviour(BASELINE))
     use = point.pool_use()
     held = (
-        "" if use is None else f", running requests hold {use.mean:.0%} of the pool ({use.most:.0%} at most)"
+        "" if use is None else f", running requests use {use.mean:.0%} of the pool ({use.most:.0%} at most)"
     )
     return (
-        f"memory is not short here: {told}{held}, so no policy has anything to spare; what filled the "
+        f"memory is not short here: {told}{held}, so no policy can save anything; what filled the "
         "published machine at this load (output tokens, number of programs, speed) is not published"
     )
 
 
 def _order_alone(point: Point, policy: str) -> str | None:
-    """What of a gain is the order's. None where nothing ran that tells."""
+    """How much of a gain the order alone makes; None where no run shows it."""
     if policy not in IN_THAT_ORDER or point.order_alone is None:
         return None
     alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
@@ -126,18 +126,18 @@ def _why_less(point: Point, policy: str, base: str, published: float) -> list[st
     best = max(point.runs, key=lambda one: point.multiple(one, base).value)
     most = point.multiple(best, base).value
     if most * NEAR < published:
-        causes.append(f"nothing here gains as much, {best} the most: {most:.2f}x")
+        causes.append(f"no policy here gains as much; {best} gains the most, {most:.2f}x")
     return [*causes, _own_cause(point, policy, base)]
 
 
 def _own_cause(point: Point, policy: str, base: str) -> str:
-    """What a policy did that gained less than was published."""
-    own, held = point.behaviour(policy), point.hold_times
+    """What a policy that gained less than published did."""
+    own, held = point.behaviour(policy), point.retention_times
     if policy == RULE and held is not None and held.zero_share >= MOST:
-        return _lets_go(held)
+        return _unpins_at_once(held)
     if not own.pin_shares:
         return _spares(policy, base, point.behaviour(base), own)
-    last = f"{own.last_share:.0%} of turns are a job's last, which none follows"
+    last = f"{own.last_share:.0%} of turns are the last of a job"
     lost = f"{_lost(own):.0%} of {policy}'s pins end before the turn comes back ({_pins(own)}; {last})"
     before = point.behaviour(base)
     return f"{lost}, of {base}'s {_lost(before):.0%} ({_pins(before)})" if before.pin_shares else lost
@@ -147,24 +147,24 @@ def _lost(behaviour: Behaviour) -> float:
     return behaviour.pin_shares.get("broken", 0.0) + behaviour.pin_shares.get("expired", 0.0)
 
 
-def _lets_go(held: HoldTimes) -> str:
+def _unpins_at_once(held: RetentionTimes) -> str:
     return (
-        f"the published rule lets go at once after {held.zero_share:.0%} of tool calls (mean hold "
-        f"{held.mean_ttl_s:.2f} s; it goes by a prefill or reload of {held.mean_prefill_or_reload_s:.2f} s "
+        f"the published rule unpins at once after {held.zero_share:.0%} of tool calls (mean time to live "
+        f"{held.mean_ttl_s:.2f} s, from a prefill or reload of {held.mean_prefill_or_reload_s:.2f} s "
         f"and a queue delay of {held.mean_queue_delay_s:.1f} s)"
     )
 
 
 def _spares(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
-    spared = before.again_share + before.loaded_share - own.again_share - own.loaded_share
+    spared = before.recomputed_share + before.loaded_share - own.recomputed_share - own.loaded_share
     if spared >= LEAST_SPARED:
-        return f"beside {base} {policy} need not compute again or load back {spared:.0%} of all prompt tokens"
-    return f"beside {base} {policy} spares no prompt tokens: its order alone makes the difference"
+        return f"{policy} recomputes or loads back {spared:.0%} of all prompt tokens less than {base}"
+    return f"{policy} recomputes no fewer prompt tokens than {base}: only its order makes a difference"
 
 
 def _no_loss(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
     return (
-        f"the published loss does not show ({policy} preempts {own.preemptions_per_turn:.2f} times a turn, "
+        f"the published loss is not seen ({policy} preempts {own.preemptions_per_turn:.2f} times a turn, "
         f"{base} {before.preemptions_per_turn:.2f})"
     )
 
@@ -172,8 +172,8 @@ def _no_loss(policy: str, base: str, before: Behaviour, own: Behaviour) -> str:
 def _told(policy: str, behaviour: Behaviour) -> str:
     loaded = f" and loads back {behaviour.loaded_share:.0%}" if behaviour.loaded_share else ""
     return (
-        f"{policy} computes {behaviour.again_share:.0%} of prompt tokens again{loaded}, "
-        f"a returning turn's first token takes {behaviour.return_s:.1f} s"
+        f"{policy} recomputes {behaviour.recomputed_share:.0%} of prompt tokens{loaded}, "
+        f"the mean TTFT of returning turns is {behaviour.return_s:.1f} s"
     )
 
 

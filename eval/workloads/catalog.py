@@ -1,4 +1,4 @@
-"""Chooses the jobs of a run by name: a file of any known format, or a kind of made jobs."""
+"""Chooses the jobs of a run by name: a file of any known format, or a kind of synthetic jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUM_SYNTHETIC_JOBS = 8
 NUM_PUBLISHED_JOBS = 100
 NO_LIMITS = JobLimits()
 MAX_TRIES = 100
-"""Made jobs tried per job asked for, before limits are said to leave none."""
+"""Synthetic jobs tried per job asked for, before limits are said to leave none."""
 
 Reader = Callable[[Path], tuple[list[Job], list[str]]]
 
@@ -77,8 +77,8 @@ class RecordedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeWorkload:
-    """Jobs made to published moments, as many as are asked for."""
+class PresetWorkload:
+    """Synthetic jobs matched to published moments, as many as are asked for."""
 
     preset: Preset
     notes: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ class MadeWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TextWorkload:
-    """Jobs made with a text, for live models."""
+    """Synthetic jobs with texts, for live models."""
 
     name: str = SYNTHETIC
     notes: list[str] = field(default_factory=list)
@@ -129,7 +129,7 @@ class MixedWorkload:
         return [note for part in self.parts for note in part.notes]
 
     def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
-        """Of each part an equal share, the first ones one job more where it does not come out even.
+        """An equal share of each part; a remainder goes to the first parts, one job each.
 
         Without ``num_jobs`` each gives what it gives by itself. WorkloadError if two jobs have one id.
         """
@@ -178,7 +178,7 @@ def open_workload(name: str) -> Workload:
         return TextWorkload()
     preset = parse_preset(name)
     if preset is not None:
-        return MadeWorkload(preset)
+        return PresetWorkload(preset)
     path = Path(name)
     jobs, notes = _reader_of(path)(path)
     if not jobs:

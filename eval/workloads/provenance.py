@@ -70,7 +70,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
 
 def _tokens(source: str, jobs: Sequence[Job]) -> str:
     if parse_preset(source) is not None:
-        return "MADE to published moments"
+        return "SYNTHETIC, matched to published moments"
     if all(job.tokens_measured for job in jobs):
         return "measured"
     return "ESTIMATED from the length of the text"

@@ -1,9 +1,9 @@
-"""Agent jobs made to the moments that others published: token counts and times only, no text.
+"""Synthetic agent jobs matched to published moments: token counts and times only, no text.
 
 Turns, tool times and tokens per program: arXiv 2511.02230 (v6), table 2, over 100 GPT-5 traces each. What a
 program's tokens are is not said there; here it is the context at its end: prompt and answer of the last turn.
 By that reading BFCL's figures cannot all lie within 128k tokens: no variable between 0 and M with mean m has
-a standard deviation above sqrt(m (M - m)), which is 60k there, not 68.7k. So some made jobs are longer.
+a standard deviation above sqrt(m (M - m)), which is 60k there, not 68.7k. So some of these jobs are longer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.tool_times import ToolMix, ToolShape
 
 MAX_SCALE = 1000.0
-"""Of turns or tokens: beyond, a typing error would only use up all memory."""
+"""Largest scale of turns or tokens: beyond it, a typing error would only use up all memory."""
 TOOL_TIMEOUT_S = 60.0
-"""Nobody waits longer for a made tool; the published traces' longest are not known."""
+"""Longest synthetic tool time; the published traces' longest are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Preset:
     turns: Moments
     tool_s: Moments
     tokens: Moments
-    """In the context at the job's end."""
+    """Tokens in the context at the job's end."""
     output_share: float
-    """Of the tokens that a turn adds, how many the model writes; the rest is the tool's result."""
+    """Share of the tokens a turn adds that the model writes; the rest is the tool's result."""
     shared_prefix_tokens: int
-    """System prompt and tools: the same for all jobs."""
+    """Tokens of the system prompt and tools, the same for all jobs."""
     task_tokens: int
-    """What the first prompt adds to that; mean."""
+    """Mean tokens that the first prompt adds to those."""
     shapes: tuple[ToolShape, ...]
     assumed: tuple[str, ...]
     """What of this nobody published."""

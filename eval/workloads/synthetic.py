@@ -35,7 +35,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
-    """How long the made jobs are. A word is 3 to 4 tokens for a tokenizer with a small vocabulary."""
+    """How long the synthetic jobs are. A word is 3 to 4 tokens for a tokenizer with a small vocabulary."""
 
     num_jobs: int = 8
     seed: int = 0

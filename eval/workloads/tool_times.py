@@ -1,4 +1,4 @@
-"""How long made tools take: log-normal with a time-out, several tools, to a published mean and spread.
+"""Synthetic tool times: log-normal with a timeout, several tools, to a published mean and spread.
 
 Knows nothing of jobs.
 """

@@ -91,7 +91,7 @@ def test_jobs_share_what_the_recording_says_they_share(server: str, tmp_path: Pa
 
 
 def test_counts_go_through_the_chat_door_too(server: str, tmp_path: Path) -> None:
-    """Made texts come out near the recorded counts, calls are read from them and prefixes are found again."""
+    """Synthetic texts are near the recorded counts, calls are read from them and prefixes are found again."""
     result, by_job = _bench(server, tmp_path, [count_job("chatty", (150, 250, 400))], "--api", "chat")
     turns = by_job["chatty"]
     assert [turn.prompt_tokens for turn in turns] == pytest.approx([150, 250, 400], rel=0.1)

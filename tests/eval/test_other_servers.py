@@ -136,7 +136,7 @@ def test_an_answer_that_cannot_be_read_fails_its_turn_only(
     with OtherServer(Behaviour(stream=stream)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 3), expect=1)
     assert (result.num_turns, result.num_errors) == (0, 3)
-    assert capsys.readouterr().err.count("turn 1: the answer is not in OpenAI's form: ") == 3
+    assert capsys.readouterr().err.count("turn 1: the response is not in OpenAI's format: ") == 3
 
 
 def test_answers_without_counts_are_said(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from eval.load.records import EngineCounters
 from eval.report.intervals import Estimate
 from eval.report.results import read_results
 from eval.reproduction.experiment import Experiment, Point, plan_of
-from eval.reproduction.observed_rule import Decision, HoldTimes
+from eval.reproduction.observed_rule import Decision, RetentionTimes
 from eval.reproduction.published import FIGURES, Measure, PaperFigure, Published, Setting
 from eval.reproduction.table import figure_table, summary
-from eval.reproduction.verdict import Verdict, judge, outcome
+from eval.reproduction.verdict import Verdict, outcome, verdict_of
 from tests.eval.hand_made import run
 
 # agent-serving.md 1.5, copied by hand: figure, place, model, GPUs, jobs/s, then vLLM, Continuum, Autellix,
@@ -112,27 +112,27 @@ def test_host_memory_becomes_tokens_of_kv() -> None:
 @pytest.mark.parametrize(
     ("published", "ours", "low", "high", "verdict"),
     [
-        (1.65, 1.65, None, None, Verdict.COMES_OUT),
-        (1.65, 1.65 * 1.19, None, None, Verdict.COMES_OUT),
-        (1.65, 1.65 / 1.19, None, None, Verdict.COMES_OUT),
+        (1.65, 1.65, None, None, Verdict.REPRODUCED),
+        (1.65, 1.65 * 1.19, None, None, Verdict.REPRODUCED),
+        (1.65, 1.65 / 1.19, None, None, Verdict.REPRODUCED),
         (1.65, 1.65 * 1.21, None, None, Verdict.MORE),
         (1.65, 1.65 / 1.21, None, None, Verdict.LESS),
         (1.65, 1.3, 1.0, 1.7, Verdict.UNDECIDED),
         (1.65, 1.3, 1.2, 1.4, Verdict.LESS),
         (1.15, 1.0, None, None, Verdict.LESS),  # within 20 %, but the gain is not there
-        (1.15, 1.08, None, None, Verdict.COMES_OUT),
-        (1.04, 1.0, None, None, Verdict.COMES_OUT),  # next to no gain was published
+        (1.15, 1.08, None, None, Verdict.REPRODUCED),
+        (1.04, 1.0, None, None, Verdict.REPRODUCED),  # next to no gain was published
         (1.04, 0.85, None, None, Verdict.LESS),
         (0.85, 1.0, None, None, Verdict.MORE),  # the loss is not there
-        (0.57, 0.6, None, None, Verdict.COMES_OUT),
-        (1.0, 1.0, None, None, Verdict.COMES_OUT),
+        (0.57, 0.6, None, None, Verdict.REPRODUCED),
+        (1.0, 1.0, None, None, Verdict.REPRODUCED),
     ],
 )
 def test_a_multiple_comes_out_near_the_published_one(
     published: float, ours: float, low: float | None, high: float | None, verdict: Verdict
 ) -> None:
     """Within 20 % and with half of the difference; else the interval may leave it open."""
-    assert judge(published, Estimate(ours, low, high), tolerance=1.2) is verdict
+    assert verdict_of(published, Estimate(ours, low, high), tolerance=1.2) is verdict
 
 
 def point(
@@ -141,7 +141,7 @@ def point(
     cached: tuple[int, int],
     *,
     pins: dict[str, int] | None = None,
-    held: HoldTimes | None = None,
+    held: RetentionTimes | None = None,
 ) -> Point:
     """fcfs takes 30 s, twice what was published for ``policy``; of 100 reusable tokens ``cached`` were
     cached under each of the two."""
@@ -158,18 +158,17 @@ def point(
     return Point(where, 1, runs, held)
 
 
-NOT_SHORT = "memory is not short here: fcfs computes 0% of prompt tokens again"
+NOT_SHORT = "memory is not short here: fcfs recomputes 0% of prompt tokens"
 LETS_GO_TOLD = (
-    "lets go at once after 50% of tool calls (mean hold 0.50 s; it goes by a prefill or reload of 0.50 s and "
-    "a queue delay of 0.5 s)"
+    "unpins at once after 50% of tool calls (mean time to live 0.50 s, from a prefill or reload of 0.50 s "
+    "and a queue delay of 0.5 s)"
 )
 SPARES = (
-    "beside fcfs paper need not compute again or load back 40% of all prompt tokens (no such share is "
-    "published); fcfs computes 40% of prompt tokens again, a returning turn's first token takes 1.0 s; paper "
-    "computes 0%"
+    "paper recomputes or loads back 40% of all prompt tokens less than fcfs (no such share is published); "
+    "fcfs recomputes 40% of prompt tokens, the mean TTFT of returning turns is 1.0 s; paper recomputes 0%"
 )
 PINS_END = "pins end before the turn comes back"
-LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
+LETS_GO = RetentionTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("paper", 30.0, (100, 100)),
             "paper",
             Verdict.LESS,
-            "memory is not short here: fcfs computes 0%",
+            "memory is not short here: fcfs recomputes 0%",
         ),
         (
             point("paper", 28.0, (20, 30), pins={"expired": 9, "handed_over": 1}, held=LETS_GO),
@@ -191,7 +190,7 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("paper", 28.0, (20, 30), pins={"broken": 3, "handed_over": 1}),
             "paper",
             Verdict.LESS,
-            f"75% of paper's {PINS_END} (75% broken, 25% handed over; 50% of turns are a job's last, ",
+            f"75% of paper's {PINS_END} (75% broken, 25% handed over; 50% of turns are the last of a job)",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 3, "handed_over": 1}),
@@ -203,19 +202,19 @@ LETS_GO = HoldTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)])
             point("fork", 28.0, (20, 30), pins={"expired": 1, "handed_over": 3}),
             "fork",
             Verdict.LESS,
-            f"nothing here gains as much, fork the most: 1.07x; 25% of fork's {PINS_END} (25% expired, ",
+            f"no policy here gains as much; fork gains the most, 1.07x; 25% of fork's {PINS_END} (25% ",
         ),
         (
             point("program-fcfs", 28.0, (20, 30)),
             "program-fcfs",
             Verdict.LESS,
-            "beside fcfs program-fcfs need not compute again or load back 5% of all prompt tokens; ",
+            "program-fcfs recomputes or loads back 5% of all prompt tokens less than fcfs; ",
         ),
         (
             point("program-fcfs", 28.0, (20, 20)),
             "program-fcfs",
             Verdict.LESS,
-            "beside fcfs program-fcfs spares no prompt tokens: its order alone makes the difference; ",
+            "program-fcfs recomputes no fewer prompt tokens than fcfs: only its order makes a difference; ",
         ),
         (
             point("infercept", 10.0, (20, 100), pins={"handed_over": 1}),
@@ -245,7 +244,7 @@ def test_a_reason_sets_the_fuller_machine_beside_the_published_one() -> None:
     """Delays say how full each was; the pool's samples say how full ours."""
     found = outcome(point("paper", 30.0, (100, 100)), "paper", tolerance=1.2)
     assert found is not None
-    assert "running requests hold 30% of the pool (60% at most), so no policy" in (found.reason or "")
+    assert "running requests use 30% of the pool (60% at most), so no policy" in (found.reason or "")
     assert (found.reason or "").endswith("; fcfs takes 30.00 s here, vLLM took 200 s")
 
 
@@ -255,7 +254,7 @@ def test_what_the_order_alone_gains_is_told_where_more_comes_out() -> None:
     found = outcome(more, "paper", tolerance=1.2)
     assert found is not None
     assert found.verdict is Verdict.MORE
-    told = "the order of programs alone gains 2.50x, paper 3.00x with the first seed; beside fcfs"
+    told = "the order of programs alone gains 2.50x, paper 3.00x with the first seed; paper recomputes"
     assert (found.reason or "").startswith(told)
 
 
@@ -277,12 +276,12 @@ def test_each_step_of_the_ablation_is_judged_by_itself() -> None:
     figure = PaperFigure(name="figure", title="a plot", source="by hand", settings=(ablation,))
     lines = [line.split() for line in figure_table(figure, [point]).splitlines()]
     full = next(line for line in lines if line[:1] == ["full"])
-    assert (full[3], full[5], full[-2:]) == ("1.67x", "1.40x", ["comes", "out"])
+    assert (full[3], full[5], full[-1]) == ("1.67x", "1.40x", "reproduced")
     step = next(line for line in lines if line[:2] == ["by", "full"])
     assert step[2:7] == ["paper/fixed-ttl:2", "-", "1.01x", "-", "0.83x"]
     assert step[-2:] == ["less", "[1]"]
     assert " ".join(summary([(figure, [point])]).split()) == (
-        "At the published loads: 4 of 5 multiples come out; in 2 of these the interval holds 1 as well "
+        "At the published loads: 4 of 5 multiples reproduced; in 2 of these the interval also contains 1 "
         "(1 less)."
     )
 
@@ -292,13 +291,13 @@ def test_what_comes_out_needs_no_reason_and_our_own_policy_no_verdict() -> None:
     good = point("paper", 15.0, (20, 90))
     found = outcome(good, "paper", tolerance=1.2)
     assert found is not None
-    assert (found.verdict, found.reason) == (Verdict.COMES_OUT, None)
+    assert (found.verdict, found.reason) == (Verdict.REPRODUCED, None)
     assert outcome(good, "continuum", tolerance=1.2) is None
     assert outcome(good, "fcfs", tolerance=1.2) is None
 
 
 def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tenth of the published load: the same delay whatever the policy, so 1.00x comes out."""
+    """A tenth of the published load: the same delay whatever the policy, so 1.00x is reproduced."""
     out = tmp_path / "out.json"
     flags = ["--quick", "--only", "low-load", "--jobs", "4", "--processes", "1"]
     assert main(["reproduce", *flags, "--json", str(out)]) == 0
@@ -306,8 +305,8 @@ def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.C
     assert "running llama-3.1-8b on b200, swe-bench, 0.013 jobs/s" in written.err
     told = written.out.splitlines()
     ours = [line.split() for line in told if line.startswith("  Continuum")]
-    assert [line[-5:] for line in ours] == [["1.00x", "1", "seed", "comes", "out"]] * 3
-    assert "At the published loads: 3 of 3 multiples come out." in told
+    assert [line[-4:] for line in ours] == [["1.00x", "1", "seed", "reproduced"]] * 3
+    assert "At the published loads: 3 of 3 multiples reproduced." in told
     assert any(line.startswith("- Gemma-3 12B") for line in told)
     results = read_results(out)
     assert results.command == "continuum reproduce --quick --only low-load --jobs 4"
@@ -343,8 +342,8 @@ def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
     assert [len(point.runs["plas"]) for point in points] == [1, 2]
     assert [point.behaviour("fcfs").is_pressed for point in points] == [False, True]
     assert points[0].multiple("paper").value == pytest.approx(1.0, abs=0.03)
-    assert points[1].hold_times is not None
-    assert points[1].hold_times.num_decisions > 50
+    assert points[1].retention_times is not None
+    assert points[1].retention_times.num_decisions > 50
     assert points[1].order_alone is not None
     assert points[1].order_alone.name == "program-fcfs"
     figure = PaperFigure(name="figure", title="a plot", source="by hand", settings=(lonely,))
@@ -355,7 +354,7 @@ def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
     assert first[0].split()[-2:] == ["less", "[1]"]
     assert "-" in second[0].split()[6]  # an interval
     reason = next(line for line in table if line.startswith("[1] "))
-    assert reason.startswith("[1] memory is not short here: fcfs computes 4% of prompt tokens again")
+    assert reason.startswith("[1] memory is not short here: fcfs recomputes 4% of prompt tokens, ")
     assert told == [points[0].setting.title, points[1].setting.title]
 
 

@@ -1,4 +1,4 @@
-"""The score of the model in the box: ``python -m eval.agent_model.training.evaluate``, on tasks unseen."""
+"""The score of the bundled model: ``python -m eval.agent_model.training.evaluate``, on tasks unseen."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; its exit code."""
     parser = argparse.ArgumentParser(prog="python -m eval.agent_model.training.evaluate", description=__doc__)
     add = parser.add_argument
-    add("--tasks", type=count, default=NUM_TASKS, metavar="N", help="how many (default: %(default)s)")
-    add("--seed", type=int, default=1, metavar="K", help="of the tasks (default: %(default)s)")
+    add("--tasks", type=count, default=NUM_TASKS, metavar="N", help="Number of tasks (default: %(default)s)")
+    add("--seed", type=int, default=1, metavar="K", help="Random seed of the tasks (default: %(default)s)")
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:

@@ -37,7 +37,7 @@ LAST_RATE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Takes less than an hour on two cores; MODEL_CARD.md says what came of it."""
+    """Settings of a training run, which takes under an hour on two cores; MODEL_CARD.md has the results."""
 
     seed: int = 0
     num_dialogues: int = 33_000

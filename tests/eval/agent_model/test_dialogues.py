@@ -1,4 +1,4 @@
-"""What the model in the box learns from: slips and what follows them, and names made of common pieces."""
+"""What the bundled model learns from: slips and what follows them, and names made of common pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of the model in the box: solvable with the real tools, checked by a program, of new names."""
+"""The tasks of the bundled model: solvable with the real tools, checked by a program, of new names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training the model in the box, in miniature: what comes out is a model folder like any other."""
+"""Training the bundled model, in miniature: the result is a model folder like any other."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def asks(person: Person, question: str) -> None:
 def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
     """The reply, each call with its result, and how much was warm; the person's folder stays as it is."""
     with at_a_terminal("chat", "--base-url", agent_server, "--folder", str(folder)) as person:
-        person.sees(f"The tools work in a copy of {folder}")
+        person.sees(f"The tools work in a temporary copy of {folder}")
         asks(person, "Write the port, please.")
         first = person.sees("It is written.")
         assert "\x1b[" in first  # colours
@@ -63,7 +63,7 @@ def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
         assert "prompt tokens cached (" in first
         assert "pinned for " in first
         asks(person, "/nonsense")
-        person.sees("There is no /nonsense")
+        person.sees("Unknown command /nonsense")
         asks(person, "/help")
         person.sees("/quit  leave")
         asks(person, "/quit")
@@ -72,7 +72,7 @@ def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(agent_server: str) -> None:
-    """What was asked is forgotten, and the next question is answered; Ctrl-C does not leave the prompt."""
+    """The question is dropped, and the next question is answered; Ctrl-C does not leave the prompt."""
     flags = ("--base-url", agent_server, "--max-turns", "500")
     with at_a_terminal("chat", *flags, NO_COLOR="1") as person:
         asks(person, "Never stop looking.")

@@ -81,7 +81,7 @@ def test_tasks_are_the_same_for_the_same_seed() -> None:
     [
         (["--layers", "2"], "--layers needs --workload"),
         (["--workload", "synthetic", "--agents", "2"], "--agents is for live agents"),
-        (["--model", "/no/such"], "/no/such is no model folder"),
+        (["--model", "/no/such"], "/no/such is not a model folder"),
     ],
 )
 def test_flags_that_do_not_fit_are_errors(

@@ -1,4 +1,4 @@
-"""Promises of the model that comes along: served without being named, it does what the chat proposes."""
+"""Promises of the bundled model: served without being named, it answers the chat's example questions."""
 
 from __future__ import annotations
 

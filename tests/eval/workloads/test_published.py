@@ -1,4 +1,4 @@
-"""Made jobs have the moments that were published, whatever else is assumed of them."""
+"""Synthetic jobs have the published moments, whatever else is assumed of them."""
 
 from __future__ import annotations
 
