@@ -24,7 +24,7 @@ from eval.errors import EvalError
 from eval.load.bench_run import BenchRun
 from eval.say import say
 
-ROOM = 1.25
+MIN_POOL_FACTOR = 1.25
 """Least pool size over the longest task's context, without which the engine could not run the task."""
 TEMPLATE_TOKENS_PER_MESSAGE = 8
 
@@ -86,7 +86,7 @@ def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
     shared = num_tokens(json.dumps(SCHEMAS))
     own = [_own_tokens(task, num_tokens) for task in tasks]
     wanted = config.pool_share * (shared + config.agents * sum(own) / len(own))
-    return math.ceil(max(wanted, ROOM * (shared + max(own)) + MAX_REPLY_TOKENS) / BLOCK_SIZE) + 1
+    return math.ceil(max(wanted, MIN_POOL_FACTOR * (shared + max(own)) + MAX_REPLY_TOKENS) / BLOCK_SIZE) + 1
 
 
 def _own_tokens(task: Task, num_tokens: Callable[[str], int]) -> int:

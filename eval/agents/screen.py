@@ -26,7 +26,7 @@ class Screen:
         self._out = out
         self._notes = notes
         self._in_line = False
-        self._coloured = (
+        self._colored = (
             notes.isatty() and not environment.get("NO_COLOR") and environment.get("TERM", "") != "dumb"
         )
 
@@ -45,7 +45,7 @@ class Screen:
         """Write a note on a line of its own."""
         self.end_line()
         text = harmless(text)
-        if self._coloured and style.value:
+        if self._colored and style.value:
             text = f"\x1b[{style.value}m{text}\x1b[0m"
         self._notes.write(f"{text}\n")
         self._notes.flush()

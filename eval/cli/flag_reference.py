@@ -63,7 +63,7 @@ def _row(action: argparse.Action) -> str:
 
 
 def _default_and_text(action: argparse.Action) -> tuple[str, str]:
-    """The default, of the record or as the text says it, and the text without it."""
+    """The default, from the record or from the text, and the text without it."""
     text = (action.help or "").replace("|", "\\|").replace("%%", "%")
     said = _DEFAULT_IN_TEXT.search(text)
     if said is not None:

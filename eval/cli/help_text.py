@@ -1,4 +1,4 @@
-"""What ``--help`` shows: one formatter for all commands, and the short and the full help of ``serve``."""
+"""The formatter of ``--help`` for all commands, and the short and the full help of ``serve``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WORD in the section or the name, such as --help=offloading."""
 EPILOG_OF_ALL = "Flags marked [experimental] are for experiments and tuning, and may change in any release."
 
 Shown = Callable[[str | None, argparse.Action], bool]
-"""Whether the help shows the flag in the section of this title."""
+"""Decides whether the help shows a flag in the section with a title."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows a default where there is one, and keeps the lines of a text that has several."""
+    """Shows defaults, and keeps the line breaks of texts with several lines."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # whose names stand one step further in
+        if isinstance(action, argparse._SubParsersAction):  # whose names are indented by one more step
             self._action_max_length += self._indent_increment
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -66,7 +66,7 @@ class ServeHelp(argparse.Action):
 
 
 def serve_help(parser: argparse.ArgumentParser, word: str | None = None) -> str:
-    """The short help; of all flags if ``word`` is ``all``; else of the flags that ``word`` finds, if any."""
+    """The short help; all flags if ``word`` is ``all``; else the flags that match ``word``, if any."""
     if word == ALL:
         return _help(parser, lambda *_: True, EPILOG_OF_ALL)
     wanted = "" if word is None else word.lower().lstrip("-").replace("_", "-")
@@ -99,14 +99,14 @@ def _help(parser: argparse.ArgumentParser, shown: Shown, epilog: str) -> str:
 
 
 def help_of(action: argparse.Action) -> str:
-    """A flag's text with its default, unless that is none, or said in the text already."""
+    """A flag's text with its default, unless there is none or the text has it already."""
     text = action.help or ""
     default = shown_default(action)
     return text if default is None or "(default:" in text else f"{text} (default: {default})"
 
 
 def shown_default(action: argparse.Action) -> str | None:
-    """A default as a user would write it; None if there is none to show."""
+    """A default as a user would type it; None if there is none to show."""
     match action.default:
         case None | argparse.SUPPRESS:
             return None

@@ -1,5 +1,5 @@
-"""Ctrl-C while the command is still being loaded, when there is nothing to end: the process ends at once, as
-programs do that know nothing of it, instead of with the traceback of an import."""
+"""Handles Ctrl-C while the command is still loading: the process ends at once, by the signal's default
+action, instead of with the traceback of an import."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ if _is_ours:
 
 
 def back_to_usual() -> None:
-    """All is loaded: from now on somebody catches it."""
+    """Restore Python's handler once everything is loaded and KeyboardInterrupt is caught."""
     if _is_ours and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, _usual)

@@ -1,4 +1,4 @@
-"""The command line, and the one place where all parts are joined."""
+"""The command line, and the composition root where all parts are connected."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 interrupts.back_to_usual()
 
 WRONG_USAGE = 2
-"""Exit code of a command whose options are wrong, as argparse has it; other errors leave with 1."""
+"""Exit code for wrong options, as in argparse; other errors exit with 1."""
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
+"""Exit code after Ctrl-C, by the convention of shells."""
 UNREAD = 141
-"""Likewise where nobody reads what is printed any more, as in ``| head``."""
+"""Exit code after SIGPIPE, by the convention of shells, as in ``| head``."""
 
-NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-"""Why a disk takes no more. Whoever writes a file of its own names it; what has no name was being printed."""
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Errors of a full disk. An error of a file names it; one without a name is of standard output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A sub-command. Its module has ``add_arguments(parser)`` and ``run(args)``, the exit code."""
+    """A sub-command. Its module has ``add_arguments(parser)`` and ``run(args) -> exit code``."""
 
     name: str
     module: str
@@ -64,7 +64,7 @@ COMMANDS = (
 
 class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """As argparse does, but help that cannot be written is not kept quiet."""
+        """As in argparse, but raises if help cannot be written."""
         if file is None or file is not sys.stdout:
             super()._print_message(message, file)
         else:
@@ -90,15 +90,15 @@ def main(argv: list[str] | None = None) -> int:
         _print_no_more()
         return UNREAD
     except OSError as error:
-        if error.filename is not None or error.errno not in NO_ROOM:
+        if error.filename is not None or error.errno not in DISK_FULL:
             raise
         _print_no_more()
-        print(f"continuum: Cannot write the answer: {error.strerror}.", file=sys.stderr)
+        print(f"continuum: Cannot write the output: {error.strerror}.", file=sys.stderr)
         return 1
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """SystemExit where nothing is left to do, as behind ``--help``, or the line is wrong."""
+    """The parsed command line. SystemExit after ``--help`` and for wrong options."""
     try:
         return _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
     except SystemExit:
@@ -108,13 +108,13 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _require_output(args: argparse.Namespace) -> None:
-    """EngineError where stdout is closed; a server does without."""
+    """EngineError if standard output is closed, except for a server, which does not need it."""
     if sys.stdout is None and args.run is not _serve:
-        raise EngineError("Cannot write the answer: standard output is closed.")
+        raise EngineError("Cannot write the output: standard output is closed.")
 
 
 def _print_no_more() -> None:
-    """What is left goes nowhere at exit."""
+    """Redirect standard output to the null device, so that the flush at exit does not fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -137,7 +137,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for command in COMMANDS:
         added = _add_command(commands, command.name, command.summary)
-        if command.name == chosen:  # the others' modules stay unloaded
+        if command.name == chosen:  # modules of other commands are not imported
             module = import_module(command.module)
             module.add_arguments(added)
             added.set_defaults(run=module.run)

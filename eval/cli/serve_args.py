@@ -1,4 +1,4 @@
-"""The configuration records that the flags of ``continuum serve`` make."""
+"""Builds the configuration records from the flags of ``continuum serve``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from eval.cli.serve_flags import API_KEY_VARIABLE
 Record = TypeVar("Record")
 
 _FLAGS_OF_FIELDS = {"trace_path": "--trace", "api_keys": "--api-key"}
-"""Fields whose flags have another name."""
+"""Fields whose flags have different names."""
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The record that a core process starts from."""
+    """The configuration of the engine core."""
     return EngineConfig(
         model=_record(ModelConfig, args),
         cache=_record(CacheConfig, args),
@@ -46,7 +46,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The record that the HTTP server starts from."""
+    """The configuration of the HTTP server."""
     template = None if args.chat_template is None else _template_text(args.chat_template)
     names = tuple(args.served_model_name or (args.model,))
     tls = TlsConfig(
@@ -77,7 +77,7 @@ def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def continuum_config(args: argparse.Namespace) -> ContinuumConfig:
-    """The agent policy's record; its flags with another policy would be ignored, so they are refused."""
+    """The agent policy's configuration. ConfigError for its flags with a policy that would ignore them."""
     defaults = defaults_of(ContinuumConfig)
     if args.scheduling_policy != "continuum":
         for name, default in defaults.items():
@@ -93,7 +93,7 @@ def _record(kind: type[Record], args: argparse.Namespace, **given: object) -> Re
 
 
 def _template_text(path_or_text: str) -> str:
-    """As in V1: a path, or the template itself if it looks like one."""
+    """The text of a template, given as a path or, as in vLLM, as the text itself."""
     if "{" in path_or_text:
         return path_or_text
     try:
@@ -103,7 +103,7 @@ def _template_text(path_or_text: str) -> str:
 
 
 def named_by_flag(error: ConfigError, args: argparse.Namespace) -> ConfigError:
-    """The error of a record with the flag in front that fills the field it begins with."""
+    """The error of a record, prefixed with the flag of the field that it names."""
     field = re.match(r"\w+", str(error))
     name = "" if field is None else field[0]
     if name not in _FLAGS_OF_FIELDS and name not in args:

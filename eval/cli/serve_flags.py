@@ -41,7 +41,7 @@ SHORT_HELP = frozenset(
         *("trace", "otlp_traces_endpoint"),
     )
 )
-"""The flags that most servers need: those of the short ``--help``. ``--help=all`` shows all."""
+"""The flags that most servers need, which the short ``--help`` shows; ``--help=all`` shows all."""
 
 EXPERIMENTAL = frozenset(
     (
@@ -49,7 +49,7 @@ EXPERIMENTAL = frozenset(
         *("work_weight", "release_superseded", "kv_cache_scale", "kv_offloading_disk_min_tokens"),
     )
 )
-"""Flags for experiments and tuning, which may change or go in any release."""
+"""Flags for experiments and tuning, which may change or be removed in any release."""
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:

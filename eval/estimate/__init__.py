@@ -1,1 +1,1 @@
-"""How well the estimator foresees tool calls and turns: on recorded jobs, against simpler ways."""
+"""Evaluates the estimator's predictions of tool calls and turns on recorded jobs, against simpler methods."""

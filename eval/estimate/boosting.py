@@ -1,6 +1,6 @@
-"""A learned regressor as a contender: gradient boosted quantiles of the log duration (scikit-learn).
+"""A learned regressor to compare with: gradient boosted quantiles of the log duration (scikit-learn).
 
-Only here: a server never loads scikit-learn.
+A server never loads scikit-learn.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
 FITTED = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-"""A model for each; the levels between are interpolated in log seconds."""
+"""Quantiles with a model each; the levels between are interpolated in log seconds."""
 MAX_CATEGORIES = 200
-"""Kinds of call told apart; the rest are one. The regressor takes at most 255."""
+"""Number of kinds of call; rarer ones share one category. The regressor takes at most 255."""
 MAX_LEAVES = 7
 """Small trees: with scikit-learn's own 31 the quantiles are too narrow."""
 
@@ -33,8 +33,8 @@ def is_installed() -> bool:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Rows are few: threads would mostly wait for each other, twenty times as long where CPUs are busy."""
-    import sklearn.ensemble  # what is not loaded yet cannot be limited
+    """Limit to one thread: with few rows, threads mostly wait for each other, longest on busy CPUs."""
+    import sklearn.ensemble  # a library that is not loaded yet cannot be limited
     from threadpoolctl import threadpool_limits
 
     assert sklearn.ensemble
@@ -43,15 +43,15 @@ def one_thread() -> AbstractContextManager[object]:
 
 
 class BoostedQuantiles:
-    """Sees more than the tables do: kind of call, place in the job, tokens, parallel calls, and of the job's
-    earlier calls of the same kind how many, the last, the mean and the longest."""
+    """Uses more features than the tables: kind of call, position in the job, tokens, parallel calls, and of
+    the job's earlier calls of the same kind the number, the last, the mean and the longest."""
 
     def __init__(self) -> None:
         self._models: list[HistGradientBoostingRegressor] = []
         self._categories: dict[str, int] = {}
 
     def fit(self, jobs: Sequence[Played], progress: Callable[[str], None]) -> None:
-        """Learn all calls of jobs that are over, at least one; ``progress`` is told of each model."""
+        """Learn from all calls of ended jobs, at least one; ``progress`` gets a line per model."""
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         for name in (name for job in jobs for call in job.calls for name in _names(call)):
@@ -71,7 +71,7 @@ class BoostedQuantiles:
             self._models.append(model.fit(rows, np.log(seconds + LOG_FLOOR_S)))
 
     def predict(self, jobs: Sequence[Played]) -> list[FloatArray]:
-        """The quantiles at ``LEVELS`` of each call, knowing what ended before it in its job."""
+        """The quantiles at ``LEVELS`` of each call, given the calls that ended before it in its job."""
         rows = self._rows(jobs)
         if not len(rows):
             return []
@@ -104,4 +104,4 @@ class BoostedQuantiles:
 
 
 def _names(call: Call) -> tuple[str, str, str]:
-    return call.tool, f"{call.program} ", f"{call.key}  "  # apart even where they are spelt alike
+    return call.tool, f"{call.program} ", f"{call.key}  "  # kept apart even if spelled alike

@@ -1,4 +1,4 @@
-"""Recorded jobs as the estimator meets them: turns that end with calls, and what came of them."""
+"""Recorded jobs as the estimator sees them: turns that end with calls, and what followed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.workloads.job import GapKind, Job, ToolRun, Turn
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call whose time was recorded, and what was known when it began."""
+    """A tool call with a recorded time, and what was known when it began."""
 
     key: ToolKey
     seconds: float
@@ -23,7 +23,7 @@ class Call:
 
     @property
     def tool(self) -> str:
-        """The tool's name as a class: ``bash``, ``read``."""
+        """The name of the tool: ``bash``, ``read``."""
         return str(ToolKey(self.key.parts[:1]))
 
     @property
@@ -37,23 +37,23 @@ class TurnEnd:
     """How a turn ended and what followed."""
 
     calls: tuple[Call, ...]
-    """Those whose time was recorded; they ran side by side."""
+    """The calls with recorded times, which ran in parallel."""
     tools: tuple[ToolKey, ...] | None
-    """All that it called; None if it is not known."""
+    """All tools that it called; None if unknown."""
     growth_tokens: int | None
     """Tokens of the next prompt beyond this one and its output; None after the last turn."""
     gap_s: float
-    """Until the last of those calls ended; without any the recorded time to the next turn, 0 if unknown."""
+    """Seconds until the last of those calls ended; without any, the recorded gap, 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A job, in order."""
+    """A job and its turns in order."""
 
     job_id: str
     group: str
     arrival_s: float | None
-    """As recorded."""
+    """The recorded arrival."""
     turns: tuple[TurnEnd, ...]
 
     @property
@@ -67,7 +67,7 @@ class Played:
 
 
 def played(jobs: Sequence[Job]) -> list[Played]:
-    """The jobs in their order. Those without a group are one with the job that started them."""
+    """The jobs in their order. One without a group joins the job that started it."""
     parents = {job.job_id: job.parent_job for job in jobs}
     return [
         Played(job.job_id, job.group or eldest(job.job_id, parents), job.arrival_s, _turn_ends(job.turns))
@@ -102,5 +102,5 @@ def _tools(turn: Turn) -> tuple[ToolKey, ...] | None:
 
 
 def key_of_run(run: ToolRun) -> ToolKey:
-    """As the policy would name it, as far as the recording keeps the command: often the program alone."""
+    """The key that the policy would use, as far as the recording has the command: often only the program."""
     return tool_key(run.tool, run.command or "")

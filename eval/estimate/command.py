@@ -1,4 +1,4 @@
-"""``continuum estimate``: how well tool calls and turns are foretold, on recorded jobs with tool times."""
+"""``continuum estimate``: evaluates predictions of tool calls and turns on recorded jobs with tool times."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _folds(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum estimate``. What cannot be read or foretold is one sentence."""
+    """``continuum estimate``."""
     require_own_files([("--json", arguments.json)], files_of("--workload", arguments.workload))
     require_writable(arguments.json)
     installed = boosting.is_installed()
@@ -102,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.json is not None:
             _write(arguments.json, evaluation)
-    finally:  # a full disk does not cost what was found
+    finally:  # the report is printed even if the disk is full
         print(render(evaluation))
     return 0
 
 
 def _sample(opened: Workload, num_jobs: int | None, limits: JobLimits) -> Sample:
-    """The first jobs, never more than there are: a copy would be foretold by its original."""
+    """The first jobs, without repeats: a copy would be predicted from its original."""
     if num_jobs is not None and isinstance(opened, RecordedWorkload):
         held = len(roots(opened.sample(None, None, limits).jobs))
         if num_jobs > held:

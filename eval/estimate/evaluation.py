@@ -1,4 +1,4 @@
-"""Plays recorded jobs to the estimator and its rivals, and scores what each foretold."""
+"""Replays recorded jobs to the estimator and other methods, and scores the predictions of each."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
 }
 IN_FULL = (ESTIMATOR, CLASSES_ONLY, ALL_CALLS, PER_TOOL, PER_CLASS)
 MIN_FITTED = 50
-"""Calls below which a regressor has nothing to say."""
+"""Fewest calls that a regressor is fitted to."""
 CUT_SHORT = (ESTIMATOR, ENDED_ONLY, ALL_CALLS, PER_TOOL)
 
 
 class GapScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the time until the last of a turn's parallel calls ended, as the maximum of their curves."""
+    """Scores of the time until the last of a turn's parallel calls ended, as the maximum of their curves."""
 
     num_turns: int
     pinball_s: float
@@ -76,25 +76,25 @@ class GapScores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Protocol(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to part what is learned from what is foretold, and how everyone fared."""
+    """One way to split training from prediction, and the scores of every method."""
 
     name: str
     num_calls: int
     num_skipped: int
-    """Calls before which somebody knew nothing at all."""
+    """Number of calls before which some method had no data."""
     scores: list[Scores]
     comparisons: list[Comparison]
-    """Of the first with each of the others."""
+    """Comparisons of the first method with each of the others."""
     programs: list[ToolScores]
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``continuum estimate`` leaves."""
+    """The result of ``continuum estimate``."""
 
     schema_version: int = 1
     title: str
     command: str
-    """What makes it again."""
+    """The command that reproduces it."""
     workload: str
     seed: int
     num_folds: int
@@ -103,11 +103,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
     mean_call_s: float
     notes: list[str]
-    """What is measured and what is assumed."""
+    """Which figures are measured and which assumed."""
     protocols: list[Protocol]
-    """Held-out groups first; one before whose calls nothing was known is left out."""
+    """The protocols, held-out groups first; one without any predictable call is left out."""
     parallel: GapScores | None
-    """None where no calls ran side by side."""
+    """Scores of parallel calls; None if there were none."""
     turns: TurnScores
     timing: Timing
 
@@ -123,27 +123,25 @@ def evaluate(
     command: str,
     tell: Tell,
 ) -> Evaluation:
-    """``tell`` hears what is being done. WorkloadError: no call's time is known, or all are of one group."""
+    """``tell`` gets progress. WorkloadError if no call's time is known, or all are of one group."""
     calls = [call for job in jobs for call in job.calls]
     if not calls:
-        raise WorkloadError(
-            f"The workload {workload} tells no tool call's time: there is nothing to foretell."
-        )
+        raise WorkloadError(f"The workload {workload} has no tool times: there is nothing to predict.")
     folds = grouped_folds(jobs, num_folds, seed)
     fewest = min(sum(len(job.calls) for job in fold.learned) for fold in folds)
     told = list(notes)
     if regressor and fewest < MIN_FITTED:
         regressor = False
         told.append(
-            f"no regressor was fitted: a fold leaves {fewest} calls to learn, fewer than {MIN_FITTED}"
+            f"no regressor was fitted: a fold leaves {fewest} calls to learn from, fewer than {MIN_FITTED}"
         )
     protocols = _protocols(jobs, folds, seed, regressor, tell)
     if not protocols or protocols[0].name != HELD_OUT:
         raise WorkloadError(
-            f"Too few jobs of {workload} tell tool times: some must be learned to foretell others."
+            f"Too few jobs of {workload} have tool times: some must be learned from to predict others."
         )
     return Evaluation(
-        title=f"how well tool calls are foretold: {workload}",
+        title=f"predicted tool times: {workload}",
         command=command,
         workload=workload,
         seed=seed,
@@ -163,7 +161,7 @@ def evaluate(
 def _protocols(
     jobs: Sequence[Played], folds: Sequence[Fold], seed: int, regressor: bool, tell: Tell
 ) -> list[Protocol]:
-    """Those before whose calls something was known."""
+    """The protocols with at least one predictable call."""
     forecasts = {name: _told(tell, HELD_OUT, name, lambda make: held_out(make, folds)) for name in IN_FULL}
     if regressor:
         with one_thread():
@@ -194,7 +192,7 @@ def _timing(jobs: Sequence[Played], fold: Fold | None, tell: Tell) -> Timing:
 
 
 def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol | None:
-    """None if somebody knew nothing before each call."""
+    """The scores of a protocol; None if some method never had data before a call."""
     some = next(iter(forecasts.values()))
     columns = zip(*(forecast.told for forecast in forecasts.values()), strict=True)
     kept = [place for place, told in enumerate(columns) if all(one is not None for one in told)]

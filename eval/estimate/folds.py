@@ -1,4 +1,4 @@
-"""Parts jobs into those to learn from and those to foretell; jobs of one group are never parted."""
+"""Splits jobs into those to learn from and those to predict; jobs of one group stay together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Fold:
 
 
 def grouped_folds(jobs: Sequence[Played], num_folds: int, seed: int) -> list[Fold]:
-    """Each job is held out once. WorkloadError with a single group, of which no other can be learned."""
+    """Folds that hold out each job once. WorkloadError if there is only one group."""
     groups = sorted({job.group for job in jobs})
     if len(groups) < 2:
         raise WorkloadError(
-            f"All jobs are of one group ({groups[0]}): there is none to learn from and another to foretell."
+            f"All jobs are of one group ({groups[0]}), but a second one is needed to predict the first."
         )
     random.Random(f"folds {seed}").shuffle(groups)
     number = {group: place % num_folds for place, group in enumerate(groups)}

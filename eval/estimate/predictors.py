@@ -1,4 +1,4 @@
-"""Ways to foretell how long a call takes that learn as they go: asked before a call, told what it took."""
+"""Online predictors of tool times: asked before a call, updated with its time afterwards."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from eval.estimate.calls import Call, Played
 FloatArray = NDArray[np.float64]
 
 LEVELS = tuple(round(0.05 * step, 2) for step in range(1, 20))
-"""The quantiles that are foretold."""
+"""The quantiles that are predicted."""
 
 
 class Predictor(Protocol):
-    """Foretells the calls of jobs that run, and learns from those that ended."""
+    """Predicts the calls of running jobs, and learns from those that ended."""
 
-    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
-        """The quantiles at ``LEVELS`` in seconds, of a call that begins; None: nothing is known yet."""
+    def predict(self, call: Call, job_id: str) -> FloatArray | None:
+        """The quantiles at ``LEVELS``, in seconds, of a call that begins; None without data."""
 
     def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
-        """The call took ``call.seconds``; ``censored``: it had run for so long when it was last seen."""
+        """Learn that the call took ``call.seconds``; ``censored``: at least that long."""
 
     def fork(self) -> Self:
-        """One that knows the same of jobs that are over, and learns apart."""
+        """A copy with the same data of ended jobs, which learns independently."""
 
 
 def study(predictor: Predictor, jobs: Iterable[Played]) -> None:
-    """Learn all calls of jobs that are over."""
+    """Learn all calls of ended jobs."""
     for job in jobs:
         for call in job.calls:
             predictor.learn(call, job.job_id)
 
 
 def play(predictor: Predictor, job: Played) -> list[FloatArray | None]:
-    """What is foretold of each call of a job, which is then learned.
+    """The prediction for each call of a job, which is learned afterwards.
 
-    Calls of one turn run side by side: none of them has ended while they are foretold.
+    Calls of one turn run in parallel: none of them has ended when they are predicted.
     """
     told: list[FloatArray | None] = []
     for turn in job.turns:
-        told += [predictor.foretell(call, job.job_id) for call in turn.calls]
+        told += [predictor.predict(call, job.job_id) for call in turn.calls]
         for call in turn.calls:
             predictor.learn(call, job.job_id)
     return told
 
 
 class EmpiricalQuantiles:
-    """The quantiles of the calls seen so far with the same name, linear between two of them.
+    """Empirical quantiles of the calls with the same name, with linear interpolation.
 
-    Calls that were cut off are left out. ``names``: what a call is filed under, the most specific first; the
-    first one that was seen counts.
+    Censored calls are left out. ``names``: the names of a call, the most specific first; the first one with
+    data is used.
     """
 
     def __init__(self, names: Callable[[Call], Sequence[object]]) -> None:
         self._names = names
         self._seconds: dict[object, list[float]] = {}
 
-    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
+    def predict(self, call: Call, job_id: str) -> FloatArray | None:
         seen = next((self._seconds[name] for name in self._names(call) if name in self._seconds), None)
         if seen is None:
             return None
@@ -103,11 +103,11 @@ def of_its_class(call: Call) -> Sequence[object]:
 
 
 class EstimatorQuantiles:
-    """The product's own estimator.
+    """The estimator that the server uses.
 
-    ``jobs``: what a job's own calls took counts for it. ``censoring``: calls that were cut off are learned as
-    such, not left out. A quantile in a curve's unknown tail is told as the longest that any call was seen to
-    last (Efron's convention for Kaplan and Meier's estimate, Berkeley Symposium 5, 1967).
+    ``jobs``: whether a job's own calls count for it. ``censoring``: whether censored calls are learned as
+    such or left out. A quantile in the unknown tail of a curve is the longest time that any call was seen
+    to last (Efron's convention for Kaplan and Meier's estimate, Berkeley Symposium 5, 1967).
     """
 
     def __init__(self, jobs: bool = True, censoring: bool = True) -> None:
@@ -116,11 +116,11 @@ class EstimatorQuantiles:
         self._estimator = DurationEstimator()
         self._longest_s = 0.0
 
-    def foretell(self, call: Call, job_id: str) -> FloatArray | None:
+    def predict(self, call: Call, job_id: str) -> FloatArray | None:
         return self._quantiles(self._curve(call, job_id))
 
-    def foretell_last(self, calls: Sequence[Call], job_id: str) -> FloatArray | None:
-        """The same of the time until the last of calls that run side by side has ended."""
+    def predict_last(self, calls: Sequence[Call], job_id: str) -> FloatArray | None:
+        """The quantiles of the time until the last of several parallel calls has ended."""
         return self._quantiles(max_of([self._curve(call, job_id) for call in calls]))
 
     def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
@@ -130,7 +130,7 @@ class EstimatorQuantiles:
             self._estimator.observe(call.key, call.seconds, censored, job=job)
 
     def fork(self) -> Self:
-        # Through the state file's format, as over a restart: what other jobs did in detail is of no use.
+        # Through the format of the state file, as over a restart: details of other jobs are not needed.
         twin = type(self)(self._jobs, self._censoring)
         twin._longest_s = self._longest_s
         twin._estimator = restore(snapshot(Learned(self._estimator))).durations

@@ -1,4 +1,4 @@
-"""Ways to part what is learned from what is foretold, each played in the order in which things happened."""
+"""Ways to split training from prediction, each replayed in the order of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Forecast:
-    """What one way foretold of some calls; every way foretells the same calls in the same order."""
+    """One method's predictions; all methods predict the same calls in the same order."""
 
     calls: list[Call] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class LastOfTurn:
-    """Of a turn whose calls ran side by side: seconds until the last ended, and its quantiles as foretold."""
+    """A turn with parallel calls: seconds until the last ended, and the predicted quantiles."""
 
     seconds: float
     told: FloatArray
@@ -41,10 +41,10 @@ class LastOfTurn:
 
 
 def held_out(make: Make, folds: Sequence[Fold], seed: int | None = None) -> Forecast:
-    """Learn the other groups, then play each held-out job from there as if it were the only one.
+    """Learn the other groups, then replay each held-out job from there as if it were the only one.
 
-    With a ``seed`` the learned jobs are met while they run: each has begun some time ago, at most as long as
-    a job's calls take on average, and only what was seen of it since is learned.
+    With a ``seed`` the learned jobs are still running: each began some time ago, at most as long as a job's
+    calls take on average, and only what happened since is learned.
     """
     forecast = Forecast()
     for fold in folds:
@@ -62,11 +62,11 @@ def held_out(make: Make, folds: Sequence[Fold], seed: int | None = None) -> Fore
 
 
 def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
-    """Learn what is known of a job that began ``watched_s`` ago; only its calls take time.
+    """Learn from a job that began ``watched_s`` ago; only its calls take time.
 
-    What ended took what it took, what runs now is cut off, what comes later is not known. The calls that run
-    at some moment are the long ones: to leave them out makes calls look short. How long a job was watched
-    does not depend on what its calls took, so they are cut off at random, as Kaplan and Meier ask for.
+    Ended calls are complete, a running one is censored, later ones are unknown. Calls that run at a given
+    moment tend to be long: without them calls would look short. How long a job was watched does not depend
+    on its calls' times, so the censoring is random, as Kaplan and Meier require.
     """
     left_s = watched_s
     for turn in job.turns:
@@ -79,7 +79,7 @@ def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
 
 
 def held_out_boosted(folds: Sequence[Fold], tell: Tell) -> Forecast:
-    """The regressor in place of what learns as it goes: it is fitted once per fold."""
+    """The regressor in place of an online predictor, fitted once per fold."""
     forecast = Forecast()
     for number, fold in enumerate(folds, start=1):
         boosted = BoostedQuantiles()
@@ -92,7 +92,7 @@ def held_out_boosted(folds: Sequence[Fold], tell: Tell) -> Forecast:
 
 
 def parallel_held_out(folds: Sequence[Fold]) -> list[LastOfTurn]:
-    """The estimator's word on turns with several calls, learned from other groups."""
+    """The estimator's predictions for turns with several calls, learned from other groups."""
     found = []
     for fold in folds:
         estimator = EstimatorQuantiles()
@@ -105,7 +105,7 @@ def parallel_held_out(folds: Sequence[Fold]) -> list[LastOfTurn]:
 def _parallel(estimator: EstimatorQuantiles, job: Played) -> list[LastOfTurn]:
     found = []
     for turn in job.turns:
-        told = estimator.foretell_last(turn.calls, job.job_id) if len(turn.calls) > 1 else None
+        told = estimator.predict_last(turn.calls, job.job_id) if len(turn.calls) > 1 else None
         if told is not None:
             found.append(LastOfTurn(turn.gap_s, told))
         for call in turn.calls:
@@ -117,16 +117,16 @@ def _parallel(estimator: EstimatorQuantiles, job: Played) -> list[LastOfTurn]:
 
 
 def in_use(make: Make, jobs: Sequence[Played]) -> Forecast:
-    """Begin with nothing and follow all jobs: each call is foretold as it begins and learned as it ends.
+    """Begin with no data and follow all jobs: each call is predicted as it begins and learned as it ends.
 
-    A job begins at its recorded arrival, else when the one before it ended. What still runs while another
-    call begins is not known yet. That the model needs time to answer is not recorded and left out.
+    A job begins at its recorded arrival, else when the one before it ended. A call that still runs when
+    another begins is not known yet. The model's own time is not recorded and left out.
     """
     forecast, predictor = Forecast(), make()
     for happening in _happenings(jobs):
         job, calls = happening.job, happening.calls
         if happening.begins:
-            forecast.note(job, calls, [predictor.foretell(call, job.job_id) for call in calls])
+            forecast.note(job, calls, [predictor.predict(call, job.job_id) for call in calls])
         else:
             predictor.learn(calls[0], job.job_id)
     return forecast
@@ -134,7 +134,7 @@ def in_use(make: Make, jobs: Sequence[Played]) -> Forecast:
 
 @dataclass(frozen=True, slots=True)
 class _Happening:
-    """Calls of a turn begin side by side, or one call ends."""
+    """The calls of a turn begin in parallel, or one call ends."""
 
     at_s: float
     job: Played
@@ -143,7 +143,7 @@ class _Happening:
 
 
 def _happenings(jobs: Sequence[Played]) -> list[_Happening]:
-    """In the order of time, and at one moment in that of the jobs and their turns."""
+    """All events in the order of time; simultaneous ones by job and turn."""
     found = []
     now_s = 0.0
     for job in jobs:

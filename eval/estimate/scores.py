@@ -1,4 +1,4 @@
-"""How good foretold quantiles were: losses and calibration, with intervals by resampling groups. Pure."""
+"""Scores predicted quantiles: losses and calibration, with intervals by resampling groups. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG_FLOOR_S = 0.001
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A value and the 2.5 % and 97.5 % quantiles of it over resampled groups."""
+    """A value and its 2.5 % and 97.5 % quantiles over resampled groups."""
 
     value: float
     low: float
@@ -29,14 +29,14 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one way to foretell, over all calls."""
+    """Scores of one method over all calls."""
 
     name: str
     pinball_s: Interval
-    """Mean over calls and the levels shown."""
+    """Mean pinball loss over calls and the levels shown."""
     pinball_by_level_s: dict[str, float]
     pinball_log: Interval
-    """The same of ln(seconds + 1 ms), where a factor counts alike for short and for long calls."""
+    """Mean pinball loss of ln(seconds + 1 ms), which weighs a factor equally for short and long calls."""
     crps_s: float
     """Continuous ranked probability score: twice the mean pinball loss over all levels."""
     ended_by: dict[str, float]
@@ -44,20 +44,20 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     calibration_error: Interval
     """Mean over all levels of |share of calls that ended by the quantile - level|."""
     calibration_error_by_tool: Interval
-    """The same within each tool, weighted by its calls."""
+    """Calibration error within each tool, weighted by its calls."""
     calibration_error_by_program: Interval
-    """The same within each tool and program."""
+    """Calibration error within each tool and program, weighted by its calls."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One way against another on the same calls; groups are resampled in pairs."""
+    """One method against another on the same calls; groups are resampled in pairs."""
 
     name: str
     baseline: str
     pinball_s: Interval
-    """Difference; below 0: better."""
+    """Difference of the mean pinball losses; below 0: better."""
     pinball_s_ratio: Interval | None
-    """None where the baseline loses nothing."""
+    """Ratio of the mean pinball losses; None if the baseline's is 0."""
     pinball_log: Interval
     pinball_log_ratio: Interval | None
     calibration_error: Interval
@@ -66,21 +66,21 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tool and program."""
+    """Scores of one tool and program."""
 
     program: str
     num_calls: int
     pinball_s: dict[str, float]
-    """By way to foretell."""
+    """Mean pinball loss by method."""
     ended_by: dict[str, dict[str, float]]
-    """By way to foretell and level."""
+    """Share of calls that ended by the quantile, by method and level."""
 
 
 class Resampling:
-    """Groups drawn with replacement, as many as there are, again and again (Efron's bootstrap, 1979)."""
+    """Resamples of groups, drawn with replacement (Efron's bootstrap, 1979)."""
 
     def __init__(self, groups: Sequence[str], seed: int) -> None:
-        """``groups``: of each item that is scored."""
+        """``groups``: the group of each scored item."""
         names = sorted(set(groups))
         place = {name: index for index, name in enumerate(names)}
         self._group = np.array([place[group] for group in groups])
@@ -119,8 +119,8 @@ class Statistic:
     def centred(self) -> Interval:
         """The interval moved to where the resamples' mean is the value.
 
-        An error of calibration is a sum of absolute values, which noise makes larger: that of a resample is
-        by one more helping of noise above that of the calls.
+        A calibration error is a sum of absolute values, which noise increases: a resample has the noise of
+        the calls and that of the resampling.
         """
         return interval(self.value, self.resampled - self.resampled.mean() + self.value)
 
@@ -134,7 +134,7 @@ class Statistic:
 
 
 def pinball(actual: FloatArray, told: FloatArray) -> FloatArray:
-    """[num_items], [num_items, num_levels] -> the same shape: the loss that the true quantile keeps least.
+    """[num_items], [num_items, num_levels] -> the same shape: the loss that the true quantile minimizes.
 
     R. Koenker, G. Bassett: Regression Quantiles, Econometrica 46 (1978).
     """
@@ -144,7 +144,7 @@ def pinball(actual: FloatArray, told: FloatArray) -> FloatArray:
 
 
 class Scored:
-    """One way's quantiles of all calls beside what the calls took."""
+    """One method's quantiles of all calls, and the calls' times."""
 
     def __init__(self, name: str, calls: Sequence[Call], told: FloatArray, resampling: Resampling) -> None:
         self.name = name
@@ -208,7 +208,7 @@ def by_level(values: FloatArray) -> dict[str, float]:
 
 
 def by_program(calls: Sequence[Call], scored: Sequence[Scored]) -> list[ToolScores]:
-    """One by one, the most frequent first."""
+    """The scores of each program, the most frequent first."""
     places: dict[str, list[int]] = {}
     for place, call in enumerate(calls):
         places.setdefault(call.program, []).append(place)

@@ -12,12 +12,12 @@ from eval.estimate.turns import TurnScores
 from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 
 NUM_PROGRAMS = 12
-"""The most frequent ones are shown; all are in the JSON."""
+"""Number of programs shown, the most frequent; the JSON has all."""
 ANSWER_GOAL_US = 50
 
 
 def render(evaluation: Evaluation) -> str:
-    """Title, a table per way to part the calls, programs, turns, times, then what must be known."""
+    """Title, a table per protocol, programs, turns, times, then the notes."""
     head = (
         f"{evaluation.title}\n{evaluation.num_calls:,} calls (mean {evaluation.mean_call_s:.2f} s) of "
         f"{evaluation.num_jobs:,} jobs in {evaluation.num_groups:,} groups, {evaluation.num_folds} folds"
@@ -31,7 +31,7 @@ def render(evaluation: Evaluation) -> str:
 
 
 def _protocol(protocol: Protocol) -> str:
-    """A line per way, the differences of the first one from it at the end."""
+    """A line per method, with the differences of the first one from it at the end."""
     heads = [
         ["", "pinball", "log", *["ended"] * len(SHOWN), "off", "off in", "pinball", "off in program"],
         [
@@ -62,7 +62,9 @@ def _protocol(protocol: Protocol) -> str:
                 NOTHING if compared is None else _difference(compared.calibration_error_by_program),
             ]
         )
-    skipped = f", {protocol.num_skipped:,} left out before anything was known" if protocol.num_skipped else ""
+    skipped = (
+        f", {protocol.num_skipped:,} left out as some method had no data" if protocol.num_skipped else ""
+    )
     return _table(f"{protocol.name}: {protocol.num_calls:,} calls{skipped}", heads, lines)
 
 
@@ -125,12 +127,13 @@ def _turns(scores: TurnScores) -> str:
         ],
     ]
     ends = "; ".join(
-        f"{one.end}: {one.num_turns:,} turns, P(last) {_percent(one.mean_probability)} told, "
-        f"{_percent(one.share_last)} came true"
+        f"{one.end}: {one.num_turns:,} turns, P(last) {_percent(one.mean_probability)} predicted, "
+        f"{_percent(one.share_last)} observed"
         for one in scores.ends
     )
     growth = (
-        f"growth: mean {scores.growth_mean_tokens:,.0f} tokens, told {scores.growth_told_mean_tokens:,.0f}"
+        f"growth: mean {scores.growth_mean_tokens:,.0f} tokens, "
+        f"predicted {scores.growth_told_mean_tokens:,.0f}"
     )
     title = f"{scores.num_turns:,} turns of held-out groups, {scores.num_last:,} of them the last of a job"
     return f"{_table(title, heads, lines)}\n{_filled(f'ended with {ends}; {growth}')}"
@@ -144,7 +147,7 @@ def _timing(timing: Timing) -> str:
     lines = [
         _times("  observe", timing.observe),
         _times(f"  answer (goal: {ANSWER_GOAL_US})", timing.answer),
-        _times("  answer, one call in ten cut off", timing.answer_with_cut_off),
+        _times("  answer, one call in ten censored", timing.answer_with_cut_off),
         _times("  observe, all tables full", timing.observe_when_full),
         _times("  answer, all tables full", timing.answer_when_full),
     ]

@@ -1,4 +1,4 @@
-"""How long the estimator takes to learn and to answer on this machine; all that two runs differ in."""
+"""The estimator's learning and answering times on this machine; the only part of a result that varies."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from eval.estimate.boosting import BoostedQuantiles
 from eval.estimate.calls import Played
 
 CUT_OFF_EVERY = 10
-"""So many calls from one that is learned as cut off, in the run that is slowed down by them."""
+"""One call in this many is learned as censored, in the run that measures their cost."""
 MAX_CALLS = 5000
-"""Of the first jobs: enough for a quantile."""
+"""Number of calls timed, enough for a quantile."""
 MAX_REGRESSED = 200
 
 
 class Microseconds(msgspec.Struct, frozen=True):
-    """Of single calls of a function."""
+    """Times of single calls of a function."""
 
     median: float
     p95: float
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Every call is answered, then learned: no answer is ready from the one before."""
+    """Every call is predicted, then learned, so that no cached answer is measured."""
 
     num_calls: int
     observe: Microseconds
     answer: Microseconds
-    """To give the survival curve of a call that begins in a job, and the median of it."""
+    """Time to compute the survival curve of a call that begins, and its median."""
     answer_with_cut_off: Microseconds
-    """The same where one call in ten is learned as cut off."""
+    """The same where one call in ten is learned as censored."""
     observe_when_full: Microseconds
     answer_when_full: Microseconds
-    """With as many kinds of call and jobs as are ever kept."""
+    """The same with the maximum number of kinds of call and jobs."""
     regressor: Microseconds | None
-    """To give the quantiles of one call; None if it was not fitted."""
+    """Time to compute the quantiles of one call; None if it was not fitted."""
 
 
 def measure(jobs: Sequence[Played], boosted: BoostedQuantiles | None) -> Timing:
-    """Play the jobs one after another, with a clock."""
+    """Replay the jobs one after another and time each call."""
     few = _first(jobs)
     observe, answer = _times(few, DurationEstimator())
     _, answer_with_cut_off = _times(few, DurationEstimator(), cut_off=True)

@@ -1,4 +1,4 @@
-"""How well it is foretold what follows a turn: whether another comes, and how much its prompt grows."""
+"""Scores predictions of what follows a turn: whether another comes, and how much its prompt grows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from eval.estimate.predictors import FloatArray
 from eval.estimate.scores import Interval, Resampling, interval
 
 ENDS = ("a call", "an answer", "not recorded")
-"""What a turn may have ended with."""
+"""How a turn may have ended."""
 
 
 class EndScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns that ended alike."""
+    """Scores of turns that ended in the same way."""
 
     end: str
     num_turns: int
     mean_probability: float
-    """Of being the last, as told."""
+    """Mean predicted probability of being the last turn."""
     share_last: float
-    """What came true of it."""
+    """Observed share of last turns."""
 
 
 class TurnScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Of turns of jobs in groups that were not learned from; less is better. The base rate is the share of
+    """Scores of turns of held-out groups; less is better. The base rate is the share of
     last turns, or the mean growth, among the turns learned from."""
 
     num_turns: int
@@ -39,9 +39,9 @@ class TurnScores(msgspec.Struct, frozen=True, kw_only=True):
     """Mean squared error of P(last turn)."""
     brier_of_base_rate: float
     brier_ratio: Interval | None
-    """The first over the second; None if the second is 0."""
+    """The score over that of the base rate; None if the latter is 0."""
     log_loss: float
-    """Mean of -ln P(what came true)."""
+    """Mean of -ln P(observed outcome)."""
     log_loss_of_base_rate: float
     log_loss_ratio: Interval | None
     ends: list[EndScores]
@@ -50,7 +50,7 @@ class TurnScores(msgspec.Struct, frozen=True, kw_only=True):
     """Root mean squared error of the expected growth of the prompt."""
     growth_rmse_of_mean_tokens: float
     growth_mse_ratio: Interval | None
-    """Squares of the first over those of the second."""
+    """Ratio of the mean squared errors to those of the base rate."""
     growth_mean_tokens: float
     growth_told_mean_tokens: float
     notes: list[str]
@@ -75,7 +75,7 @@ def _learned(turns: Sequence[TurnEnd]) -> TurnOutcomes:
     outcomes = TurnOutcomes()
     for turn in turns:
         if turn.tools is None:
-            continue  # the policy does not learn from a turn of which it does not know what it called
+            continue  # the policy does not learn from a turn whose calls are unknown
         if turn.growth_tokens is None:
             outcomes.observe_last(turn.tools)
         else:
@@ -84,13 +84,13 @@ def _learned(turns: Sequence[TurnEnd]) -> TurnOutcomes:
 
 
 def _base_rates(turns: Sequence[TurnEnd]) -> tuple[float, float]:
-    """Share of last turns, and mean growth of the prompt after the others."""
+    """The share of last turns, and the mean growth of the prompt after the others."""
     growths = [max(0, turn.growth_tokens) for turn in turns if turn.growth_tokens is not None]
     return 1 - len(growths) / len(turns), sum(growths) / max(1, len(growths))
 
 
 def _row(outcomes: TurnOutcomes, turn: TurnEnd, base: tuple[float, float]) -> tuple[float, ...]:
-    """Whether it was the last, P told, base rate; whether one followed, growth, growth told, mean growth."""
+    """Was it the last, P predicted, base rate; did one follow, growth, predicted growth, mean growth."""
     was_last = turn.growth_tokens is None
     told = outcomes.last_turn_probability(turn.tools)
     growth = outcomes.prompt_growth(turn.tools) or 0.0
@@ -103,11 +103,11 @@ def _end(turn: TurnEnd) -> str:
 
 def _notes(fold: Fold) -> list[str]:
     turns = [turn for job in (*fold.learned, *fold.held_out) for turn in job.turns]
-    notes = ["a job's last turn is taken to have ended with an answer: ASSUMED, its calls are not read"]
+    notes = ["ASSUMED: the last turn of a job ended with an answer; its calls are not read"]
     if not any(turn.tools == () and turn.growth_tokens is not None for turn in turns):
         notes.append(
-            "here no turn that ended with an answer is followed by another: P(last turn) is as good as known "
-            "once the answer is, and its scores say little"
+            "no turn that ended with an answer is followed by another here: P(last turn) is practically "
+            "known once the answer is, so its scores mean little"
         )
     return notes
 

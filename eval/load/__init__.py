@@ -1,1 +1,1 @@
-"""Load on a server: jobs replayed over HTTP, and what is recorded of them."""
+"""The load generator: replays jobs against a server over HTTP and records the results."""

@@ -1,6 +1,6 @@
-"""``continuum bench``: replays agent jobs against a running server and says what they experienced.
+"""``continuum bench``: replays agent jobs against a running server and reports latencies and cache use.
 
-Speaks plain OpenAI over HTTP, so another engine can be measured in the same way.
+Uses the plain OpenAI API over HTTP, so another engine can be measured in the same way.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from eval.arguments import amount, count, count_or_all, positive
 from eval.errors import UNREADABLE, UsageError
 from eval.load.bench_run import BenchOptions, BenchRun, run_bench
 from eval.load.client import TIMEOUT_S
-from eval.load.dialect import DIALECTS, Identity
 from eval.load.planner import Api, Limits, Replies
+from eval.load.server_type import SERVER_TYPES, Identity
 from eval.load.tool_call_text import CallStyle
 from eval.report.comparison import Comparison
 from eval.report.html_report import require_plotly, write_html
@@ -151,7 +151,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     add("--model", metavar="NAME", help="Model name (default: the first that the server lists)")
     add(
         "--server",
-        choices=list(DIALECTS),
+        choices=list(SERVER_TYPES),
         help="Server type, which decides the extensions sent (default: detected; else standard fields only)",
     )
     add("--api-key", metavar="KEY", help=f"API key, sent as bearer token (default: ${API_KEY_VARIABLE})")
@@ -214,7 +214,7 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         arrivals=_arrivals(arguments),
         warmup_jobs=arguments.warmup_jobs or 0,
         warmup_s=arguments.warmup_s or 0.0,
-        dialect=DIALECTS.get(arguments.server),
+        server_type=SERVER_TYPES.get(arguments.server),
         identity=arguments.identity,
         model=arguments.model,
         timeout_s=arguments.timeout_s,
@@ -241,7 +241,7 @@ def _arrivals(arguments: argparse.Namespace) -> Arrivals:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum bench``. Exit code 1 if a turn failed; what cannot be read or reached is raised."""
+    """``continuum bench``. Exit code 1 if a turn failed; raises what cannot be read or reached."""
     _require_own_files(arguments)
     require_writable(arguments.json, arguments.html)
     if arguments.html:
@@ -257,7 +257,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_results(arguments.json, files[-1])
         if arguments.html:
             write_html(arguments.html, files, names)
-    finally:  # a full disk takes nothing from who has waited
+    finally:  # the report is printed even if the disk is full
         print(render_comparison(Comparison(files, names)))
     return report_errors(bench)
 
@@ -270,13 +270,13 @@ def _require_own_files(arguments: argparse.Namespace) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """What was asked for; a key is nobody else's business."""
+    """The command line without the API key."""
     given = shlex.join(["continuum", *arguments.given])
     return given.replace(arguments.api_key, "KEY") if arguments.api_key else given
 
 
 def report_errors(run: BenchRun) -> int:
-    """Say what went wrong in a run; the exit code it deserves."""
+    """Print the errors of a run; returns its exit code."""
     failed = [turn for turn in run.turns if turn.error is not None]
     if run.records_broken is not None:
         say(f"error: {run.result.name}: {run.records_broken}")

@@ -1,4 +1,4 @@
-"""One measurement of a running server: plan the jobs, replay them, sum up. Knows no command line."""
+"""One measurement of a running server: plan the jobs, replay them, summarize. Knows no command line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import msgspec
 
 from eval.errors import ServerError, UsageError
 from eval.load.client import TIMEOUT_S, ServerClient, ServerInfo
-from eval.load.dialect import CONTINUUM, Dialect, Identity
 from eval.load.journal import Journal, resumable
 from eval.load.planner import Api, Limits, Plan, Planner, PlanOptions, Replies
 from eval.load.records import Recording, RunHeader, TurnRecord
 from eval.load.replay import Pacing, Replay, Speech
 from eval.load.server_metrics import ServerMetrics
+from eval.load.server_type import CONTINUUM, Identity, ServerType
 from eval.load.tool_call_text import CallStyle
 from eval.report.metrics import RunResult, RunSetting, summarize
 from eval.say import say
@@ -37,41 +37,41 @@ SETTLE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What to replay against what, how."""
+    """Which jobs to replay against which server, and how."""
 
     base_url: str
     workload: Workload
     num_jobs: int | None = None
-    """Sub-agents not counted; None: all, or as many as the workload makes of itself."""
+    """Number of jobs without sub-agents; None: all, or the workload's default."""
     draw_seed: int | None = None
-    """Of the choice of jobs; None: in the workload's order."""
+    """Random seed of the job sample; None: in the workload's order."""
     name: str = "result"
     limits: Limits = field(default_factory=Limits)
     api: Api | None = None
     replies: Replies | None = None
-    """None: forced where the server can be forced, else live."""
+    """Source of the responses; None: forced where the server supports it, else live."""
     calls: CallStyle = CallStyle.FENCED
     seed: int = 0
-    """Of made prompts and of arrivals."""
+    """Random seed of synthetic prompts and of arrivals."""
     token_ids: range | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     warmup_jobs: int = 0
     warmup_s: float = 0.0
-    dialect: Dialect | None = None
-    """None: as the server's model card says."""
+    server_type: ServerType | None = None
+    """Kind of server; None: as its model card says."""
     identity: Identity | None = None
-    """None: what the dialect has."""
+    """How requests name their job; None: the default of the server type."""
     model: str | None = None
     timeout_s: float = TIMEOUT_S
     api_key: str | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
     retry_busy: bool = False
     reset_prefix_cache: bool = False
-    """Let the server forget earlier runs first: made prompts of one seed are always the same."""
+    """Reset the server's prefix cache first: synthetic prompts of one seed are always the same."""
     records: Path | None = None
-    """Written as turns end."""
+    """File of records, written as turns end."""
     resume: bool = False
-    """Go on from what ``records`` holds of the same run."""
+    """Resume the run that ``records`` is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class BenchRun:
     turns: list[TurnRecord]
     interrupted: bool = False
     gone: str | None = None
-    """Why the run ended before its jobs did, if the server is to blame."""
+    """Why the run ended before its jobs did, if the server was the cause."""
     records_broken: str | None = None
-    """Why the file of records does not hold the whole run, if it does not."""
+    """Why the file of records is incomplete, if it is."""
 
 
 async def run_bench(options: BenchOptions) -> BenchRun:
-    """Plan, replay and sum up. Ctrl-C ends the replay, not the summing up.
+    """Plan, replay and summarize. Ctrl-C ends the replay; the part that ran is still summarized.
 
     Raises ServerError or WorkloadError if nothing can be measured, ResultError if ``records`` cannot be used.
     """
@@ -121,7 +121,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
 
 
 def _sample(options: BenchOptions) -> Sample:
-    """The jobs. Where counts are all there is, those that are too long are known before the draw."""
+    """The jobs. Where only token counts are recorded, jobs that are too long are left out before the draw."""
     limit = options.limits.max_context_tokens
     sample = options.workload.sample(options.num_jobs, options.draw_seed)
     told_by_counts = options.api is Api.COMPLETIONS or not all(job.has_text for job in sample.jobs)
@@ -132,7 +132,7 @@ def _sample(options: BenchOptions) -> Sample:
 
 
 def _refuse_endless_warmup(options: BenchOptions, plan: Plan) -> None:
-    """UsageError if all jobs arrive before the warm-up ends; where they wait for a place, nobody knows."""
+    """UsageError if all jobs arrive before the warm-up ends; unknown with a bounded concurrency."""
     if options.arrivals.concurrency is not None:
         return
     last_s = max(options.arrivals.times_s([root.job for root in plan.roots], options.seed), default=0.0)
@@ -151,7 +151,7 @@ async def _replay(
     journal: Journal,
     kept: Recording | None,
 ) -> BenchRun:
-    assert options.dialect is not None
+    assert options.server_type is not None
     assert options.identity is not None
     replay = Replay(
         client,
@@ -162,7 +162,7 @@ async def _replay(
             warmup_jobs=options.warmup_jobs,
             warmup_s=options.warmup_s,
         ),
-        Speech(options.dialect, options.identity),
+        Speech(options.server_type, options.identity),
         journal=journal,
         name=options.name,
         kept=kept,
@@ -182,7 +182,7 @@ async def _replay(
 
 
 async def _run_until_interrupted(replay: Replay) -> bool:
-    """Whether Ctrl-C ended the replay. A second one ends the program."""
+    """Run the replay; True if Ctrl-C ended it. A second Ctrl-C ends the program."""
     task = asyncio.ensure_future(replay.run())
     with _cancelled_by_sigint(task) as pressed:
         try:
@@ -195,7 +195,7 @@ async def _run_until_interrupted(replay: Replay) -> bool:
 
 @contextmanager
 def _cancelled_by_sigint(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
-    """Inside, the first Ctrl-C cancels ``task`` and sets the event."""
+    """Within the block, the first Ctrl-C cancels ``task`` and sets the event."""
     loop = asyncio.get_running_loop()
     pressed = asyncio.Event()
 
@@ -213,21 +213,21 @@ def _cancelled_by_sigint(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
 
 
 def _completed(options: BenchOptions, info: ServerInfo) -> BenchOptions:
-    """The options with what was left to the server: dialect, identity, replies, context.
+    """The options with those that the server decides: server type, identity, replies, context.
 
     Raises ServerError for forced replies where the server cannot be forced.
     """
-    dialect = options.dialect or info.dialect
+    server_type = options.server_type or info.server_type
     known = [limit for limit in (options.limits.max_context_tokens, info.max_model_len) if limit is not None]
-    replies = options.replies or (Replies.FORCED if dialect.forces_tokens else Replies.LIVE)
-    if replies is Replies.FORCED and not dialect.forces_tokens:
+    replies = options.replies or (Replies.FORCED if server_type.forces_tokens else Replies.LIVE)
+    if replies is Replies.FORCED and not server_type.forces_tokens:
         raise ServerError(
-            f"--replies forced needs a server that takes replay_token_ids; this one speaks {dialect.name!r}."
+            f"--replies forced needs a server that takes replay_token_ids, not {server_type.name!r}."
         )
     return replace(
         options,
-        dialect=dialect,
-        identity=options.identity or dialect.default_identity,
+        server_type=server_type,
+        identity=options.identity or server_type.default_identity,
         replies=replies,
         limits=replace(options.limits, max_context_tokens=min(known, default=None)),
     )
@@ -246,7 +246,7 @@ def _plan_options(options: BenchOptions) -> PlanOptions:
 
 
 def _kept(options: BenchOptions, header: RunHeader) -> Recording | None:
-    """What an earlier part of this run has done already; None if it is to start anew."""
+    """The records of an earlier part of this run; None if it starts from the beginning."""
     if not options.resume or options.records is None or not options.records.exists():
         return None
     kept = resumable(options.records, header)
@@ -268,8 +268,8 @@ def _setting(options: BenchOptions, model: str) -> RunSetting:
 
 
 def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[Job]) -> dict[str, str]:
-    """All that decides what is sent and when, in words. Where the server listens is no part of it."""
-    assert options.dialect is not None
+    """Every setting that decides what is sent and when, as text; the server's address is not one."""
+    assert options.server_type is not None
     limits = options.limits
     content = blake2b(digest_size=8)
     for job in jobs:
@@ -277,7 +277,7 @@ def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[
     settings = {
         "workload": f"{options.workload.name} ({len(jobs)} jobs, {content.hexdigest()})",
         "model": info.model,
-        "--server": options.dialect.name,
+        "--server": options.server_type.name,
         "--api": api,
         "--replies": options.replies,
         "--calls": options.calls,
@@ -301,7 +301,7 @@ def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[
 
 
 async def settled_metrics(client: ServerClient) -> ServerMetrics:
-    """The metrics once nothing runs any more: gauges and pins lag behind the last answer."""
+    """The metrics once the server is idle: gauges and pins lag behind the last response."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         metrics = await client.metrics()
@@ -322,30 +322,30 @@ def _notes(options: BenchOptions, plan: Plan, replay: Replay) -> list[str]:
     if limits.max_output_tokens is not None:
         notes.append(f"outputs shortened to at most {limits.max_output_tokens} tokens")
     if options.replies is Replies.LIVE:
-        notes.append("answers are the server's own, as many tokens as recorded; they go into the history")
-        if options.dialect is not None and not options.dialect.fixes_length:
-            notes.append("the server was not told to fill that number: it may have stopped earlier")
+        notes.append("responses are the model's own, as many tokens as recorded; they go into the history")
+        if options.server_type is not None and not options.server_type.fixes_length:
+            notes.append("the server was not asked for exactly that number: responses may be shorter")
     if options.identity is Identity.NONE:
         notes.append("no job ids were sent")
     elif options.identity is not Identity.JOB_ID:
-        notes.append(f"jobs were named by {options.identity}, their last turns not told")
+        notes.append(f"jobs were named by {options.identity}, without their last turns")
     if replay.num_warmup_jobs:
         notes.append(f"warm-up: {replay.num_warmup_jobs} jobs were replayed first and are not counted")
     answered = [turn for turn in replay.turns if turn.error is None]
     if uncounted := sum(not turn.prompt_tokens for turn in answered):
-        told = f"{uncounted} of {len(answered)} answers"
-        notes.append(f"the server did not say how many tokens {told} had: they count as 0")
-    if options.dialect is not CONTINUUM and not any(turn.cached_tokens for turn in replay.turns):
+        of_all = f"{uncounted} of {len(answered)} responses"
+        notes.append(f"the server reported no token counts for {of_all}: they count as 0")
+    if options.server_type is not CONTINUUM and not any(turn.cached_tokens for turn in replay.turns):
         notes.append("the server reported no cached tokens: cached and recomputed tokens are unknown, not 0")
     return notes
 
 
 def _how_it_went(replay: Replay, kept: Recording | None, interrupted: bool) -> list[str]:
-    """What kept the run from being one whole."""
+    """Notes on an interrupted or resumed run."""
     notes = []
     if kept is not None:
         notes.append(
-            f"resumed: {len(kept.jobs)} jobs are of an earlier part; the server's own counters cover only "
+            f"resumed: {len(kept.jobs)} jobs are from an earlier part; the server's counters cover only "
             "the later one"
         )
     ended, planned = replay.progress.jobs_done, replay.progress.num_jobs

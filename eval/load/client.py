@@ -1,6 +1,6 @@
-"""Talks to an OpenAI-compatible server as an agent would, and times it. Knows nothing of workloads.
+"""A timed client of an OpenAI-compatible server, as an agent would use it. Knows nothing of workloads.
 
-What may be sent beyond the standard is the dialect's to say.
+The server type decides which extensions are sent.
 """
 
 from __future__ import annotations
@@ -16,85 +16,85 @@ import msgspec
 
 from engine.messages import TurnReceipt
 from eval.errors import UNREADABLE, ServerError, ServerGoneError
-from eval.load.dialect import Dialect, Identity, Message, TurnRequest, dialect_of
 from eval.load.server_metrics import ServerMetrics
+from eval.load.server_type import Identity, Message, ServerType, TurnRequest, server_type_of
 from eval.load.stream_chunk import ChunkError, ChunkUsage
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
-"""Longest wait for anything but an answer: what is served, tokens of a text, metrics."""
+"""Timeout of everything but a response: model list, tokenization, metrics."""
 TIMEOUT_S = 3600.0
-"""Longest silence within one answer. A server that holds memory for others may let a turn wait for minutes; a
-client that loses patience would abort it and measure itself instead of the server."""
+"""Longest silence within one response. A server that is short of memory may let a turn wait for minutes; a
+client that gives up early would measure itself instead of the server."""
 MAX_PORT = 65535
 BUSY = frozenset({httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS})
 BUSY_WAIT_S = 1.0
-"""Until the next try where a busy server does not say how long."""
+"""Seconds to the next try where a busy server sends no Retry-After."""
 MAX_BUSY_WAIT_S = 60.0
 
 
 class TurnFailedError(Exception):
-    """One request went wrong; the server may still be well."""
+    """One request failed; the server may still be healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a streamed answer said and how long it took."""
+    """A streamed response and its timing."""
 
     text: str
     token_ids: list[int] | None = None
-    """None where the server does not return them."""
+    """The output's token ids; None where the server does not return them."""
     finish_reason: str | None
     ttft_s: float
-    """From sending the request to the first chunk that holds something the model said: text, a thought or a
-    call. Of an answer that says nothing, to its end."""
+    """From sending the request to the first chunk with output of the model: text, reasoning or a call. For an
+    empty response, to its end."""
     latency_s: float
     prompt_tokens: int
     cached_tokens: int | None
-    """None where the server does not say."""
+    """Cached tokens of the prompt; None where the server does not report them."""
     output_tokens: int
     receipt: TurnReceipt | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The model behind a server, and what the server understands."""
+    """The model of a server, and the extensions that the server takes."""
 
     model: str
     max_model_len: int | None
-    dialect: Dialect
+    server_type: ServerType
 
 
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """Servers know thoughts by either name."""
+    """Reasoning; servers use either name."""
     refusal: str | None = None
     tool_calls: list[Any] | None = None
     function_call: Any = None
 
     @property
-    def says_something(self) -> bool:
-        """Not so the chunk that opens an answer, which a server may send before it computes anything."""
+    def has_content(self) -> bool:
+        """Whether there is output: a server may send an empty first chunk before it computes anything."""
         texts = self.content or self.reasoning or self.reasoning_content or self.refusal
         return bool(texts or self.tool_calls or self.function_call)
 
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    """Of a chat."""
+    """The delta of a chat completion."""
     text: str | None = None
-    """Of a completion."""
+    """The text of a completion."""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
     @property
-    def says_something(self) -> bool:
+    def has_content(self) -> bool:
         said = self.text or self.token_ids or self.finish_reason
-        return bool(said) or (self.delta is not None and self.delta.says_something)
+        return bool(said) or (self.delta is not None and self.delta.has_content)
 
 
 class _Chunk(msgspec.Struct):
@@ -138,7 +138,7 @@ class ServerClient:
         retry_busy: bool = False,
     ) -> None:
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ServerError("The API key holds a character that no HTTP header can.")
+            raise ServerError("The API key has a character that an HTTP header cannot contain.")
         self.base_url = _checked(base_url).rstrip("/").removesuffix("/v1")
         self.model = model or ""
         self._timeout_s = timeout_s
@@ -160,7 +160,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def connect(self) -> ServerInfo:
-        """Find out what is served; the model named at construction must be among it."""
+        """Read the model list, which must include the model named at construction."""
         cards = (await self._call("GET", "/v1/models", None, _Cards)).data
         if not cards:
             raise ServerError(f"The server at {self.base_url} serves no model.")
@@ -169,10 +169,10 @@ class ServerClient:
             served = ", ".join(card.id for card in cards)
             raise ServerError(f"The server at {self.base_url} does not serve {self.model!r} but {served}.")
         self.model = chosen[0].id
-        return ServerInfo(self.model, chosen[0].max_model_len, dialect_of(chosen[0].owned_by))
+        return ServerInfo(self.model, chosen[0].max_model_len, server_type_of(chosen[0].owned_by))
 
     async def can_tokenize(self, *, chat: bool = False) -> bool:
-        """Whether the server tokenizes texts for us (with ``chat``: whole conversations)."""
+        """Whether the server has /tokenize (with ``chat``: for whole conversations)."""
         try:
             if chat:
                 await self.tokenize_messages([{"role": "user", "content": "a"}], add_generation_prompt=True)
@@ -185,12 +185,12 @@ class ServerClient:
         return True
 
     async def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text alone, no special tokens added."""
+        """Token ids of a text without special tokens."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return (await self._call("POST", "/tokenize", body, _Tokens)).tokens
 
     async def tokenize_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        """Token ids of a conversation as the server's chat template writes it."""
+        """Token ids of a conversation rendered by the server's chat template."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
@@ -203,7 +203,7 @@ class ServerClient:
         return (await self._call("POST", "/detokenize", body, _Text)).prompt
 
     async def reset_prefix_cache(self) -> None:
-        """Let the server forget what it has cached. Raises ServerError if it cannot."""
+        """Reset the server's prefix cache. Raises ServerError if it cannot."""
         try:
             response = await self._http.post("/reset_prefix_cache")
         except httpx.HTTPError as error:
@@ -213,22 +213,22 @@ class ServerClient:
             raise ServerError(f"The server at {self.base_url} does not reset its prefix cache: {reason}.")
 
     async def metrics(self) -> ServerMetrics:
-        """The server's counters and gauges now; all unknown if it has none to show, or is gone."""
+        """The server's counters and gauges now; all unknown if it has none, or is gone."""
         try:
             response = await self._http.get("/metrics", timeout=CONNECT_TIMEOUT_S)
             return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
-        except (httpx.HTTPError, ValueError):  # a page of something else than metrics is a ValueError
+        except (httpx.HTTPError, ValueError):  # a page that is not metrics is a ValueError
             return ServerMetrics.parse("")
 
-    async def send(self, turn: TurnRequest, dialect: Dialect, identity: Identity) -> Reply:
-        """Send one turn and read its streamed answer to the end.
+    async def send(self, turn: TurnRequest, server_type: ServerType, identity: Identity) -> Reply:
+        """Send one turn and read its streamed response to the end.
 
         Raises TurnFailedError, and ServerGoneError if nothing listens any more. Nothing is sent twice, except
-        with ``retry_busy`` what the server refused for being busy; waiting for that counts as latency.
+        with ``retry_busy`` a turn that a busy server refused; that wait counts as latency.
         """
         path = "/v1/chat/completions" if turn.is_chat else "/v1/completions"
-        content = msgspec.json.encode(dialect.body(self.model, turn, identity) | self._extra_body)
-        headers = {"Content-Type": "application/json"} | dialect.headers(turn, identity)
+        content = msgspec.json.encode(server_type.body(self.model, turn, identity) | self._extra_body)
+        headers = {"Content-Type": "application/json"} | server_type.headers(turn, identity)
         started = time.perf_counter()
         while True:
             try:
@@ -246,9 +246,9 @@ class ServerClient:
             await asyncio.sleep(_retry_after_s(response.headers.get("Retry-After")))
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Send a request and give the data of each server-sent event of its answer, as they come.
+        """Send a request and yield the data of each server-sent event of its response as it arrives.
 
-        Raises as ``send`` does. Close it where it is left early, and the server stops answering.
+        Raises as ``send`` does. Close the generator if it is left early, and the server aborts the request.
         """
         content = msgspec.json.encode(body | self._extra_body)
         headers = {"Content-Type": "application/json"}
@@ -264,11 +264,11 @@ class ServerClient:
             raise TurnFailedError(self._reason(error)) from error
 
     async def _check_alive(self) -> None:
-        """A broken connection may mean one turn or the whole server: ask for its health."""
+        """After a broken connection: ask for the server's health. Raises ServerGoneError."""
         try:
             response = await self._http.get("/health", timeout=CONNECT_TIMEOUT_S)
         except httpx.TimeoutException:
-            return  # busy, but there
+            return  # busy, but alive
         except httpx.HTTPError as error:
             raise ServerGoneError(f"The server at {self.base_url} is gone: {_reason(error)}.") from error
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
@@ -276,7 +276,7 @@ class ServerClient:
 
     def _reason(self, error: httpx.HTTPError) -> str:
         if isinstance(error, httpx.ReadTimeout):
-            return f"no word from the server for {self._timeout_s:g} s"
+            return f"the server sent nothing for {self._timeout_s:g} s"
         return _reason(error)
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None, kind: type[T]) -> T:
@@ -290,13 +290,11 @@ class ServerClient:
         try:
             return msgspec.json.decode(response.content, type=kind)
         except UNREADABLE as error:
-            raise ServerError(
-                f"{self.base_url}{path} answered something else than expected: {error}."
-            ) from error
+            raise ServerError(f"Unexpected response from {self.base_url}{path}: {error}.") from error
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines as the event stream means them: text may hold other characters that Python would break at."""
+    """Lines of an event stream: text may contain other characters at which Python would split."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -307,7 +305,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def read_reply(lines: AsyncIterator[bytes], started: float) -> Reply:
-    """Follow a stream of server-sent events past its ``[DONE]``, so that the connection can be used again."""
+    """Read a stream of server-sent events past its ``[DONE]``, so that the connection can be reused."""
     reader = _ReplyReader(started)
     async for line in lines:
         if line.startswith(b"data:"):
@@ -316,7 +314,7 @@ async def read_reply(lines: AsyncIterator[bytes], started: float) -> Reply:
 
 
 class _ReplyReader:
-    """Puts the chunks of one answer together."""
+    """Assembles the chunks of one response."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -341,7 +339,7 @@ class _ReplyReader:
 
     def _take(self, choice: _Choice) -> None:
         self._has_choices = True
-        if self._ttft_s is None and choice.says_something:
+        if self._ttft_s is None and choice.has_content:
             self._ttft_s = time.perf_counter() - self._started
         self._parts.append((choice.delta.content if choice.delta else choice.text) or "")
         self._token_ids.extend(choice.token_ids or ())
@@ -367,7 +365,7 @@ class _ReplyReader:
 
 
 def _checked(base_url: str) -> str:
-    """The address itself; ServerError if nothing can be there."""
+    """The address, checked; ServerError if it is not a valid one."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
@@ -378,7 +376,7 @@ def _checked(base_url: str) -> str:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """Seconds; a date, which the header may hold too, is not worth reading."""
+    """Seconds of a Retry-After header; a date in it is ignored."""
     try:
         return min(max(0.0, float(header or BUSY_WAIT_S)), MAX_BUSY_WAIT_S)
     except ValueError:
@@ -386,7 +384,7 @@ def _retry_after_s(header: str | None) -> float:
 
 
 def _http_error(status: int, content: bytes) -> str:
-    """The server's own words where it has the OpenAI error shape, else the start of what it sent."""
+    """The message of an OpenAI error, else the start of the body."""
     try:
         error = msgspec.json.decode(content, type=_Chunk).error
     except UNREADABLE:
@@ -396,5 +394,5 @@ def _http_error(status: int, content: bytes) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, httpx.ReadTimeout):
-        return "it does not answer"
+        return "it does not respond"
     return str(error).rstrip(".") or type(error).__name__

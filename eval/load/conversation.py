@@ -1,4 +1,4 @@
-"""What a job says turn by turn, and how an answer goes into what it says next. Sends nothing itself."""
+"""The turns of a job, and how a response becomes part of the next prompt. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from eval.load.client import Reply
-from eval.load.dialect import Message
 from eval.load.job_tokens import JobTokens, Tokens
+from eval.load.server_type import Message
 from eval.workloads.job import Job
 
 Tokenize = Callable[[str], Awaitable[list[int]]]
@@ -18,33 +18,33 @@ Tokenize = Callable[[str], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One turn as it is sent."""
+    """One turn to send."""
 
     prompt: list[Message] | list[int]
     max_tokens: int
     forced_token_ids: list[int] | None
-    """None: the server's model answers by itself."""
+    """The response to force; None: the model generates it."""
     output_text: str | None = None
-    """The recorded answer, where there is a text."""
+    """The recorded response, if it has a text."""
     prefix_tokens: int | None = None
-    """So many tokens of the turn before are at its start; None: all of them."""
+    """Number of tokens of the previous turn at its start; None: all of them."""
 
     def is_answered_as_recorded(self, reply: Reply) -> bool:
-        """Compared by tokens where the server returns them, else by text."""
+        """Whether the response is the recorded one, by tokens if the server returns them, else by text."""
         if self.forced_token_ids is not None and reply.token_ids is not None:
             return reply.token_ids == self.forced_token_ids
         return reply.text == self.output_text
 
 
 class Conversation(Protocol):
-    """One side of a job. Turns are asked in order, each after the answer to the one before was taken in."""
+    """The client's side of a job. Turns are asked in order, each after the response to the one before."""
 
     def ask(self, index: int) -> Ask:
-        """Turn ``index``, from 0."""
+        """The request of turn ``index``, from 0."""
         ...
 
     async def take(self, reply: Reply) -> None:
-        """Go on from this answer to the last turn asked."""
+        """Take in the response to the last turn asked."""
         ...
 
 
@@ -54,16 +54,16 @@ class ChatTurn:
 
     input_text: str
     output_text: str
-    """The recorded answer, or what a limit left of it."""
+    """The recorded response, possibly cut to a limit."""
     output_token_ids: list[int] | None
-    """With the token that ends a turn; None where nothing is forced."""
+    """The response's tokens with the end-of-turn token; None if it is not forced."""
     max_tokens: int
     num_kept: int
-    """So many earlier turns of the history are still part of it; what followed them is forgotten."""
+    """Number of earlier turns that stay in the history; later ones are dropped."""
 
 
 class ChatConversation:
-    """Messages: the history is what was said, by us and by the server."""
+    """A conversation of messages, both the client's and the server's."""
 
     def __init__(self, system_text: str, turns: Sequence[ChatTurn], *, forced: bool) -> None:
         self.turns = turns
@@ -84,14 +84,14 @@ class ChatConversation:
 
     async def take(self, reply: Reply) -> None:
         assert self._asked is not None
-        # A forced answer is kept as it was planned: a tool parser may have taken the call out of its text.
+        # A forced response is kept as planned: a tool parser may have taken the call out of its text.
         self._history.append(
             (self._asked.input_text, self._asked.output_text if self._forced else reply.text)
         )
 
 
 class TokenConversation:
-    """Prompts of token ids, exactly as long and shared exactly as far as was recorded."""
+    """Prompts of token ids, exactly as long and sharing exactly as many tokens as recorded."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TokenConversation:
         self._history = np.concatenate((self._prompt, await self._answer(reply)))
 
     async def _answer(self, reply: Reply) -> Tokens:
-        """The server's own tokens as far as they can be known, else made ones of the recorded number."""
+        """The response's tokens where they are known, else synthetic ones of the recorded number."""
         if self._forced:
             return self._output
         if reply.token_ids is not None:
@@ -137,7 +137,7 @@ class TokenConversation:
 
 
 def chat_messages(system_text: str, history: Sequence[tuple[str, str]], input_text: str) -> list[Message]:
-    """The messages of a turn: everything said so far, then what is new."""
+    """The messages of a turn: the history, then the new input."""
     messages: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
     for said, answered in history:
         messages.append({"role": "user", "content": said})

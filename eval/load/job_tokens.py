@@ -1,4 +1,4 @@
-"""Makes the tokens of a job that was recorded as counts: so many, shared as recorded, the same for a seed.
+"""Synthetic tokens of a job that was recorded as counts: shared as recorded, the same for a seed.
 
 Tokens are taken from an alphabet: ordinary token ids, or numbers that stand for words. Knows no server.
 """

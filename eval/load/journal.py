@@ -1,4 +1,4 @@
-"""Writes records as they come about, so that a killed run leaves all it had, and lets such a run go on."""
+"""Writes records as turns end, so that a killed run keeps what it had and can be resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from eval.load.records import JobRecord, Record, Recording, RunHeader, TurnRecor
 
 
 class Journal:
-    """A file of records that grows; without a path, nothing is written. Use it as a context manager."""
+    """A growing file of records; without a path, nothing is written. Use it as a context manager."""
 
     def __init__(self, path: Path | None, header: RunHeader, kept: Recording | None = None) -> None:
-        """Begin a new file: the header, then what is ``kept`` of an earlier part of the same run."""
+        """Begin a new file: the header, then the records ``kept`` from an earlier part of the same run."""
         self.broken: str | None = None
-        """Why nothing is written any more, although the run goes on."""
+        """Why writing stopped although the run goes on."""
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] | None = None
         if path is not None:
@@ -30,7 +30,7 @@ class Journal:
         fresh = path.with_name(f"{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The old file stays whole until the new one holds all that is kept of it.
+            # The old file stays intact until the new one is complete.
             self._file = fresh.open("wb")
             for record in records:
                 self._write(self._file, record)
@@ -42,8 +42,7 @@ class Journal:
             raise ResultError(f"Cannot write the records {path}: {error.strerror}.") from error
 
     def add(self, record: Record) -> None:
-        """One line more, on disk as far as this process can see to it. A full disk ends the records, not the
-        run."""
+        """Write one record and flush it. A full disk ends the records, not the run."""
         if self._file is None:
             return
         try:
@@ -58,7 +57,7 @@ class Journal:
 
     def _close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # all that could be written is
+            with suppress(OSError):  # what could be written is written
                 self._file.close()
             self._file = None
 
@@ -72,15 +71,13 @@ class Journal:
 
 
 def resumable(path: Path, header: RunHeader) -> Recording:
-    """What a run under this header need not do again: its jobs that came to their ends, and their turns.
+    """The jobs of a run that have ended, with their turns, which a run under this header need not repeat.
 
     Sub-agents belong to the job that started them. Raises ResultError if the file is of another run.
     """
     found = read_records(path)
     if found.header is None:
-        raise ResultError(
-            f"{path} does not say of which run it is; only the records of `bench` can be resumed."
-        )
+        raise ResultError(f"{path} does not name its run; only records of `bench` can be resumed.")
     _check_same_run(path, found.header.settings, header.settings)
     ended = {job.job_id: job for job in found.jobs if job.error is None}
     kept = [job for job in ended.values() if _root(job, ended) is not None]
@@ -91,7 +88,7 @@ def resumable(path: Path, header: RunHeader) -> Recording:
 
 
 def _root(job: JobRecord, ended: dict[str, JobRecord]) -> JobRecord | None:
-    """The job that nothing started, above this one; None if it or one on the way has not ended."""
+    """The root of this sub-agent's job; None if it or a job between has not ended."""
     while job.parent_job is not None:
         parent = ended.get(job.parent_job)
         if parent is None:
@@ -104,12 +101,12 @@ def _check_same_run(path: Path, before: dict[str, str], now: dict[str, str]) -> 
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise ResultError(
-                f"{path} is of another run, it cannot be resumed: "
+                f"{path} is of another run and cannot be resumed: "
                 f"{name} was {before.get(name, 'not set')} and is {now.get(name, 'not set')}."
             )
 
 
 def last_moment_s(kept: Recording) -> float:
-    """When the kept part of a run ended."""
+    """The time at which the kept part of a run ended."""
     turns: list[TurnRecord] = kept.turns
     return max([0.0, *(job.end_s for job in kept.jobs), *(turn.start_s + turn.latency_s for turn in turns)])

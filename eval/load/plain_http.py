@@ -1,5 +1,5 @@
-"""One kept HTTP connection to a server of any make: who measures shares the machine with who answers, so that
-it does little while it waits, and reads what came only afterwards."""
+"""A persistent HTTP connection to any server. The client shares the machine with the server it measures, so
+it does little while it waits and parses the response afterwards."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MAX_COMPLAINT_BYTES = 200
 
 @dataclass(slots=True)
 class Answer:
-    """What came back, piece by piece; the parser calls its methods."""
+    """The response, piece by piece; the parser calls its methods."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    """With the time on ``time.monotonic`` when each came."""
+    """The pieces, each with the ``time.monotonic`` of its arrival."""
     complete: bool = False
     is_last: bool = False
-    """The server closes the connection behind it."""
+    """Whether the server closes the connection afterwards."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"connection" and value.lower() == b"close":
@@ -43,8 +43,7 @@ class Answer:
         return b"".join(piece for _, piece in self.pieces)
 
     def events(self) -> Iterator[tuple[float, bytes]]:
-        """The data of each event of a stream, but for the one that ends it, with the time when its last byte
-        came."""
+        """The data of each event of a stream but the last, with the arrival time of its last byte."""
         rest = b""
         for moment, piece in self.pieces:
             *lines, rest = (rest + piece).split(b"\n")
@@ -55,7 +54,7 @@ class Answer:
 
 
 class Connection:
-    """Opened when first used, and again where the server has closed it meanwhile. One request at a time."""
+    """A connection, opened on first use and reopened if the server closed it. One request at a time."""
 
     def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
@@ -63,7 +62,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def request(self, method: str, path: str, payload: bytes = b"") -> bytes:
-        """As it travels."""
+        """The bytes of a request."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(payload)}\r\n\r\n"
@@ -71,7 +70,7 @@ class Connection:
         return head.encode() + payload
 
     async def ask(self, request: bytes) -> Answer:
-        """Send and read to the end. ServerError unless the status is 200; OSError if nothing listens."""
+        """Send a request and read the response. ServerError unless its status is 200; OSError if refused."""
         was_open = self._streams is not None
         try:
             return await self._ask_once(request)
@@ -97,12 +96,12 @@ class Connection:
             data = await reader.read(CHUNK_BYTES)
             if not data:
                 self.close()
-                raise EOFError("the server closed the connection before its answer was complete")
+                raise EOFError("the server closed the connection before its response was complete")
             try:
                 parser.feed_data(data)
             except httptools.HttpParserError as error:
                 self.close()
-                raise ServerError(f"what the server sent is not HTTP: {error}") from error
+                raise ServerError(f"the server's response is not HTTP: {error}") from error
         if answer.is_last:  # the parser knows no more: to it each complete message is the last
             self.close()
         if parser.get_status_code() != OK:

@@ -1,7 +1,7 @@
-"""Turns jobs into exactly what will be sent: what to force, gaps to wait, cut to the server's context.
+"""Plans the exact requests of jobs: responses to force, gaps to wait, cuts to the server's context.
 
-Done before the clock starts, with the server's own tokenizer where it has one, so that measuring is only
-sending.
+Done before the clock starts, with the server's own tokenizer where it has one, so that the measured part
+only sends.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from eval.errors import ServerError, WorkloadError
 from eval.load.client import ServerClient
 from eval.load.conversation import ChatConversation, ChatTurn, Conversation, TokenConversation, chat_messages
 from eval.load.job_tokens import Hashes, JobTokens, Tokens, blocks_of_several
-from eval.load.synthetic_chat import MadeChat, SaidTurn
+from eval.load.synthetic_chat import SyntheticChat, TurnTexts
 from eval.load.tool_call_text import CallStyle, tool_call_text
 from eval.load.vocabulary import COMMON_WORDS, learn_token_ids, learn_words
 from eval.workloads.job import Job, Turn
 
 MAX_PARALLEL_JOBS = 4
 CHARACTERS_PER_TOKEN = 4
-"""Where nothing can tell how many tokens a text has."""
+"""Estimate where there is no tokenizer."""
 GUESSED_TOKENS_PER_TURN = 8
-"""Of an unknown chat template."""
+"""Tokens that an unknown chat template is assumed to add per turn."""
 _NO_BLOCKS: Hashes = np.empty(0, dtype=np.uint64)
 _FENCE = re.compile(r"```\w*\n.*?```", re.DOTALL)
 
 
 class Api(StrEnum):
-    """The door that turns go through."""
+    """The API that turns are sent to."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
 
 
 class Replies(StrEnum):
-    """Who chooses the words of the answers."""
+    """Where responses come from."""
 
     FORCED = "forced"
-    """The recording; the model computes them all the same."""
+    """The recorded responses, which the model still computes."""
     LIVE = "live"
-    """The server's model, as many tokens as were recorded."""
+    """The model generates as many tokens as were recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far jobs are replayed; None means as recorded."""
+    """Limits of a replay; None means as recorded."""
 
     max_turns: int | None = None
     max_output_tokens: int | None = None
     max_context_tokens: int | None = None
-    """Prompt plus output of a turn."""
+    """Maximum prompt plus output of a turn."""
     time_scale: float = 1.0
     gap_cap_s: float | None = None
     """Longest wait, after scaling."""
@@ -73,32 +73,32 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """How jobs are made into turns to send."""
+    """How jobs are turned into requests."""
 
     limits: Limits = field(default_factory=Limits)
     api: Api | None = None
-    """None: chat where all turns have text, else completions."""
+    """API; None: chat where all turns have text, else completions."""
     replies: Replies = Replies.FORCED
     calls: CallStyle = CallStyle.FENCED
-    """How calls are written where the texts are made."""
+    """Format of the calls in synthetic texts."""
     seed: int = 0
-    """Of made prompts."""
+    """Random seed of synthetic prompts."""
     token_ids: range | None = None
     """Ordinary token ids, for a server that does not tokenize."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """One job as it will be sent; can be replayed once."""
+    """One job as it will be sent. It can be replayed once."""
 
     job: Job
     num_turns: int
-    """Fewer than recorded if the job was cut."""
+    """Number of turns to send; fewer than recorded if the job was cut."""
     gaps_s: list[float]
-    """After each turn: the recorded time, scaled and capped."""
+    """Seconds to wait after each turn: the recorded time, scaled and capped."""
     conversation: Conversation
     tools: tuple[str, ...] = ()
-    """To be declared with each turn."""
+    """Tools to declare with each turn."""
 
     @property
     def job_id(self) -> str:
@@ -106,7 +106,7 @@ class PlannedJob:
 
     @property
     def spawns(self) -> set[str]:
-        """Jobs that its replayed turns start."""
+        """Ids of the jobs that its replayed turns start."""
         return {child for turn in self.job.turns[: self.num_turns] for child in turn.spawns}
 
 
@@ -131,12 +131,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """What the server's chat template adds around texts."""
+    """The tokens that the server's chat template adds around texts."""
 
     tokens_per_turn: int
     """Tokens between an answer, the next input and the next answer that belong to neither text."""
     end_of_turn: int | None
-    """The token after an answer, which a model emits to end it."""
+    """The end-of-turn token, which the model emits after a response."""
 
 
 class Planner:
@@ -174,27 +174,27 @@ class Planner:
 
 
 class _ChatPlanner:
-    """Plans messages, of recorded or of made texts."""
+    """Plans chat messages with recorded or synthetic texts."""
 
     def __init__(
         self,
         client: ServerClient,
         options: PlanOptions,
         template: _Template | None,
-        made: MadeChat | None,
+        synthetic: SyntheticChat | None,
         notes: list[str],
     ) -> None:
         self._client = client
         self._options = options
         self._limits = options.limits
         self._template = template
-        self._made = made
+        self._synthetic = synthetic
         self._call_tokens: dict[str, int] = {}
         self.notes = notes
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, texts: bool) -> _ChatPlanner:
-        """Learn what the server's template and tokenizer do, as far as it shows them."""
+        """Create a planner after probing the server's template and tokenizer, where it has /tokenize."""
         notes: list[str] = []
         template: _Template | None = None
         if await client.can_tokenize(chat=True):
@@ -207,13 +207,13 @@ class _ChatPlanner:
             return cls(client, options, template, None, notes)
         words, exact = await learn_words(client) if template else (list(COMMON_WORDS), False)
         about = "about" if exact else "very roughly"
-        notes.append(f"texts are made, with {about} the recorded number of tokens")
+        notes.append(f"texts are synthetic, with {about} the recorded number of tokens")
         per_turn = template.tokens_per_turn if template else GUESSED_TOKENS_PER_TURN
-        return cls(client, options, template, MadeChat(words, per_turn, options.seed), notes)
+        return cls(client, options, template, SyntheticChat(words, per_turn, options.seed), notes)
 
     async def plan_job(self, job: Job) -> PlannedJob | None:
         """The job as far as it fits; None if not even its first turn does."""
-        system_text, said = await self._said(job)
+        system_text, said = await self._texts_of(job)
         turns: list[ChatTurn] = []
         contexts: list[int] = []
         for recorded, texts in zip(job.turns[: self._limits.max_turns], said, strict=False):
@@ -223,14 +223,14 @@ class _ChatPlanner:
                 break
             turns.append(turn)
             contexts.append(context)
-        while turns and not await self._really_fits(system_text, turns, contexts):
+        while turns and not await self._fits_exactly(system_text, turns, contexts):
             turns.pop()
             contexts.pop()
         if not turns:
             return None
         forced = self._options.replies is Replies.FORCED
         tools: set[str] = set()
-        if self._made is not None and self._options.calls is CallStyle.HERMES:
+        if self._synthetic is not None and self._options.calls is CallStyle.HERMES:
             tools = {call.tool for turn in job.turns for call in turn.calls}
         return PlannedJob(
             job,
@@ -240,16 +240,16 @@ class _ChatPlanner:
             tuple(sorted(tools)),
         )
 
-    async def _said(self, job: Job) -> tuple[str, list[SaidTurn]]:
-        """Recorded texts, or made ones."""
-        if self._made is None:
+    async def _texts_of(self, job: Job) -> tuple[str, list[TurnTexts]]:
+        """The recorded or synthetic texts of a job."""
+        if self._synthetic is None:
             return job.system_text, [
-                SaidTurn(turn.input_text or "", turn.output_text or "", index)
+                TurnTexts(turn.input_text or "", turn.output_text or "", index)
                 for index, turn in enumerate(job.turns)
             ]
         _check_counts(job)
         calls = [tool_call_text(turn, self._options.calls) for turn in job.turns]
-        return self._made.write(job, calls, [await self._num_call_tokens(call) for call in calls])
+        return self._synthetic.write(job, calls, [await self._num_call_tokens(call) for call in calls])
 
     async def _num_call_tokens(self, call: str) -> int:
         if call not in self._call_tokens:
@@ -262,7 +262,7 @@ class _ChatPlanner:
             return [0] * -(-len(text) // CHARACTERS_PER_TOKEN)
         return await self._client.tokenize(text)
 
-    async def _plan_turn(self, recorded: Turn, said: SaidTurn) -> ChatTurn:
+    async def _plan_turn(self, recorded: Turn, said: TurnTexts) -> ChatTurn:
         if self._template is None:
             guessed = recorded.output_tokens or len(await self._tokens(said.output_text))
             return ChatTurn(
@@ -286,8 +286,8 @@ class _ChatPlanner:
     async def _context(
         self, job: Job, system_text: str, recorded: Turn, turn: ChatTurn, contexts: list[int]
     ) -> int:
-        """Prompt and output of a turn, nearly."""
-        if self._made is not None or (self._template is None and recorded.input_tokens):
+        """Approximate tokens of a turn's prompt and output."""
+        if self._synthetic is not None or (self._template is None and recorded.input_tokens):
             return recorded.input_tokens + turn.max_tokens
         added = len(await self._tokens(turn.input_text)) + turn.max_tokens
         if contexts:
@@ -298,8 +298,8 @@ class _ChatPlanner:
     def _tokens_per_turn(self) -> int:
         return self._template.tokens_per_turn if self._template else GUESSED_TOKENS_PER_TURN
 
-    async def _really_fits(self, system_text: str, turns: list[ChatTurn], contexts: list[int]) -> bool:
-        """Whether the longest turn fits, by the server's own template where it shows it."""
+    async def _fits_exactly(self, system_text: str, turns: list[ChatTurn], contexts: list[int]) -> bool:
+        """Whether the longest turn fits, counted with the server's own template where possible."""
         if self._template is None or self._limits.max_context_tokens is None:
             return True
         longest = max(range(len(turns)), key=contexts.__getitem__)
@@ -313,7 +313,7 @@ class _ChatPlanner:
         return self._limits.fits(len(prompt) + last.max_tokens)
 
     async def _shortened(self, text: str) -> tuple[str, list[int]]:
-        """The output and its tokens, cut to the limit: first the reasoning goes, then the command's tail."""
+        """The output and its tokens, cut to the limit: first the reasoning, then the command's tail."""
         ids = await self._client.tokenize(text)
         limit = self._limits.max_output_tokens
         if limit is None or len(ids) <= limit:
@@ -326,7 +326,7 @@ class _ChatPlanner:
             short = await self._client.detokenize(fence_ids[:keep]) + closing
         else:
             thought = await self._client.detokenize(ids[: limit - len(fence_ids)])
-            # Wherever the thought was cut, the fence has to begin a line to be one.
+            # Wherever the reasoning was cut, the code fence must begin a line.
             short = f"{thought.rstrip()}\n\n{fence}" if thought.strip() else fence
         # A cut inside a character gives replacement characters, which would not survive the round trip.
         short = short.replace("\ufffd", "")
@@ -334,7 +334,7 @@ class _ChatPlanner:
 
 
 async def _probe_template(client: ServerClient) -> _Template:
-    """Learn the template from a conversation of known texts."""
+    """Probe the template with a conversation of known texts."""
     answer = await client.tokenize("yes")
     question = await client.tokenize("no")
     opening = chat_messages("s", [], "no")
@@ -352,7 +352,7 @@ async def _probe_template(client: ServerClient) -> _Template:
 
 
 class _TokenPlanner:
-    """Plans prompts of made token ids, with exactly the recorded counts."""
+    """Plans prompts of synthetic token ids, with exactly the recorded counts."""
 
     def __init__(
         self,
@@ -368,12 +368,12 @@ class _TokenPlanner:
         self._can_tokenize = can_tokenize
         self._shared_blocks = shared_blocks
         self._call_ids: dict[str, list[int]] = {}
-        self._num_unsaid = 0
-        """Calls for which the recorded answer is too short, or which would part what jobs share."""
+        self._num_hidden_calls = 0
+        """Number of calls left out: the recorded output is too short, or a shared block would change."""
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, jobs: Sequence[Job]) -> _TokenPlanner:
-        """Learn which token ids are ordinary."""
+        """Create a planner after learning ordinary token ids."""
         can_tokenize = await client.can_tokenize()
         if options.token_ids is not None:
             ids = list(options.token_ids)
@@ -388,10 +388,11 @@ class _TokenPlanner:
 
     @property
     def notes(self) -> list[str]:
-        notes = ["prompts are made tokens, exactly as many and exactly as far shared as recorded"]
-        if self._num_unsaid:
+        notes = ["prompts are synthetic tokens, exactly as many and shared exactly as far as recorded"]
+        if self._num_hidden_calls:
             notes.append(
-                f"{self._num_unsaid} tool calls are not to be seen by the server: there was no room for them"
+                f"{self._num_hidden_calls} tool calls are invisible to the server: "
+                "the recorded output has no space for them"
             )
         return notes
 
@@ -426,10 +427,10 @@ class _TokenPlanner:
         call = await self._call(job.turns[index])
         num_words = num_output - len(call)
         end = job.turns[index].input_tokens + num_output
-        # Where another job has the same block, a call would part what was recorded as shared.
+        # Where another job has the same block, a call would make it differ.
         shared = self._shared_blocks.get(job.block_scope or "", _NO_BLOCKS)
         if num_words < 0 or np.isin(tokens.block_ids(index, end - len(call), end), shared).any():
-            self._num_unsaid += self._options.replies is Replies.FORCED
+            self._num_hidden_calls += self._options.replies is Replies.FORCED
             return tokens.output(index, num_output)
         return np.concatenate((tokens.output(index, num_words), np.array(call, dtype=np.int64)))
 
@@ -448,7 +449,7 @@ def _check_counts(job: Job) -> None:
 
 
 def _reached(planned: list[PlannedJob]) -> list[PlannedJob]:
-    """Jobs that will start: all but sub-agents whose parent will not come so far."""
+    """Jobs that will start: all but sub-agents whose parent is cut before it starts them."""
     by_id = {plan.job_id: plan for plan in planned}
     waiting = [plan.job_id for plan in planned if plan.job.parent_job is None]
     reached: set[str] = set()
@@ -461,7 +462,7 @@ def _reached(planned: list[PlannedJob]) -> list[PlannedJob]:
 
 
 def _left_out(num_jobs: int, fitting: list[PlannedJob], reached: list[PlannedJob]) -> list[str]:
-    """Notes on jobs that are not replayed at all; those that are cut show in the records."""
+    """Notes on jobs that are left out; jobs that are cut show in the records."""
     notes = []
     if too_long := num_jobs - len(fitting):
         notes.append(f"{too_long} of {num_jobs} jobs left out: not even the first turn fits")

@@ -1,4 +1,4 @@
-"""Tells a person how a replay goes: one line every few seconds, in place on a terminal."""
+"""Shows the progress of a replay: one line every few seconds, in place on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL_S = 3.0
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of a replay under way."""
+    """Counts of a running replay."""
 
     name: str
     num_jobs: int

@@ -1,7 +1,7 @@
-"""What a replay leaves behind, turn by turn and job by job. Times are seconds since the replay began.
+"""The records of a replay, turn by turn and job by job. Times are seconds since the replay began.
 
 A file of records is JSON lines, each with its ``kind``: ``run`` first where it is known, then ``turn`` and
-``job`` as they ended.
+``job`` in the order in which they ended.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from eval.errors import UNREADABLE, ResultError
 
 
 class RunHeader(msgspec.Struct, kw_only=True, tag_field="kind", tag="run"):
-    """Which run the records are of."""
+    """The run that the records belong to."""
 
     settings: dict[str, str] = {}
-    """All that decides what is sent and when, in words; a run can go on only under the same."""
+    """Every setting that decides what is sent and when; a run can be resumed only under equal settings."""
 
 
 class TurnRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="turn"):
-    """One request, answered or failed. Token counts are the server's own (``usage``)."""
+    """One completed or failed request. Token counts are the server's own (``usage``)."""
 
     job_id: str
     turn: int
-    """1 for the job's first turn."""
+    """Number of the turn in its job, from 1."""
     start_s: float
     latency_s: float = 0.0
     ttft_s: float | None = None
-    """None if the request failed."""
+    """Time to first token; None if the request failed."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     output_tokens: int = 0
     queued_s: float | None = None
-    """From arrival to first scheduling; only a simulation sees it."""
+    """Seconds from arrival to first scheduling; known only in a simulation."""
     replica: int = 0
-    """Which of several engines served it."""
+    """Index of the engine that served it."""
     finish_reason: str | None = None
     as_recorded: bool = False
-    """Whether the answer was the recorded text."""
+    """Whether the response was the recorded text."""
     tool: str | None = None
     command: str | None = None
     gap_s: float | None = None
-    """Waited after this turn; None after the last."""
+    """Seconds waited after this turn; None after the last."""
     receipt: TurnReceipt | None = None
-    """The server's word on what it did about the job's KV, if it has one."""
+    """The server's receipt of what it did for the job's KV, if it sends one."""
     error: str | None = None
 
 
 class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
-    """One job from its first request to its last answer."""
+    """One job from its first request to its last response."""
 
     job_id: str
     source: str = ""
-    """The workload it came from."""
+    """Name of its workload."""
     start_s: float
-    """Arrival: with a bounded concurrency, when it was let in."""
+    """Time of arrival; with a bounded concurrency, of its start."""
     end_s: float
     num_turns: int
-    """Turns that were answered."""
+    """Number of completed turns."""
     num_planned_turns: int
     num_recorded_turns: int
-    """More than planned if the job was cut."""
+    """Number of recorded turns, more than planned if the job was cut."""
     parent_job: str | None = None
-    """It was a sub-agent of that job: its time is part of its parent's too."""
+    """The job whose sub-agent it was; its time is part of that job's, too."""
     warmup: bool = False
-    """Replayed, but not counted."""
+    """Whether it ran during the warm-up, which is not counted."""
     error: str | None = None
 
     @property
@@ -78,39 +78,39 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
 
 
 class EngineCounters(msgspec.Struct, kw_only=True):
-    """What only the engine can say about a run; None or empty where it does not."""
+    """Figures that only the engine has; None or empty where it does not report them."""
 
     block_size: int | None = None
     """Tokens per KV block."""
     num_blocks: int | None = None
-    """Usable blocks in the pool, of all replicas together."""
+    """Usable KV blocks, summed over replicas."""
     num_preemptions: int | None = None
     computed_prefill_tokens: int | None = None
-    """Prompt tokens that were really computed, with what was computed twice."""
+    """Prompt tokens that were computed, recomputed ones included."""
     pins_ended: dict[str, int] = {}
-    """Pins by how they ended: handed_over, expired, broken, released."""
+    """Number of pins by how they ended, such as handed_over or expired."""
     pin_block_s: dict[str, float] = {}
-    """Blocks times seconds that pins held, by how the holding ended; all but handed_over was for nothing."""
+    """Pinned blocks times seconds, by how the pins ended; only handed_over was of use."""
     host_tokens_loaded: int | None = None
-    """Tokens whose KV came back from host memory, or from the disk behind it."""
+    """Tokens whose KV was loaded back from host memory or disk."""
     disk_tokens_loaded: int | None = None
-    """Of these: read from disk."""
+    """The part of these that was read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
 
 
 class Occupancy(msgspec.Struct, kw_only=True):
-    """The KV pool over time: parallel lists, one entry per sample. Blocks, of all replicas together."""
+    """The KV pool over time: parallel lists, one entry per sample, in blocks summed over replicas."""
 
     time_s: list[float] = []
     running: list[int] = []
-    """Held by running requests, or by ones being loaded (also where a pin holds them too)."""
+    """Blocks of running or loading requests, pinned ones included."""
     pinned: list[int] = []
-    """Held by pins alone."""
+    """Blocks that only pins retain."""
     cached: list[int] = []
-    """Free, but still findable."""
+    """Free blocks that are still cached."""
     free: list[int] = []
-    """Free and empty."""
+    """Free blocks without cached content."""
     num_running: list[int] = []
     """Requests."""
     num_waiting: list[int] = []
@@ -121,13 +121,13 @@ Record = RunHeader | TurnRecord | JobRecord
 
 @dataclass(slots=True)
 class Recording:
-    """What a file of records holds."""
+    """The content of a file of records."""
 
     header: RunHeader | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     jobs: list[JobRecord] = field(default_factory=list)
     was_cut: bool = False
-    """The last line was cut off, as when a run is killed; it is not in the lists."""
+    """Whether the last line was cut off, as by a kill; it is not in the lists."""
 
     def add(self, record: Record) -> None:
         match record:
@@ -142,10 +142,10 @@ class Recording:
 def recomputed_tokens(
     previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int, prefix_tokens: int | None = None
 ) -> int:
-    """Prompt tokens that the job's previous turn had computed and that the cache did not give back.
+    """Prompt tokens that the job's previous turn had computed and that were not cached any more.
 
     The previous turn's prompt and output are taken to be shared in full, or up to ``prefix_tokens`` where
-    that is known. A cache keeps whole blocks, and the last token of an answer is never computed, so up to one
+    that is known. A cache keeps whole blocks, and the last token of an output is never computed, so up to one
     block per turn counts whatever the server does.
     """
     if previous is None:
@@ -157,7 +157,7 @@ def recomputed_tokens(
 
 
 def read_records(path: Path) -> Recording:
-    """Read a file of records, also one whose run was killed. Raises ResultError naming a line that is bad."""
+    """Read a file of records, even of a killed run. Raises ResultError that names a bad line."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -13,39 +13,39 @@ import msgspec
 from eval.errors import ServerError, ServerGoneError
 from eval.load.client import Reply, ServerClient, TurnFailedError
 from eval.load.conversation import Ask
-from eval.load.dialect import Dialect, Identity, TurnRequest
 from eval.load.journal import Journal, last_moment_s
 from eval.load.planner import Plan, PlannedJob
 from eval.load.progress import Progress, shown
 from eval.load.records import JobRecord, Recording, TurnRecord, recomputed_tokens
 from eval.load.server_metrics import ServerMetrics
+from eval.load.server_type import Identity, ServerType, TurnRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """When jobs start. Sub-agents start when their parent says so, whatever this says."""
+    """When jobs start. Sub-agents start when their parent starts them."""
 
     arrivals_s: Sequence[float]
-    """Of each job that no other starts, in order."""
+    """Arrival times of the root jobs, in order."""
     concurrency: int | None = None
-    """Most jobs at once, their sub-agents not counted; None means all."""
+    """Maximum number of concurrent root jobs; None: all."""
     warmup_jobs: int = 0
-    """The first so many jobs are not counted."""
+    """Number of first jobs that are not counted."""
     warmup_s: float = 0.0
-    """Jobs that start before this are not counted."""
+    """Jobs that start before this second are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How turns are said to the server under test."""
+    """How turns are sent to the server under test."""
 
-    dialect: Dialect
+    server_type: ServerType
     identity: Identity
 
 
 @dataclass(slots=True)
 class _Warmup:
-    """What is replayed before counting begins."""
+    """The part of the replay before counting begins."""
 
     job_ids: set[str] = field(default_factory=set)
     metrics: ServerMetrics | None = None
@@ -53,7 +53,7 @@ class _Warmup:
 
 
 class Replay:
-    """One run of all planned jobs; may be the second half of a run that was broken off."""
+    """One run of all planned jobs, or the rest of an interrupted one."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Replay:
         self._pacing = pacing
         self._speech = speech
         self._journal = journal
-        # A server remembers jobs: the same one in a second run must not be taken for a continuation.
+        # A server remembers jobs: the same job in a second run must not look like a continuation.
         self._run_id = os.urandom(3).hex()
         self._slots = asyncio.Semaphore(pacing.concurrency or max(1, len(self._roots)))
         self._kept = kept or Recording()
@@ -93,7 +93,7 @@ class Replay:
         return self._warmup.metrics
 
     async def run(self) -> None:
-        """Replay all jobs to their ends, or until the server is gone. May be cancelled: what ended stays."""
+        """Replay all jobs to their ends, or until the server is gone. If cancelled, ended turns are kept."""
         begun_s = last_moment_s(self._kept)
         done = {job.job_id for job in self._kept.jobs}
         self._started = time.perf_counter() - begun_s
@@ -163,13 +163,13 @@ class Replay:
         )
 
     async def _wait_for_tools(self, job: PlannedJob, index: int, reply: Reply, warmup: bool) -> None:
-        """The gap: as long as the tools took, and as the sub-agents take that the turn starts."""
+        """Wait for the tools as long as recorded, and for the sub-agents that the turn starts."""
         async with asyncio.TaskGroup() as group:
             if index < job.num_turns - 1:
                 group.create_task(asyncio.sleep(job.gaps_s[index]))
                 group.create_task(job.conversation.take(reply))
             for child in job.job.turns[index].spawns:
-                # Started once, whoever names it again; one that was left out is not waited for.
+                # Each sub-agent is started once; one that was left out is not waited for.
                 if child in self._sub_agents:
                     group.create_task(self._replay_job(self._sub_agents.pop(child), job.job_id, warmup))
 
@@ -210,7 +210,7 @@ class Replay:
             is_last_step=is_last,
             tools=job.tools,
         )
-        return await self._client.send(request, self._speech.dialect, self._speech.identity)
+        return await self._client.send(request, self._speech.server_type, self._speech.identity)
 
     def _add(self, record: TurnRecord) -> None:
         self.turns.append(record)
@@ -231,7 +231,7 @@ class Replay:
 
 
 def _fill(record: TurnRecord, ask: Ask, reply: Reply, previous: TurnRecord | None) -> None:
-    """Put into the record what the answer brought."""
+    """Fill the record from the response."""
     record.latency_s = reply.latency_s
     record.ttft_s = reply.ttft_s
     record.prompt_tokens = reply.prompt_tokens
@@ -247,6 +247,6 @@ def _fill(record: TurnRecord, ask: Ask, reply: Reply, previous: TurnRecord | Non
 
 
 def _first(errors: ExceptionGroup[ServerError]) -> ServerError:
-    """One of the errors: all say the same."""
+    """The first error; all are alike."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, ExceptionGroup) else inner

@@ -1,4 +1,4 @@
-"""Reads the few Prometheus series a measurement needs; a series that a server lacks is None, not zero."""
+"""Reads the Prometheus series that a measurement needs; a series that a server lacks is None, not zero."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ServerMetrics:
     """Share of the pool that is in use, 0 to 1."""
     preemptions: float | None
     pins: float | None
-    """Pins alive."""
+    """Number of live pins."""
     pins_ended: dict[str, float]
-    """Cause to count; empty where the server keeps no pins."""
+    """Ended pins by cause; empty where the server has no pins."""
     pin_block_s: dict[str, float]
-    """Cause to KV blocks times seconds held."""
+    """Pinned KV blocks times seconds, by cause of the end."""
     block_size: int | None
     """Tokens per KV block."""
     num_blocks: int | None
@@ -72,7 +72,7 @@ class ServerMetrics:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits, as far as the server tells."""
+        """Whether no request runs or waits, as far as the server reports."""
         return not self.running and not self.waiting
 
     def preemptions_since(self, before: ServerMetrics) -> int | None:
@@ -86,7 +86,7 @@ class ServerMetrics:
         return {cause: count for cause, count in sorted(counts.items()) if count}
 
     def counters_since(self, before: ServerMetrics) -> EngineCounters:
-        """What the engine did between two readings, as far as it tells."""
+        """What the engine did between two readings, as far as it reports."""
         held = {
             cause: block_s - before.pin_block_s.get(cause, 0.0) for cause, block_s in self.pin_block_s.items()
         }

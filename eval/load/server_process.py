@@ -1,4 +1,4 @@
-"""Starts ``continuum serve`` as a user would, in a process of its own, and ends it again."""
+"""Starts and stops ``continuum serve`` in a process of its own, as a user would."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STOP_TIMEOUT_S = 20.0
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM leaves ``with`` blocks in order, as Ctrl-C does, so that no server stays behind.
+    """Within the block, SIGTERM unwinds ``with`` blocks, as Ctrl-C does, so that no server is left running.
 
-    So does SIGHUP, of a terminal that is closed, unless it is ignored as under ``nohup``.
+    So does SIGHUP, when the terminal is closed, unless it is ignored as under ``nohup``.
     """
     taken = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, _exit) for number in taken}
@@ -51,7 +51,7 @@ class ServerProcess:
         *,
         hears_ctrl_c: bool = True,
     ) -> None:
-        """``hears_ctrl_c``: whether Ctrl-C in the terminal ends it, as it would without us."""
+        """``hears_ctrl_c``: whether Ctrl-C in the terminal ends the server."""
         self._command = [sys.executable, "-m", "eval.cli", "serve", *arguments]
         self._log_path = log_path
         self._start_timeout_s = start_timeout_s
@@ -95,7 +95,7 @@ class ServerProcess:
         raise ServerError(f"The server did not start in {self._start_timeout_s:.0f} s; see {self._log_path}.")
 
     def stop(self) -> int | None:
-        """End the server politely, then firmly; its exit code."""
+        """Terminate the server, and kill it if it does not end; its exit code."""
         process = self._process
         if process is None:
             return None

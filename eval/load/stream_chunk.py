@@ -1,4 +1,4 @@
-"""What the last chunks of a streamed answer hold, whoever reads the stream and whatever else it looks for."""
+"""The usage and error chunks of a streamed response, for all readers of streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PromptDetails(msgspec.Struct):
 
 
 class ChunkUsage(msgspec.Struct):
-    """Tokens of the whole answer, and what our server says it did for its job."""
+    """Token counts of the whole response, and our server's receipt."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0

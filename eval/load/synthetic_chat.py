@@ -1,4 +1,4 @@
-"""Makes the texts of a chat from a job that was recorded as counts. Counts come out approximately right.
+"""Makes the texts of a chat for a job that was recorded as counts, with approximately those counts.
 
 What a chat template adds is not known exactly, and a history can only be cut between messages.
 """
@@ -14,7 +14,7 @@ from eval.workloads.job import Job, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class SaidTurn:
+class TurnTexts:
     """The texts of one turn, and how many earlier turns are still in the history."""
 
     input_text: str
@@ -22,25 +22,25 @@ class SaidTurn:
     num_kept: int
 
 
-class MadeChat:
-    """Writes jobs with words that are about one token each."""
+class SyntheticChat:
+    """Writes synthetic jobs with words that are about one token each."""
 
     def __init__(self, words: list[str], tokens_per_turn: int, seed: int) -> None:
         self._words = words
         self._alphabet: Tokens = np.arange(len(words), dtype=np.int64)
         self._tokens_per_turn = tokens_per_turn
-        """What the server's template adds to a turn."""
+        """Tokens that the server's template adds to a turn."""
         self._seed = seed
 
-    def write(self, job: Job, call_texts: list[str], call_tokens: list[int]) -> tuple[str, list[SaidTurn]]:
-        """The system prompt and the turns; each answer ends with its call's text."""
+    def write(self, job: Job, call_texts: list[str], call_tokens: list[int]) -> tuple[str, list[TurnTexts]]:
+        """The system prompt and the turns; each output ends with its call's text."""
         tokens = JobTokens(job, self._alphabet, self._seed)
         shared = job.shared_prefix_tokens if job.shared_prefix is not None else 0
         system_tokens = min(shared, job.turns[0].input_tokens - 1)
         history: list[Turn] = []
-        said: list[SaidTurn] = []
+        said: list[TurnTexts] = []
         for index, turn in enumerate(job.turns):
-            # A turn stays where the prefix holds all of its prompt; of its answer a template may drop parts.
+            # A turn stays if the prefix has all of its prompt; a template may drop parts of its output.
             num_kept = sum(turn.prefix_tokens >= earlier.input_tokens for earlier in history)
             del history[num_kept:]
             start = history[-1].input_tokens + history[-1].output_tokens if history else system_tokens
@@ -48,7 +48,7 @@ class MadeChat:
             num_output = max(1, turn.output_tokens - 1 - call_tokens[index])
             output_text = self._text(tokens.output(index, num_output)) + call_texts[index]
             said.append(
-                SaidTurn(self._text(tokens.content(index, start, start + num_input)), output_text, num_kept)
+                TurnTexts(self._text(tokens.content(index, start, start + num_input)), output_text, num_kept)
             )
             history.append(turn)
         return self._text(tokens.content(0, 0, system_tokens)), said

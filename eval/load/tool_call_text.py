@@ -1,4 +1,4 @@
-"""Writes a recorded tool call as a model would have said it, so that a server sees which tool runs next."""
+"""Writes a recorded tool call as a model would have, so that a server sees which tool runs next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CallStyle(StrEnum):
 
 
 def tool_call_text(turn: Turn, style: CallStyle) -> str:
-    """The calls of a turn, to be put behind its other words; empty if no tool ran. Arguments are unknown."""
+    """The calls of a turn, to append to its text; empty if no tool ran. Arguments are unknown."""
     if style is CallStyle.NONE or turn.gap_kind is not GapKind.TOOL or not turn.calls:
         return ""
     if style is CallStyle.FENCED:

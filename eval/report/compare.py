@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum compare``. A file that is no result is raised."""
+    """``continuum compare``. Raises ResultError for a file that is not a result."""
     require_own_files([("--html", arguments.html)], [("RESULT.json", path) for path in arguments.files])
     files = [read_results(path) for path in arguments.files]
     empty = next((path for path, file in zip(arguments.files, files, strict=True) if not file.runs), None)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def short_names(paths: list[Path]) -> list[str]:
-    """The ends of paths, as long as it takes to tell them apart; a path that is given twice is numbered."""
+    """The shortest distinct ends of the paths; a path that is given twice is numbered."""
     parts = [path.with_suffix("").parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]

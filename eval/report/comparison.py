@@ -1,4 +1,4 @@
-"""Runs put together by policy, load and seed; one policy set against another. Knows no tables, no plots."""
+"""Runs grouped by policy, load and seed; one policy compared with another. Knows no tables, no plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eval.report.results import ResultFile
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How jobs came."""
+    """The load of a run: how jobs arrive."""
 
     jobs_per_s: float | None
     concurrency: int | None
@@ -33,7 +33,7 @@ class Load:
 
     @property
     def rank(self) -> tuple[float, float, str]:
-        """From light to heavy."""
+        """Sort key from light to heavy load."""
         infinite = math.inf
         return (
             infinite if self.jobs_per_s is None else self.jobs_per_s,
@@ -47,22 +47,22 @@ class Series:
     """One policy or server, in one file, under one setting, at all its loads."""
 
     label: str
-    """Unlike that of any other series."""
+    """A name that no other series has."""
     name: str
     source: int
-    """Number of its file."""
+    """Index of its file."""
     runs: tuple[RunResult, ...]
 
     @property
     def setting(self) -> RunSetting:
-        """The one that all its runs share but for load and seed."""
+        """The setting of all its runs, except for load and seed."""
         return self.runs[0].setting
 
     def at(self, load: Load) -> list[RunResult]:
         return [run for run in self.runs if Load.of(run.setting) == load]
 
     def values(self, load: Load, figure: Figure) -> dict[tuple[int | None, int], float]:
-        """By seed; runs that repeat a seed are told apart by a count."""
+        """The values by seed; runs that repeat a seed are distinguished by a count."""
         seen: Counter[int | None] = Counter()
         values: dict[tuple[int | None, int], float] = {}
         for run in self.at(load):
@@ -77,7 +77,7 @@ class Series:
 class Comparison:
     """All series of some result files, in the order of the files; the first one is the baseline.
 
-    A series of a later file is set against that of the same name in the first file, if there is one.
+    A series of a later file is compared with that of the same name in the first file, if there is one.
     """
 
     def __init__(self, files: Sequence[ResultFile], names: Sequence[str] = ()) -> None:
@@ -100,9 +100,9 @@ class Comparison:
         return mean_interval(values) if values else None
 
     def ratio(self, series: Series, load: Load, figure: Figure) -> Estimate | None:
-        """To the baseline's: by seed where both ran the same seeds of one workload, else of the means.
+        """Ratio to the baseline: by seed where both ran the same seeds of one workload, else of the means.
 
-        A ratio of means has no interval. None for the baseline itself, and without anything to divide by.
+        A ratio of means has no interval. None for the baseline itself, and where the divisor is missing or 0.
         """
         baseline = self.baseline(series)
         if baseline is series:
@@ -118,7 +118,7 @@ class Comparison:
         )
 
     def best(self, load: Load, figure: Figure) -> list[Series]:
-        """The series with the best mean as it is written; none if all are alike or neither way is better."""
+        """The series with the best displayed mean; none if all are equal or neither direction is better."""
         values = {
             series.label: estimate.value
             for series in self.series
@@ -136,7 +136,7 @@ class Comparison:
 
 
 def _file_names(files: list[ResultFile], names: Sequence[str]) -> list[str]:
-    """As given, else by title, else by number; always distinct."""
+    """Distinct names of the files: as given, else by title, else by number."""
     chosen = list(names) or [file.title or f"file {number}" for number, file in enumerate(files, 1)]
     if len(set(chosen)) < len(chosen):
         return [f"{name}, file {number}" for number, name in enumerate(chosen, 1)]
@@ -168,7 +168,7 @@ def _without_load(setting: RunSetting) -> RunSetting:
 
 
 def _descriptions(setting: RunSetting, file_name: str) -> list[str]:
-    """What can tell a series from others of its name, the most telling first."""
+    """What distinguishes a series from others of its name, the most distinctive first."""
     return [
         setting.name,
         setting.model,
@@ -181,7 +181,7 @@ def _descriptions(setting: RunSetting, file_name: str) -> list[str]:
 
 
 def _distinct(told: list[list[str]]) -> list[str]:
-    """Names, with as much in brackets as sets apart those that are alike."""
+    """The names, with as much in parentheses as makes equal ones distinct."""
     chosen: list[list[str]] = [[words[0]] for words in told]
     for column in range(1, len(told[0]) if told else 0):
         for alike in _alike(chosen):

@@ -14,13 +14,13 @@ Value = float | int | None
 
 
 class Form(Protocol):
-    """Writes a value; one that stands beside another, as an interval does, in that one's precision."""
+    """Formats a value; one next to another, such as an interval, with that one's precision."""
 
     def __call__(self, value: float, like: float | None = None) -> str: ...
 
 
 class Better(Enum):
-    """Which of two values a reader would rather have."""
+    """Which of two values is better."""
 
     LESS = "less"
     MORE = "more"
@@ -32,28 +32,28 @@ class Figure:
     """One number of a run."""
 
     label: str
-    """In full, with its unit. Leading spaces set it under the figure above."""
+    """The full label with its unit. Leading spaces indent it under the figure above."""
     value: Callable[[RunResult], Value]
     form: Form
     better: Better = Better.NEITHER
     short: tuple[str, str] = ("", "")
-    """Two lines over a narrow column."""
+    """The two header lines of a narrow column."""
 
 
 def seconds(value: float, like: float | None = None) -> str:
-    """Four digits or so: 12.34, 123.4, 1,234; with as many decimals as ``like`` has, if given."""
+    """About four digits: 12.34, 123.4, 1,234; with as many decimals as ``like``, if given."""
     size = abs(value if like is None else like)
     return format(value, ",.2f" if size < 99.995 else ",.1f" if size < 999.95 else ",.0f")
 
 
 def count(value: float, like: float | None = None) -> str:
-    """Whole numbers as they are; a mean over seeds with one decimal while it is small."""
+    """Integers unchanged; a mean over seeds with one decimal while it is small."""
     size = value if like is None else like
     return format(value, ",.0f" if size == int(size) or abs(size) >= 1000 else ",.1f")
 
 
 def tokens(value: float, like: float | None = None) -> str:
-    """In thousands from a hundred thousand on, in millions from a hundred million on."""
+    """Thousands from a hundred thousand on, millions from a hundred million on."""
     size = abs(value if like is None else like)
     if size < 100_000:
         return format(value, ",.0f")
@@ -123,7 +123,7 @@ MAIN = (
     _HIT_RATE,
     _HELD_IN_VAIN,
 )
-"""What a table of many runs shows."""
+"""The figures of a table of many runs."""
 
 ALL = (
     Figure("jobs completed", lambda r: r.num_completed_jobs, count),
@@ -163,20 +163,20 @@ ALL = (
     Figure("KV held for nothing, token-s", lambda r: r.held_in_vain_token_s, tokens),
     _HELD_IN_VAIN,
 )
-"""Every figure, without the outcomes of pins."""
+"""All figures, except for the outcomes of pins."""
 
 
 def task_figures(runs: list[RunResult]) -> list[Figure]:
-    """How many tasks were solved, where any of the runs had tasks."""
+    """The number of solved tasks, if any of the runs had tasks."""
     solved = Figure("tasks solved", lambda run: run.num_solved, count, Better.MORE)
     return [solved] if any(run.num_solved is not None for run in runs) else []
 
 
 def pin_figures(runs: list[RunResult]) -> list[Figure]:
-    """One for each way in which a pin of any of the runs ended."""
+    """A figure for each way in which a pin of any of the runs ended."""
     return [pin_figure(cause) for cause in sorted({cause for run in runs for cause in run.pins_ended})]
 
 
 def pin_figure(cause: str) -> Figure:
-    """How many pins ended in one way."""
+    """The number of pins that ended in one way."""
     return Figure(f"  pins {cause.replace('_', ' ')}", lambda run: run.pins_ended.get(cause, 0), count)

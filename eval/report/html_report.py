@@ -1,6 +1,6 @@
-"""One HTML page of a comparison that needs nothing else: tables, plots, and what was measured and assumed.
+"""A self-contained HTML page of a comparison: tables, plots, and what was measured and assumed.
 
-It loads nothing from anywhere; plotly's script, 4.8 MB, is in it.
+It loads nothing else; plotly's script, 4.8 MB, is part of it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from eval.report.tables import load_title, plain, ratio, with_interval
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One field of a table."""
+    """One cell of a table."""
 
     text: str
     ratio: str = ""
-    """To the baseline, with its interval."""
+    """Ratio to the baseline, with its interval."""
     kind: str = ""
-    """``best``, or for a ratio ``better`` or ``worse``: only where its interval leaves 1 out."""
+    """CSS class: ``best``, or of a ratio ``better`` or ``worse`` if its interval excludes 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table."""
+    """One row of a table."""
 
     label: str
     cells: list[Cell]
@@ -42,14 +42,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The lines of one load."""
+    """The rows of one load."""
 
     title: str
     rows: list[Row]
 
 
 def require_plotly() -> None:
-    """Raises ``ResultError`` if the library that draws is missing; asked before a long run, not after it."""
+    """Raises ``ResultError`` if plotly is missing; called before a long run."""
     try:
         import plotly  # noqa: F401
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def require_plotly() -> None:
 def write_html(path: Path, files: Sequence[ResultFile], names: Sequence[str] = ()) -> None:
     """Write the report of all runs in ``files``; the first run's policy is the baseline.
 
-    ``names`` tell the files apart where policies of one name are in several. The folder is made if need be.
+    ``names`` distinguish the files where several have policies of one name. Creates the folder if needed.
     Raises ``ResultError`` if plotly is missing, if there are no runs, or if the file cannot be written.
     """
     require_plotly()
@@ -115,7 +115,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _subtitle(comparison: Comparison) -> str:
-    """What all runs have in common, and how many there are."""
+    """The settings that all runs share, and the number of runs."""
     settings = [series.setting for series in comparison.series]
     simulated = {setting.simulated for setting in settings}
     told = [
@@ -156,7 +156,7 @@ def _sentence(comparison: Comparison, series: Series, baseline: Series, load: Lo
         return f"{start}."
     start += f" against {told(baseline)} of {baseline.label}, {compared.value:.2f}x"
     if compared.low is None or compared.high is None:
-        return f"{start}; one pair of runs, so there is no saying how far chance had a part."
+        return f"{start}; one pair of runs, so the difference may be chance."
     interval = f"95 % interval {compared.low:.2f} to {compared.high:.2f}"
     doubt = "; no difference is shown" if compared.low <= 1 <= compared.high else ""
     return f"{start} ({interval}{doubt})."
@@ -179,7 +179,7 @@ def _headline(comparison: Comparison, series: Series, load: Load, figure: Figure
 
 
 def _verdict(compared: Estimate | None) -> str:
-    """Of a ratio of times: less is better."""
+    """The verdict on a ratio of times, of which less is better."""
     if compared is None or compared.low is None or compared.high is None:
         return ""
     return "better" if compared.high < 1 else "worse" if compared.low > 1 else ""

@@ -15,17 +15,17 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and where it may lie; without an interval where there is but one seed."""
+    """A value and its interval; without one for a single seed."""
 
     value: float
     low: float | None = None
     high: float | None = None
     num_seeds: int = 1
-    """What it rests on."""
+    """Number of seeds it is based on."""
 
     @property
     def half_width(self) -> float | None:
-        """Of a symmetric interval."""
+        """Half the width of a symmetric interval."""
         return None if self.high is None else self.high - self.value
 
 
@@ -43,9 +43,9 @@ def mean_interval(values: Sequence[float]) -> Estimate:
 def ratio_interval(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
     """The second over the first of each pair; a pair is two runs of one seed, whose jobs are the same.
 
-    So what makes one seed's jobs longer than another's cancels. The interval is that of the mean of the
-    logarithms of the ratios, turned back; the value is their geometric mean. None without pairs, or if a
-    value is not positive and so has no logarithm.
+    Differences between the seeds' jobs thus cancel. The interval is the exponential of that of the mean of
+    the logarithms of the ratios; the value is their geometric mean. None without pairs, or if a value is not
+    positive and so has no logarithm.
     """
     if not pairs or any(before <= 0 or after <= 0 for before, after in pairs):
         return None

@@ -1,6 +1,6 @@
-"""Sums a run up: distributions, rates, token counts, how pins ended. Pure arithmetic on records.
+"""Summarizes a run: distributions, rates, token counts, how pins ended. Pure arithmetic on records.
 
-Knows neither files nor tables; a simulated run and a real one are summed up alike.
+Knows neither files nor tables; simulated and real runs are summarized in the same way.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ MAX_DETAIL_JOBS = 30
 MAX_DETAIL_SAMPLES = 500
 """Samples of the pool's occupancy kept for a plot."""
 HANDED_OVER = "handed_over"
-"""How a pin ends that was worth its memory."""
+"""The cause with which a useful pin ends."""
 
 
 class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
     """What was run: one policy or server, one load, one seed."""
 
     name: str
-    """The policy or the server."""
+    """Name of the policy or the server."""
     model: str
     simulated: bool = False
     workload: str = ""
     seed: int | None = None
-    """Of jobs and arrivals; None: nothing was drawn."""
+    """Random seed of jobs and arrivals; None: nothing was drawn."""
     jobs_per_s: float | None = None
-    """Mean rate of arrivals; None: all jobs are there at the start, or their arrivals are recorded."""
+    """Mean arrival rate; None: all jobs arrive at the start, or their arrivals are recorded."""
     concurrency: int | None = None
-    """Most jobs at once; None: no bound."""
+    """Maximum number of concurrent jobs; None: no bound."""
     arrivals: str | None = None
-    """In a word, where the rate does not say it all: bursty, recorded."""
+    """The kind of arrivals where the rate is not enough, such as bursty or recorded."""
     num_replicas: int = 1
     hardware: str | None = None
 
 
 class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn as a plot draws it: waiting, running. Between two turns of a job lies its tool call."""
+    """One turn in a plot: waiting, then running. Between two turns of a job lies its tool call."""
 
     job_id: str
     turn: int
     start_s: float
     wait_s: float
-    """In the queue, where the run tells; else to the first token."""
+    """Seconds in the queue, if known, else to the first token."""
     end_s: float
     tool: str | None = None
-    """What the job waits for afterwards."""
+    """The tool that the job waits for afterwards."""
 
 
 class RunResult(msgspec.Struct, kw_only=True):
@@ -60,29 +60,29 @@ class RunResult(msgspec.Struct, kw_only=True):
 
     setting: RunSetting
     num_jobs: int
-    """A sub-agent is part of the job that started it."""
+    """Number of jobs; a sub-agent is part of the job that started it."""
     num_completed_jobs: int
     num_cut_jobs: int
-    """Run in part, since the rest was over a limit."""
+    """Number of jobs that were cut at a limit."""
     num_turns: int
     """Answered."""
     num_errors: int
-    """Turns that failed."""
+    """Number of failed turns."""
     num_unlike_recording: int
-    """Answers that were not the recorded text: the server does not force tokens."""
+    """Number of responses that were not the recorded text, as the server does not force tokens."""
     wall_s: float
     """From the first job's arrival to the last one's end, on the run's own clock."""
     job_completion_s: Distribution | None
-    """Completed jobs only, from arrival to last answer: their tool calls are in it."""
+    """Times of completed jobs from arrival to last response, tool calls included."""
     jobs_per_hour: float | None
-    """Completed jobs over ``wall_s``."""
+    """Completed jobs per hour of ``wall_s``."""
     ttft_s: Distribution | None
     first_ttft_s: Distribution | None
-    """First turns of jobs."""
+    """TTFT of the first turns of jobs."""
     returning_ttft_s: Distribution | None
-    """All later turns: those that come back from a tool."""
+    """TTFT of all later turns, which return from a tool."""
     longest_wait_s: float | None
-    """Of any turn in the queue; where the run does not tell, to its first token."""
+    """Longest time of a turn in the queue; if unknown, to its first token."""
     ttft_limit_s: float
     goodput_turns_per_s: float | None
     """Turns whose TTFT is within the limit, over ``wall_s``."""
@@ -94,32 +94,32 @@ class RunResult(msgspec.Struct, kw_only=True):
     hit_rate: float | None
     """Cached tokens over prompt tokens."""
     computed_prefill_tokens: int
-    """As the engine counted; else prompt less cached tokens, which misses the work of preempted turns."""
+    """The engine's count, else prompt less cached tokens, which misses the work of preempted turns."""
     recomputed_tokens: int
-    """Prompt tokens that the job's previous turn had and the cache did not give back."""
+    """Prompt tokens that the job's previous turn had and that were not cached any more."""
     output_tokens: int
     num_preemptions: int | None
-    """None if the server does not say."""
+    """Number of preemptions; None if the server does not report it."""
     num_pinned_turns: int | None
-    """Turns whose receipt says that their KV was held; None if no turn got one."""
+    """Number of turns whose receipt reports a pin; None if no turn got a receipt."""
     pins_ended: dict[str, int]
-    """How pins ended, by cause."""
+    """Number of pins by the cause of their end."""
     held_in_vain_token_s: float | None
-    """KV tokens times seconds that pins held and no turn took over; None if the block size is unknown."""
+    """Wasted retention: pinned KV tokens times seconds that no turn took over; None without a block size."""
     held_in_vain_share: float | None
-    """The same as a share of pool times ``wall_s``; None if the pool is unknown."""
+    """Wasted retention as a share of pool times ``wall_s``; None if the pool size is unknown."""
     host_tokens_loaded: int | None = None
-    """Tokens whose KV came back from host memory, or from the disk behind it."""
+    """Tokens whose KV was loaded back from host memory or disk."""
     disk_tokens_loaded: int | None = None
-    """Of these: read from disk."""
+    """The part of these that was read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
     num_solved: int | None = None
-    """Tasks whose own checker took the answer; None: the jobs are no tasks of live agents."""
+    """Number of tasks whose checker accepted the answer; None: the jobs are not tasks of live agents."""
     notes: list[str] = []
-    """What was measured, what was assumed."""
+    """Which figures are measured and which assumed."""
     jobs: list[JobRecord] = []
-    """Every job, sub-agents too, in order of start."""
+    """All jobs, including sub-agents, in the order of their starts."""
     spans: list[TurnSpan] = []
     """Turns of some jobs, for a plot."""
     occupancy: Occupancy | None = None
@@ -131,7 +131,7 @@ class RunResult(msgspec.Struct, kw_only=True):
 
     @property
     def programs(self) -> list[JobRecord]:
-        """Jobs that no other one started."""
+        """The root jobs, which no other job started."""
         return [job for job in self.jobs if job.parent_job is None]
 
 
@@ -146,7 +146,7 @@ def summarize(
     ttft_limit_s: float = TTFT_LIMIT_S,
     detail: bool = False,
 ) -> RunResult:
-    """The numbers of one run. ``detail`` keeps what plots need: spans of some jobs, thinned occupancy."""
+    """The result of one run. ``detail`` keeps what plots need: spans of some jobs, thinned occupancy."""
     answered = [turn for turn in turns if turn.error is None]
     in_time = [turn for turn in answered if turn.ttft_s is not None and turn.ttft_s <= ttft_limit_s]
     programs = [job for job in jobs if job.parent_job is None]
@@ -199,7 +199,7 @@ def summarize(
 
 
 def _over(amount: float, whole: float) -> float | None:
-    """None where there is nothing to divide by."""
+    """The quotient; None if the divisor is 0."""
     return amount / whole if whole > 0 else None
 
 
@@ -247,13 +247,13 @@ def _spans(jobs: list[JobRecord], turns: list[TurnRecord]) -> list[TurnSpan]:
 
 
 def _wait_s(turn: TurnRecord) -> float:
-    """A failed turn has waited all along."""
+    """Seconds that a turn waited; a failed one waited for all its time."""
     known = turn.ttft_s if turn.queued_s is None else turn.queued_s
     return turn.latency_s if known is None else known
 
 
 def _thinned(occupancy: Occupancy) -> Occupancy:
-    """Every n-th sample, so that no more are left than a plot can show."""
+    """Every n-th sample, so that a plot can show them."""
     step = -(-len(occupancy.time_s) // MAX_DETAIL_SAMPLES) or 1
     kept: dict[str, list[float]] = {
         name: getattr(occupancy, name)[::step] for name in occupancy.__struct_fields__

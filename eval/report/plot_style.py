@@ -1,6 +1,6 @@
-"""How the plots of a report look, and what a plot is. Needs the ``report`` extra.
+"""The style of a report's plots, and their types. Needs the ``report`` extra.
 
-Colours that depend on light or dark are left to the page: text, grids, backgrounds.
+Colors that depend on light or dark mode are left to the page: text, grids, backgrounds.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from eval.report.comparison import Comparison, Load
 BASE_HEIGHT = 440
 GREY, BLUE, ORANGE, GREEN, RED, OCHRE = "#8a8f98", "#2f80ed", "#e8710a", "#1a9e77", "#d64545", "#c9a100"
 VIOLET = "#8b5cf6"
-SERIES_COLOURS = (GREY, BLUE, ORANGE, GREEN, "#c2459b", VIOLET, OCHRE, "#16a5c5", RED, "#8a6240")
-"""The baseline is grey. All are seen on white and on black."""
+SERIES_COLORS = (GREY, BLUE, ORANGE, GREEN, "#c2459b", VIOLET, OCHRE, "#16a5c5", RED, "#8a6240")
+"""Colors of the series, visible on white and on black; the baseline is gray."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One drawing; a reader chooses among those of a plot."""
+    """One figure of a plot; the reader chooses among them."""
 
     label: str
     caption: str
-    """The numbers in words."""
+    """The figure's numbers as text."""
     figure: graph_objects.Figure
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A titled drawing of one thing."""
+    """A titled plot with one or several variants."""
 
     key: str
-    """Its place in the page."""
+    """Its id in the page."""
     title: str
     explanation: str
     variants: list[Variant]
@@ -63,18 +63,18 @@ def styled(
 
 
 def heaviest_first(comparison: Comparison) -> list[Load]:
-    """The load at which policies differ most is what a reader looks at first."""
+    """The loads from heaviest to lightest: policies differ most at the heaviest."""
     return comparison.loads[::-1]
 
 
-def colour(number: int) -> str:
-    return SERIES_COLOURS[number % len(SERIES_COLOURS)]
+def color(number: int) -> str:
+    return SERIES_COLORS[number % len(SERIES_COLORS)]
 
 
 def dash(number: int) -> str:
-    return DASHES[number // len(SERIES_COLOURS) % len(DASHES)]
+    return DASHES[number // len(SERIES_COLORS) % len(DASHES)]
 
 
 def rounded(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Few digits: a page holds thousands of points."""
+    """Values with few digits, as a page has thousands of points."""
     return [round(float(value), 3) for value in values]

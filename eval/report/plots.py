@@ -22,7 +22,7 @@ from eval.report.plot_style import (
     VIOLET,
     Plot,
     Variant,
-    colour,
+    color,
     dash,
     heaviest_first,
     rounded,
@@ -32,11 +32,11 @@ from eval.report.run_plots import occupancy_plot, timeline_plot
 from eval.report.tables import ratio, with_interval
 
 MAX_CURVE_POINTS = 200
-PIN_COLOURS = {HANDED_OVER: GREEN, "released": GREY, "expired": OCHRE, "broken": RED}
+PIN_COLORS = {HANDED_OVER: GREEN, "released": GREY, "expired": OCHRE, "broken": RED}
 
 
 def make_plots(comparison: Comparison) -> list[Plot]:
-    """All plots that the runs have something for."""
+    """All plots for which the runs have data."""
     plots = [
         _completion(comparison),
         _distribution(comparison),
@@ -80,21 +80,21 @@ def _over_loads(comparison: Comparison) -> graph_objects.Figure:
     for number, series in enumerate(comparison.series):
         found = {load: comparison.estimate(series, load, JOB_COMPLETION) for load in comparison.loads}
         points = {position(load): estimate for load, estimate in found.items() if estimate is not None}
-        _add_band(figure, points, colour(number), series.label)
+        _add_band(figure, points, color(number), series.label)
         figure.add_scatter(
             x=list(points),
             y=[estimate.value for estimate in points.values()],
             name=series.label,
             legendgroup=series.label,
             mode="lines+markers",
-            line={"color": colour(number), "width": 2.5, "dash": dash(number)},
+            line={"color": color(number), "width": 2.5, "dash": dash(number)},
             marker={"size": 7},
             hovertemplate=f"{series.label}: %{{y:.1f}} s<extra></extra>",
         )
         highest += [min(estimate.high or 0.0, 2 * estimate.value) for estimate in points.values()]
         highest += [estimate.value for estimate in points.values()]
     figure.update_xaxes(title_text=title, rangemode="tozero" if title else "normal")
-    # Bands of two or three seeds are wide: they may leave the plot, the lines may not be pressed flat.
+    # Bands of two or three seeds are wide: they may exceed the plot, so that the lines are not squeezed.
     figure.update_yaxes(title_text="mean job completion, s", range=[0, 1.05 * max(highest)])
     return styled(figure, hovermode="x")
 
@@ -102,7 +102,7 @@ def _over_loads(comparison: Comparison) -> graph_objects.Figure:
 def _add_band(
     figure: graph_objects.Figure, points: dict[float | str, Estimate], fill: str, group: str
 ) -> None:
-    """Where the means may lie, if that is known at more than one load; no time is below zero."""
+    """Confidence bands of the means, if known at more than one load; no time is below zero."""
     bounds = [(e.low, e.high) for e in points.values() if e.low is not None and e.high is not None]
     if len(points) < 2 or len(bounds) < len(points):
         return
@@ -121,7 +121,7 @@ def _add_band(
 
 
 def _load_axis(loads: list[Load]) -> tuple[Callable[[Load], float | str], str]:
-    """Where a load stands: by rate or by concurrency if that tells loads apart, else by name."""
+    """The position of a load: its rate or concurrency if that distinguishes loads, else its name."""
     if len({load.jobs_per_s for load in loads} - {None}) == len(loads):
         return lambda load: load.jobs_per_s or 0.0, "load, jobs per s"
     if len({load.concurrency for load in loads} - {None}) == len(loads):
@@ -137,7 +137,7 @@ def _at_one_load(comparison: Comparison) -> graph_objects.Figure:
         x=[None if estimate is None else estimate.value for estimate in estimates],
         y=[series.label for series in comparison.series],
         orientation="h",
-        marker={"color": [colour(number) for number in range(len(estimates))]},
+        marker={"color": [color(number) for number in range(len(estimates))]},
         error_x={
             "array": [0.0 if estimate is None else estimate.half_width or 0.0 for estimate in estimates],
             "color": GREY,
@@ -174,7 +174,7 @@ def _curves(comparison: Comparison, load: Load) -> Variant:
             y=rounded(shares),
             name=series.label,
             mode="lines",
-            line={"color": colour(number), "width": 2.5, "dash": dash(number)},
+            line={"color": color(number), "width": 2.5, "dash": dash(number)},
             hovertemplate=f"{series.label}: %{{y:.0f}} % within %{{x:.1f}} s<extra></extra>",
         )
         half, most = np.percentile(times, (50, 95)).tolist()
@@ -205,7 +205,7 @@ def _outcomes(comparison: Comparison, load: Load) -> Variant | None:
     figure = graph_objects.Figure()
     told: dict[str, list[str]] = {series.label: [] for series in pinning}
     seen = {cause for one in pinning for run in one.at(load) for cause in run.pins_ended}
-    for cause in [*(cause for cause in PIN_COLOURS if cause in seen), *sorted(seen - PIN_COLOURS.keys())]:
+    for cause in [*(cause for cause in PIN_COLORS if cause in seen), *sorted(seen - PIN_COLORS.keys())]:
         kind = pin_figure(cause)
         means = [comparison.estimate(one, load, kind) for one in pinning]
         values = [0.0 if mean is None else mean.value for mean in means]
@@ -214,7 +214,7 @@ def _outcomes(comparison: Comparison, load: Load) -> Variant | None:
             y=[series.label for series in pinning],
             orientation="h",
             name=cause.replace("_", " "),
-            marker={"color": PIN_COLOURS.get(cause, VIOLET)},
+            marker={"color": PIN_COLORS.get(cause, VIOLET)},
             text=[count(value) for value in values],
             textposition="inside",
             insidetextanchor="middle",

@@ -1,4 +1,4 @@
-"""The file that measuring commands leave (``--json``) and comparing ones read. Same runs, same bytes."""
+"""The result file that measuring commands write (``--json``) and comparing ones read. Deterministic."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ SCHEMA_VERSION = 1
 
 
 class ResultFile(msgspec.Struct, kw_only=True):
-    """Runs that one command made. It names no clock and no host: the same seed gives the same bytes."""
+    """The runs of one command. It has no time of day and no host: the same seed gives the same bytes."""
 
     schema_version: int = SCHEMA_VERSION
     title: str = ""
     command: str = ""
-    """What makes it again."""
+    """The command that reproduces it."""
     notes: list[str] = []
-    """What is measured and what is assumed, of all runs."""
+    """Which figures of all runs are measured and which assumed."""
     runs: list[RunResult] = []
-    """Must stay the last field: it is written one run per line."""
+    """The runs, one per line. This must stay the last field."""
 
 
 class _Version(msgspec.Struct):
-    """What every version of the file says of itself."""
+    """The fields that every version of the file has."""
 
     schema_version: int
     runs: list[msgspec.Raw]
 
 
 def write_results(path: Path, results: ResultFile) -> None:
-    """One line of head, then one line per run. The folder is made if need be.
+    """Write a header line, then one line per run. Creates the folder if needed.
 
     Raises ``ResultError`` if the file cannot be written.
     """
@@ -52,9 +52,9 @@ def write_results(path: Path, results: ResultFile) -> None:
 
 
 def require_writable(*paths: Path | None) -> None:
-    """Raises ``ResultError`` if one of these cannot be written; asked before a long run, not after it.
+    """Raises ``ResultError`` if one of these cannot be written; called before a long run.
 
-    Their folders are made; what the files hold stays. A pipe is not asked: that would end it.
+    Creates their folders and leaves existing files as they are. Pipes are not opened, which would end them.
     """
     for path in filter(None, paths):
         try:
@@ -69,7 +69,7 @@ def require_writable(*paths: Path | None) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Make it, if need be; asked before a long run. ``ResultError`` if nothing can be written there."""
+    """Create the folder if needed, before a long run. ``ResultError`` if it cannot be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -81,16 +81,16 @@ def require_folder(path: Path) -> None:
 
 
 def require_own_files(written: Sequence[Named], read: Sequence[Named] = ()) -> None:
-    """Raises ``ResultError`` if two of these options name one file, of which something would be lost."""
+    """Raises ``ResultError`` if two of these options name one file, which would be overwritten."""
     shared = shared_file(read, written)
     if shared is not None:
         raise ResultError(f"{shared}.")
 
 
 def read_results(path: Path) -> ResultFile:
-    """A result as ``--json`` wrote it.
+    """Read a result that ``--json`` wrote.
 
-    Raises ``ResultError``: the file is missing, cut, no result, or of another schema version.
+    Raises ``ResultError`` if the file is missing, cut, not a result, or of another schema version.
     """
     try:
         data = path.read_bytes()
@@ -100,7 +100,7 @@ def read_results(path: Path) -> ResultFile:
     try:
         return msgspec.json.decode(data, type=ResultFile)
     except UNREADABLE as error:
-        raise ResultError(f"{path} is not a whole result: {error}.") from error
+        raise ResultError(f"{path} is not a complete result: {error}.") from error
 
 
 def _check_version(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Plots of single runs, beside the baseline's of the same seed: where jobs spend their time, the KV pool.
+"""Plots of single runs next to the baseline's of the same seed: where jobs spend their time, the KV pool.
 
 Needs the ``report`` extra; knows no HTML.
 """
@@ -21,17 +21,17 @@ from eval.report.plot_style import BLUE, ORANGE, Plot, Variant, heaviest_first, 
 
 MAX_LABEL = 24
 WAITING, RUNNING, TOOL = "waiting", "running", "tool call"
-SPAN_COLOURS = {WAITING: ORANGE, RUNNING: BLUE, TOOL: "rgba(138,143,152,0.35)"}
-POOL_COLOURS = {
+SPAN_COLORS = {WAITING: ORANGE, RUNNING: BLUE, TOOL: "rgba(138,143,152,0.35)"}
+POOL_COLORS = {
     "running": BLUE,
     "pinned": ORANGE,
     "cached": "rgba(47,128,237,0.35)",
     "free": "rgba(138,143,152,0.20)",
 }
 Pair = Sequence[tuple[Series, RunResult]]
-"""A baseline's run and the one beside it, or a run alone."""
+"""A baseline's run and the one compared with it, or a run alone."""
 Draw = Callable[[Pair], tuple[str, graph_objects.Figure]]
-"""To a caption and a figure."""
+"""Draws a pair; returns the caption and the figure."""
 
 
 def timeline_plot(comparison: Comparison) -> Plot:
@@ -49,14 +49,14 @@ def timeline_plot(comparison: Comparison) -> Plot:
 
 def occupancy_plot(comparison: Comparison) -> Plot:
     explanation = (
-        "The KV pool of one run by what holds its blocks. Running and pinned blocks cannot be taken "
-        "without a cost; cached ones are free and still findable."
+        "The KV pool of one run by the use of its blocks. Running and pinned blocks cannot be evicted "
+        "without a cost; cached ones are free, with content that can still be reused."
     )
     return Plot("pool", "KV pool by kind over time", explanation, _pairs(comparison, _samples, _areas))
 
 
 def _pairs(comparison: Comparison, has: Callable[[RunResult], object], draw: Draw) -> list[Variant]:
-    """A drawing of each series beside its baseline, at each load; with one series, of that."""
+    """A variant for each series and load, next to its baseline; a single series alone."""
     variants = []
     for load in heaviest_first(comparison):
         for series in comparison.present(load):
@@ -74,7 +74,7 @@ def _pairs(comparison: Comparison, has: Callable[[RunResult], object], draw: Dra
 
 
 def _one_seed(both: list[Series], load: Load, has: Callable[[RunResult], object]) -> Pair:
-    """Runs with something to draw, of the same seed if there is one that all have."""
+    """Runs with data to draw, of the same seed if all have one in common."""
     runs = [(series, run) for series in both for run in series.at(load) if has(run)]
     for seed in dict.fromkeys(run.setting.seed for _, run in runs):
         same = {series: run for series, run in runs if run.setting.seed == seed}
@@ -94,7 +94,7 @@ def _timeline(pair: Pair) -> tuple[str, graph_objects.Figure]:
     told = []
     for column, (series, run) in enumerate(pair, 1):
         pieces = _pieces(run.spans)
-        for kind, colour in SPAN_COLOURS.items():
+        for kind, color in SPAN_COLORS.items():
             mine = [piece for piece in pieces if piece.kind == kind]
             figure.add_bar(
                 base=[round(piece.start_s, 3) for piece in mine],
@@ -106,7 +106,7 @@ def _timeline(pair: Pair) -> tuple[str, graph_objects.Figure]:
                 name=kind,
                 legendgroup=kind,
                 showlegend=column == 1,
-                marker={"color": colour, "line": {"width": 0}},
+                marker={"color": color, "line": {"width": 0}},
                 textposition="none",
                 hovertemplate="%{text}, %{x:.2f} s from %{base:.1f} s<extra></extra>",
                 row=1,
@@ -128,7 +128,7 @@ def _timeline(pair: Pair) -> tuple[str, graph_objects.Figure]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of a job's life."""
+    """An interval of a job's time."""
 
     job_id: str
     kind: str
@@ -154,7 +154,7 @@ def _pieces(spans: list[TurnSpan]) -> list[_Piece]:
 
 
 def _shares(pieces: list[_Piece]) -> str:
-    total = {kind: math.fsum(p.end_s - p.start_s for p in pieces if p.kind == kind) for kind in SPAN_COLOURS}
+    total = {kind: math.fsum(p.end_s - p.start_s for p in pieces if p.kind == kind) for kind in SPAN_COLORS}
     whole = math.fsum(total.values()) or 1.0
     return ", ".join(f"{kind} {percent(100 * part / whole)} %" for kind, part in total.items())
 
@@ -169,7 +169,7 @@ def _areas(pair: Pair) -> tuple[str, graph_objects.Figure]:
     for column, (series, run) in enumerate(pair, 1):
         assert run.occupancy is not None
         shares = _pool_shares(run.occupancy)
-        for kind, colour in POOL_COLOURS.items():
+        for kind, color in POOL_COLORS.items():
             figure.add_scatter(
                 x=rounded(run.occupancy.time_s),
                 y=rounded(shares[kind]),
@@ -177,9 +177,9 @@ def _areas(pair: Pair) -> tuple[str, graph_objects.Figure]:
                 legendgroup=kind,
                 showlegend=column == 1,
                 stackgroup=f"pool {column}",
-                fillcolor=colour,
+                fillcolor=color,
                 mode="lines",
-                line={"width": 0, "shape": "hv", "color": colour},
+                line={"width": 0, "shape": "hv", "color": color},
                 hovertemplate=f"{kind} %{{y:.1f}} %<extra></extra>",
                 row=1,
                 col=column,
@@ -193,14 +193,14 @@ def _areas(pair: Pair) -> tuple[str, graph_objects.Figure]:
 
 
 def _pool_shares(occupancy: Occupancy) -> dict[str, np.ndarray]:
-    """Percent of all blocks, by kind."""
-    blocks = {kind: np.array(getattr(occupancy, kind), dtype=np.float64) for kind in POOL_COLOURS}
+    """Percent of all blocks by kind."""
+    blocks = {kind: np.array(getattr(occupancy, kind), dtype=np.float64) for kind in POOL_COLORS}
     whole = np.maximum(sum(blocks.values()), 1.0)
     return {kind: 100 * held / whole for kind, held in blocks.items()}
 
 
 def _panels(pair: Pair) -> graph_objects.Figure:
-    """One panel per run, on common axes."""
+    """A figure with one panel per run, on common axes."""
     return make_subplots(
         rows=1,
         cols=len(pair),

@@ -22,12 +22,12 @@ NOTHING = "-"
 
 
 def render(runs: Sequence[RunResult]) -> str:
-    """The report of runs that no file holds yet; the first one's policy is the baseline."""
+    """The report of runs that were not written to a file; the first one's policy is the baseline."""
     return render_comparison(Comparison([ResultFile(runs=list(runs))]))
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """At one load, a few series side by side; else the main table. Then what must be known of them."""
+    """Side by side for a few series at one load, else the main table; then the notes."""
     if not comparison.series:
         return "No runs."
     if len(comparison.loads) == 1 and len(comparison.series) <= MAX_SIDE_BY_SIDE:
@@ -51,7 +51,7 @@ def main_table(comparison: Comparison) -> str:
 
 
 def load_title(comparison: Comparison, load: Load) -> str:
-    """The load and how many runs each series has there."""
+    """The load and the number of runs that each series has there."""
     sizes = sorted({len(series.at(load)) for series in comparison.present(load)})
     told = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
     return f"{load} ({told} {'seed' if sizes[-1] == 1 else 'seeds'})"
@@ -102,7 +102,7 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def aligned(lines: list[list[str]], gap: str) -> list[str]:
-    """Columns of equal width, the first one to the left, the others to the right."""
+    """Aligned columns, the first one to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return [
         gap.join(
@@ -117,7 +117,7 @@ def _notes(comparison: Comparison, *, starred: bool) -> str:
     caveats = Caveats.of(comparison)
     marked = [("!", text) for text in (*caveats.warnings, *caveats.differences)]
     if starred and len(comparison.series) > 1:
-        marked.append(("*", "beside a value: the best at its load"))
+        marked.append(("*", "marks the best value at its load"))
     marked += [("-", text) for text in (*caveats.assumptions, *caveats.definitions)]
     return "\n".join(
         textwrap.fill(

@@ -130,7 +130,7 @@ def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture
         command = ["bench", "--base-url", address, "--workload", "synthetic", "--timeout-s", "0.05"]
         assert main(command) == 1
     complaint = capsys.readouterr().err
-    assert complaint == f"continuum: Cannot reach the server at {address}: it does not answer.\n"
+    assert complaint == f"continuum: Cannot reach the server at {address}: it does not respond.\n"
 
 
 @pytest.mark.parametrize(

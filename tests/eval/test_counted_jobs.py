@@ -152,7 +152,9 @@ def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_
 
     own, shared, also = job("call-1", (100, 4)), job("call-2", (200, 4)), job("call-3", (200, 4))
     result, by_job = _bench(server, tmp_path, [own, shared, also])
-    assert "2 tool calls are not to be seen by the server: there was no room for them" in result.notes
+    assert (
+        "2 tool calls are invisible to the server: the recorded output has no space for them" in result.notes
+    )
     pinned = [turns[0].receipt.reason for turns in by_job.values() if turns[0].receipt is not None]
     assert [reason.startswith("no tool call") for reason in pinned] == [False, True, True]
     # The second turn of the last job begins with what the one before it had computed.

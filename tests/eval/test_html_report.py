@@ -180,14 +180,14 @@ def test_runs_in_which_no_job_ended_have_a_page(tmp_path: Path, rates: tuple[flo
     assert "pool" in page.ids
 
 
-def test_light_and_dark_have_their_colours(tmp_path: Path) -> None:
+def test_light_and_dark_have_their_colors(tmp_path: Path) -> None:
     """The page follows the reader's choice, and the plots follow the page."""
     page = _written(tmp_path, _runs((None,), 1))
     text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     assert "@media (prefers-color-scheme: dark)" in text
     assert 'name="color-scheme" content="light dark"' in text
-    colours = re.findall(r"--ground: (#\w+)", text)
-    assert len(set(colours)) == 2
+    colors = re.findall(r"--ground: (#\w+)", text)
+    assert len(set(colors)) == 2
     for _, figure in page.figures:
         assert figure["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
         assert "font" not in figure["layout"]

@@ -201,10 +201,10 @@ def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) 
         (None, "Cannot read the result"),
         (b"{}", "is not a result of `--json`"),
         (b'{"schema_version":99,"runs":[]}', "has schema version 99"),
-        (b'{"schema_version":1,"runs":[{}]}', "is not a whole result"),
+        (b'{"schema_version":1,"runs":[{}]}', "is not a complete result"),
         (b'{"schema_version":1,"runs":[', "is cut short or not JSON"),
         (b"\x00not json", "is cut short or not JSON"),
-        (b'{"schema_version":1,"runs":[],"title":"\xff"}', "is not a whole result"),
+        (b'{"schema_version":1,"runs":[],"title":"\xff"}', "is not a complete result"),
     ],
 )
 def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, content: bytes | None, told: str) -> None:

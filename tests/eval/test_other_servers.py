@@ -145,7 +145,7 @@ def test_answers_without_counts_are_said(tmp_path: Path) -> None:
     with OtherServer(Behaviour(stream=stream)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
     assert (result.num_completed_jobs, result.prompt_tokens) == (1, 0)
-    told = "the server did not say how many tokens 3 of 3 answers had: they count as 0"
+    told = "the server reported no token counts for 3 of 3 responses: they count as 0"
     assert told in result.notes
 
 
@@ -293,7 +293,7 @@ def test_the_records_of_another_run_are_not_gone_on_from(
         assert "is of another run, it cannot be resumed: --time-scale was 1.0 and is 2.0." in _told(capsys)
         path.write_bytes(good.partition(b"\n")[2])
         assert main([*command, "--resume"]) == 1
-        assert "does not say of which run it is" in _told(capsys)
+        assert "does not name its run" in _told(capsys)
         path.write_bytes(good.replace(b'"turn":2', b'"turn":"x"', 1))
         assert main([*command, "--resume"]) == 1
         assert ": not a record: Expected `int`, got `str` - at `$.turn`." in _told(capsys)

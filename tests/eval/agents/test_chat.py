@@ -55,7 +55,7 @@ def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
         person.sees(f"The tools work in a temporary copy of {folder}")
         asks(person, "Write the port, please.")
         first = person.sees("It is written.")
-        assert "\x1b[" in first  # colours
+        assert "\x1b[" in first  # colors
         assert '-> config_get(path="app.toml", key="server.port")' in first
         assert "  8123" in first
         assert '-> write_file(path="port.txt", content="8123")' in first
@@ -94,7 +94,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(agent_server: str) -> None:
 
 
 def test_a_pipe_is_answered_and_left(agent_server: str, folder: Path) -> None:
-    """The answer on stdout, everything else on stderr, no colours."""
+    """The answer on stdout, everything else on stderr, no colors."""
     done = piped("How many lines\nare in notes?\n", "--base-url", agent_server, "--folder", str(folder))
     assert (done.returncode, done.stdout) == (0, "I look around.\nThere are 4 lines.\n")
     assert '-> count_lines(path="notes/b.txt")' in done.stderr

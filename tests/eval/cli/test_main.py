@@ -205,7 +205,7 @@ def test_an_answer_that_cannot_be_written_is_one_sentence(command: list[str], ou
     shell = f'exec "$@" {output}'
     line = ["sh", "-c", shell, "sh", sys.executable, "-m", "eval.cli", *command]
     done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"continuum: Cannot write the answer: {told}.\n")
+    assert (done.returncode, done.stderr) == (1, f"continuum: Cannot write the output: {told}.\n")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["serve", "--help"]])
@@ -213,7 +213,7 @@ def test_help_that_cannot_be_written_is_one_sentence(command: list[str]) -> None
     line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "eval.cli", *command]
     done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "continuum: Cannot write the answer: No space left on device.\n"
+    assert done.stderr == "continuum: Cannot write the output: No space left on device.\n"
 
 
 def test_help_and_version_are_light() -> None:

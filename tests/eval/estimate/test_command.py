@@ -94,7 +94,7 @@ def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.Captu
     assert evaluation.parallel.num_turns == 24 * 3
     printed, progress = capsys.readouterr()
     for expected in (
-        "how well tool calls are foretold",
+        "predicted tool times",
         "held-out groups",
         "as in use",
         "bash/pytest",
@@ -117,8 +117,8 @@ def test_what_still_runs_counts(tmp_path: Path) -> None:
 
 
 def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
-    """In use a call is foretold by what ended before it began: of two jobs one after another the second one's
-    call is foretold by the first one's, of two at once neither is."""
+    """In use a call is predicted by what ended before it began: of two jobs one after another the second
+    one's call is predicted by the first one's, of two at once neither is."""
     for second_s, num_skipped in ((1000.0, 1), (0.001, 2)):
         jobs = made_jobs(12, num_calls=1)
         for job, arrival_s in zip(jobs, (0.0, second_s, *range(10_000, 20_000, 1000)), strict=True):
@@ -222,12 +222,12 @@ def test_what_cannot_be_evaluated(
     assert main(["estimate", "--workload", str(workload), "--no-regressor"]) == 1
     printed, complaint = capsys.readouterr()
     assert not printed
-    expected = told or f"The workload {workload} tells no tool call's time: there is nothing to foretell."
+    expected = told or f"The workload {workload} has no tool times: there is nothing to predict."
     assert complaint.startswith(f"continuum: {expected}")
 
 
 def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs are not copied to have more of them: a copy would be foretold by its original."""
+    """Jobs are not copied to have more of them: a copy would be predicted from its original."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
     assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 2
     assert "--jobs asks for 5 jobs" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         (None, "Cannot read the profile"),
         (b'{"model": "tiny"', "is not a cost profile"),
         (b"\xff\xfe", "is not a cost profile"),
-        (b'{"model": "tiny", "colour": 1}', "is not a cost profile: Object contains unknown field `colour`"),
+        (b'{"model": "tiny", "color": 1}', "is not a cost profile: Object contains unknown field `color`"),
         (msgspec.json.encode(msgspec.structs.replace(_profile(TRUE), schema_version=9)), "schema version 9"),
         (msgspec.json.encode(_profile([-1.0, *TRUE[1:]])), "step_s must be 0 or more"),
     ],

@@ -382,7 +382,7 @@ def test_records_of_a_run_can_be_run_again(tmp_path: Path) -> None:
 
 _COUNTS = {"input_tokens": 9, "prefix_tokens": 0, "output_tokens": 1}
 BAD = [
-    ("x.jsonl", ['{"colour": 1}'], "line 1: of no known format: a record of colour"),
+    ("x.jsonl", ['{"color": 1}'], "line 1: of no known format: a record of color"),
     ("x.jsonl", ["not json at all"], "line 1: neither JSON lines nor a JSON list"),
     ("x.json", ['[{"id": "a", "text": "b"}]'], "line 1: of no known format: a record of id, text"),
     ("x.json", ['[{"id": "a", "messages": []}', "line 2"], "line 1: neither JSON lines nor a JSON list"),

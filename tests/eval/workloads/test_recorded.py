@@ -184,7 +184,7 @@ BAD_LINES = [
         _job(_turn(9) | {"input_tokens": "9"}),
         "line 2: .*turn 1, field input_tokens: Expected `int`, got `str`",
     ),
-    (_job(_turn(9), colour="red"), "line 2: .*unknown field `colour`"),
+    (_job(_turn(9), color="red"), "line 2: .*unknown field `color`"),
     (_job(_turn(9, tool_ms=3)), "line 2: .*turn 1: Object contains unknown field `tool_ms`"),
     (
         _job(_turn(9, gap_kind="tool", tool_s=-1.0), _turn(30), job_id="b"),

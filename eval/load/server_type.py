@@ -1,4 +1,4 @@
-"""What may be sent to a server beyond the OpenAI API, and how a turn is written for it. Knows no HTTP."""
+"""The kinds of servers: their extensions of the OpenAI API, and how a turn is written for each. No HTTP."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from enum import StrEnum
 from typing import Any
 
 Message = dict[str, str]
-"""``role`` and ``content``, as the API has them."""
+"""A message with ``role`` and ``content``."""
 
 
 class Identity(StrEnum):
-    """How a turn says which job it belongs to."""
+    """How a request names its job."""
 
     JOB_ID = "job_id"
-    """A field of the body, with ``is_last_step``."""
+    """The body's ``job_id``, with ``is_last_step``."""
     SESSION_ID = "session_id"
-    """A field of the body, as V1 and its clients have it."""
+    """The body's ``session_id``, as with vLLM and its clients."""
     SESSION_HEADER = "X-Session-ID"
     NONE = "none"
-    """Not at all, as an agent that knows nothing of jobs."""
+    """Jobs are not named, as by an agent that knows nothing of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class TurnRequest:
     prompt: list[Message] | list[int]
     max_tokens: int
     forced_token_ids: list[int] | None = None
-    """What the server must answer; None lets its model speak."""
+    """The response to force; None: the model generates it."""
     job_id: str | None = None
     is_last_step: bool = False
     tools: tuple[str, ...] = ()
-    """Names of functions to declare, so that the server reads calls out of the answer."""
+    """Names of functions to declare, so that the server parses calls."""
 
     @property
     def is_chat(self) -> bool:
@@ -41,20 +41,20 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The extensions that a kind of server takes. One that it does not know it may refuse."""
+class ServerType:
+    """A kind of server and the extensions it takes; a server may refuse one that it does not know."""
 
     name: str
     forces_tokens: bool = False
-    """``replay_token_ids``: the answer is given, the model only computes it."""
+    """``replay_token_ids``: the output is given, and the model only computes it."""
     fixes_length: bool = False
-    """``ignore_eos`` and ``min_tokens``: an answer is exactly as long as asked for."""
+    """``ignore_eos`` and ``min_tokens``: the output is exactly as long as requested."""
     returns_token_ids: bool = False
-    """``return_token_ids``: the answer comes as token ids too."""
+    """``return_token_ids``: the response includes its token ids."""
     default_identity: Identity = Identity.NONE
 
     def body(self, model: str, turn: TurnRequest, identity: Identity) -> dict[str, Any]:
-        """The request body; with ``Identity.NONE`` nothing in it tells the job."""
+        """The request body; with ``Identity.NONE`` it does not name the job."""
         body: dict[str, Any] = {
             "model": model,
             "messages" if turn.is_chat else "prompt": turn.prompt,
@@ -79,37 +79,37 @@ class Dialect:
 
     @staticmethod
     def headers(turn: TurnRequest, identity: Identity) -> dict[str, str]:
-        """Headers that tell the job, if any do."""
+        """Headers that name the job, if any do."""
         if identity is Identity.SESSION_HEADER and turn.job_id is not None:
             return {Identity.SESSION_HEADER.value: turn.job_id}
         return {}
 
 
-CONTINUUM = Dialect(
+CONTINUUM = ServerType(
     name="continuum",
     forces_tokens=True,
     fixes_length=True,
     returns_token_ids=True,
     default_identity=Identity.JOB_ID,
 )
-OPENAI = Dialect(name="openai")
-"""Any server of which nothing is known: standard fields only."""
-DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
+OPENAI = ServerType(name="openai")
+"""Any other server: standard fields only."""
+SERVER_TYPES = {
+    server_type.name: server_type
+    for server_type in (
         CONTINUUM,
-        Dialect(name="vllm", fixes_length=True, returns_token_ids=True),
-        Dialect(name="sglang", fixes_length=True),
+        ServerType(name="vllm", fixes_length=True, returns_token_ids=True),
+        ServerType(name="sglang", fixes_length=True),
         OPENAI,
     )
 }
 
 
-def dialect_of(owned_by: str | None) -> Dialect:
-    """The dialect of a server by what its model cards say in ``owned_by``."""
-    return DIALECTS.get(owned_by or "", OPENAI)
+def server_type_of(owned_by: str | None) -> ServerType:
+    """The type of a server, by ``owned_by`` of its model cards."""
+    return SERVER_TYPES.get(owned_by or "", OPENAI)
 
 
 def _function(name: str) -> dict[str, Any]:
-    """A declaration that takes any arguments."""
+    """A function declaration that takes any arguments."""
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
