@@ -1,1 +1,1 @@
-"""Policies to compare with: published rules and an oracle, each a policy object in a page."""
+"""Policies to compare with: published rules and an oracle, each on one page."""

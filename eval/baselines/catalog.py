@@ -32,7 +32,7 @@ from eval.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A row of the catalogue. ``plain`` makes what a server runs, ``informed`` what is simulated; without it
+    """A row of the catalog. ``plain`` makes what a server runs, ``informed`` what is simulated; without it
     that is the same. Both are functions of the text after the colon."""
 
     syntax: str
@@ -40,7 +40,7 @@ class _Kind:
     plain: Callable[[str], PolicyFactory] | None = None
     informed: Callable[[str], MakePolicy] | None = None
     ablation: bool = False
-    """A policy with a part taken out: for experiments, so a server does not list it."""
+    """Whether it is a policy with a part removed, for experiments; a server does not list it."""
 
     @property
     def name(self) -> str:
@@ -48,13 +48,13 @@ class _Kind:
 
     @property
     def serves(self) -> bool:
-        """Whether a server offers it: it needs no knowledge of the future, and is whole."""
+        """Whether a server offers it: it needs no knowledge of the future and is no ablation."""
         return self.plain is not None and not self.ablation
 
 
 @dataclass(frozen=True, slots=True)
 class _Uninformed:
-    """A policy that asks nothing beyond what an engine sees."""
+    """A policy that needs no knowledge beyond what an engine sees."""
 
     factory: PolicyFactory
 
@@ -64,7 +64,7 @@ class _Uninformed:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """A policy that begins with what a server had learned, in every run alike: none adds to it."""
+    """A policy that begins every run with the same learned state of a server, which no run changes."""
 
     make: MakePolicy
     state: str
@@ -116,7 +116,7 @@ def policy_names(*, serving: bool = False) -> list[tuple[str, str]]:
 
 
 def ablation_names() -> list[str]:
-    """The policies that lack a part, which a server does not offer."""
+    """The ablations, which a server does not offer."""
     return [kind.name for kind in _KINDS if kind.ablation]
 
 
@@ -190,7 +190,7 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
 
 
 def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) -> MakePolicy:
-    """The policy of these options, without a file that its runs would share."""
+    """The policy with these options, without a state file that its runs would share."""
     config = _continuum_config(parameter)
     if config.estimator_state is None:
         return make(config)
@@ -198,8 +198,8 @@ def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) ->
 
 
 def _state_in(path: Path) -> str:
-    """What a server left there; PolicyError if that cannot be used."""
-    if not path.exists():  # a server would begin one; here it can only be a mistake
+    """The learned state in a file; PolicyError if it cannot be used."""
+    if not path.exists():  # a server would create the file; here it can only be a mistake
         raise PolicyError(f"continuum:estimator_state: no such file: {path}.")
     try:
         return snapshot(load_learned(path)).decode()
@@ -208,7 +208,7 @@ def _state_in(path: Path) -> str:
 
 
 def _is_tuning(field: Field[Any]) -> bool:
-    """Whether it is none of the options that a server has flags for."""
+    """Whether it is not one of the options that a server has flags for."""
     return field.name in {one.name for one in fields(Tuning)}
 
 

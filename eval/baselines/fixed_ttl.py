@@ -1,4 +1,4 @@
-"""fixed-ttl: every turn that is not the last is held for the same time."""
+"""fixed-ttl: every turn that is not the last is pinned for the same time."""
 
 from __future__ import annotations
 

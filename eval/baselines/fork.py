@@ -29,7 +29,7 @@ class ForkPolicy(ToolMeanPolicy):
 
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         if tip.tools is None:
-            return GRACE_S  # the fork parses the reply in the scheduler; here the front end is about to tell
+            return GRACE_S  # the fork parses calls in the scheduler; here the API server does
         return RULE.decide(self.mean_gap_s(tip), has_tool=bool(tip.tools)).ttl_s
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:

@@ -10,7 +10,7 @@ from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 FORCED_AFTER_S = 1800.0
-"""ThunderAgent's bound: who has waited so long starts whatever the gate says."""
+"""ThunderAgent's bound: a job that has waited this long starts regardless of the gate."""
 
 
 class GatePolicy(ProgramPolicy):
@@ -31,7 +31,7 @@ class GatePolicy(ProgramPolicy):
         self._room_tokens = share * context.num_blocks * context.block_size
         self._forced_after_s = forced_after_s
         self._contexts: dict[str, int] = {}
-        """Tokens of every job inside, by job id, or request id for lack of one."""
+        """Tokens of every admitted job, by job id, or by request id without one."""
         self._num_tokens = 0
 
     def describe(self) -> PolicyDescription:
@@ -49,7 +49,7 @@ class GatePolicy(ProgramPolicy):
         )
 
     def _set(self, owner: str, num_tokens: int) -> None:
-        """The job's context is so long now; 0: it is outside."""
+        """Record the job's context; 0: the job is not admitted."""
         self._num_tokens += num_tokens - self._contexts.pop(owner, 0)
         if num_tokens:
             self._contexts[owner] = num_tokens

@@ -1,4 +1,4 @@
-"""What policies share that hold a turn's KV for its program's next turn. How long is theirs to say."""
+"""The base of policies that pin a turn's KV for its program's next turn; subclasses decide how long."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.messages import ToolCall
 from eval.baselines.program import ProgramPolicy
 
 GRACE_S = 1.0
-"""A rule that goes by the tool holds so long at most until the front end has said which tool was called."""
+"""Time to live of a pin until the API server has reported which tool was called."""
 
 
 class RetainingPolicy(ProgramPolicy):
-    """Holds what a turn leaves behind for as long as ``ttl_s`` says, and hands it to the program's next turn.
+    """Pins the blocks of an ended turn for ``ttl_s`` seconds, and hands them over to the program's next turn.
 
-    Only the progress valve (nothing runs, the head of the queue does not fit) breaks a pin, unless the
-    subclass says otherwise, and then the whole of it: the published policies know no part of a pin.
+    Only the progress valve (nothing runs, the head of the queue does not fit) revokes a pin, unless the
+    subclass decides otherwise, and always as a whole: the published policies have no partial pins.
     """
 
     def __init__(self, context: PolicyContext) -> None:
@@ -28,8 +28,8 @@ class RetainingPolicy(ProgramPolicy):
         self._num_pins = 0
 
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
-        """Seconds to hold from the end of the turn, 0 for not at all; ``request`` while it ends, None when
-        the tools are told."""
+        """Seconds to pin from the end of the turn, 0 for no pin; ``request`` while it ends, None when the
+        tools are reported."""
         raise NotImplementedError
 
     def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:

@@ -16,9 +16,9 @@ class InferceptPolicy(ToolMeanPolicy):
 
     preserve T_int·C; discard T_fwd(C)·C + T_fwd(C)·C_other; swap 2·T_swap(C)·(C + C_other).
 
-    T_int is the tool's mean gap so far, 0 for a new tool, and never less than the time already gone: what is
-    preserved is held until preserving has wasted as much as the best alternative would have. To swap is to
-    let go where a host tier keeps a copy. A request keeps its program's arrival time.
+    T_int is the tool's mean gap so far, 0 for a new tool, and never less than the time already passed: KV is
+    preserved until that has wasted as much as the best alternative would have. To swap is to evict where a
+    host tier has the blocks. A request keeps its program's arrival time.
     """
 
     name = "infercept"
@@ -28,7 +28,7 @@ class InferceptPolicy(ToolMeanPolicy):
         self._knowledge = knowledge
         self._running: dict[str, Request] = {}
         self._break_even_s: dict[str, float] = {}
-        """Of tips not yet continued, by request id."""
+        """Break-even times of branch tips that are not continued yet, by request id."""
 
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         if request is not None:

@@ -1,4 +1,4 @@
-"""What a tested policy may be told beyond what an engine sees: profiled costs; for an oracle, the future."""
+"""What a policy may know beyond what an engine sees: profiled costs and, for an oracle, the future."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.policy import PolicyContext, SchedulingPolicy
 
 
 class Knowledge(Protocol):
-    """Answered by the simulator. Costs are what an offline profile would say; the rest nobody knows."""
+    """Answered by the simulator. Costs are those of an offline profile; the rest is unknown in reality."""
 
     def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         """Seconds to compute the KV of ``num_tokens`` after ``context_tokens``, alone on the device."""

@@ -1,4 +1,4 @@
-"""known-work: as ``continuum``, but it knows how much work each job has left. The limit of any forecast."""
+"""known-work: ``continuum`` with perfect knowledge of each job's remaining work, an upper bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eval.baselines.knowledge import Knowledge
 
 
 class KnownWorkPolicy(ContinuumPolicy):
-    """Asks the simulator instead of a forecast."""
+    """Asks the simulator instead of the estimator."""
 
     name = "known-work"
 

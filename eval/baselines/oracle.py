@@ -1,4 +1,4 @@
-"""oracle: the order, admission and breaking of ``continuum``; what to hold is decided knowing the future."""
+"""oracle: ``continuum``'s order, admission and revocation; pins are decided by knowing the future."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from engine.core.request import Request
 from eval.baselines.knowledge import Knowledge
 
 SLACK_S = 1.0
-"""A pin outlives the return that it waits for by so much; only a turn with sub-agents comes later."""
+"""A pin lives this long after the expected return; only a turn with sub-agents comes later."""
 PRICE = 2.0
-"""Device seconds that a second of the whole pool may cost while somebody waits for room. 1 would count what
-is computed again; it also waits for room and holds blocks meanwhile. Mean completion times are alike from 1.5
-to 3 (5 % worse at 1 and at 5), and with a host tier from 1 to 4 (3 % worse at 8, 13 % at 0)."""
+"""Device seconds that a second of the whole pool may cost while a request waits for blocks. 1 would count
+only the recomputation; a recomputed turn also waits and occupies blocks. Mean completion times are alike from
+1.5 to 3 (5 % worse at 1 and at 5), and with a host tier from 1 to 4 (3 % worse at 8, 13 % at 0)."""
 
 
 class OraclePolicy(ContinuumPolicy):
-    """Holds all that comes back, for exactly as long, and gives up what is worth least when room is short.
+    """Pins every turn that returns until it does, and unpins the least valuable when memory is short.
 
-    Whenever a waiting turn does not fit, tips are let go until it does, those that return latest for
-    their worth first. Held for the D that remain, m of N blocks take m·D/N seconds of the whole pool; held no
-    longer, they take PrefillReload seconds of the device. A tip for which the first is less than
+    Whenever a waiting turn does not fit, branch tips are unpinned until it does, those that return latest for
+    their value first. Pinned for the remaining D, m of N blocks cost m·D/N seconds of the whole pool; else
+    they cost PrefillReload seconds of the device. A tip for which the first is less than
     ``PRICE`` times the second is worth its memory whoever waits, and stays.
     """
 
@@ -52,7 +52,7 @@ class OraclePolicy(ContinuumPolicy):
         return super().may_admit(request, num_free_blocks, now)
 
     def _let_go_for(self, request: Request, num_free_blocks: int, now: float) -> None:
-        """It fits in the next step if what is worth its memory does not stand in the way."""
+        """Unpin until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
         missing = -(-request.num_tokens // self._block_size) - num_free_blocks
@@ -69,7 +69,7 @@ class OraclePolicy(ContinuumPolicy):
                 return
 
     def _cost(self, pin: Pin, now: float) -> float:
-        """Pool seconds that holding until the return takes, for each device second that it spares."""
+        """Pool seconds that a pin until the return costs, per device second that it saves."""
         remaining_s = pin.deadline_s - SLACK_S - now
         return remaining_s * pin.num_blocks / self._pool_blocks / self._prefill_or_reload_s(pin.num_blocks)
 

@@ -27,7 +27,7 @@ NO_TOOL = ToolKey(("no tool",))
 class PaperPolicy(RetainingPolicy):
     """τ = argmax P(τ, f)·(T̄·η + PrefillReload) − τ over the gaps seen after tool f.
 
-    Whoever cannot be given its blocks breaks pins, the latest program's first, until it fits.
+    A request whose allocation fails revokes pins, the latest program's first, until it fits.
     """
 
     name = "paper"

@@ -1,4 +1,4 @@
-"""plas: the program that was served least goes first (Autellix, arXiv 2502.13965). Holds nothing."""
+"""plas: the program that was served least goes first (Autellix, arXiv 2502.13965). No pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ value."""
 
 @dataclass(slots=True)
 class _Service:
-    """What a program got so far."""
+    """The service that a program has received."""
 
     served_s: float = 0.0
     waited_s: float = 0.0
@@ -61,7 +61,7 @@ class PlasPolicy(ProgramPolicy):
         return (0.0 if promoted else self._service_of(request).served_s, self.program_arrival_s(request))
 
     def changed_keys(self, now: float) -> Iterable[Request]:
-        """Those whose patience is over are promoted."""
+        """Promote the requests that have waited too long."""
         while self._promotions and self._promotions[0][0] <= now:
             request = self._waiting.get(heapq.heappop(self._promotions)[1])
             if request is not None:

@@ -15,14 +15,13 @@ from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnR
 
 MAX_PROGRAMS = 10_000
 PROGRAM_IDLE_S = 3600.0
-"""A program idle for so long is forgotten."""
+"""A program that is idle for this long is forgotten."""
 
 
 class ProgramPolicy(FcfsPolicy):
-    """Orders by the first arrival of the program, preempts the youngest program, holds nothing.
+    """Orders by the first arrival of the program, preempts the youngest program, pins nothing.
 
-    Subclasses fill in what they learn (``gap_over``, ``tools_known``, ``program_over``); ``RetainingPolicy``
-    holds.
+    Subclasses learn in ``gap_over``, ``tools_known`` and ``program_over``; ``RetainingPolicy`` pins.
     """
 
     wants_signals = True
@@ -32,9 +31,9 @@ class ProgramPolicy(FcfsPolicy):
         self._jobs = JobTable(MAX_PROGRAMS, PROGRAM_IDLE_S)
         self._turns: dict[str, Turn] = {}
         self._tips: dict[str, BranchTip] = {}
-        """Not yet continued, by request id."""
+        """Branch tips that are not continued yet, by request id."""
         self._changed: list[Request] = []
-        """Requests whose place in the queue is another now."""
+        """Requests whose place in the queue has changed."""
 
     # ---- for subclasses ----
 
@@ -42,13 +41,13 @@ class ProgramPolicy(FcfsPolicy):
         """The program's next turn came ``gap_s`` after the one before had ended."""
 
     def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
-        """The front end has read which tools the turn that just ended called."""
+        """The API server has reported which tools the turn that just ended called."""
 
     def program_over(self, job: Job, now: float) -> None:
         """The program's last turn ended: its client said so, or the turn called no tool."""
 
     def program_gone(self, job: Job) -> None:
-        """The program is remembered no longer."""
+        """The program is forgotten."""
 
     def drop(self, tip: BranchTip) -> None:
         """Nothing will continue this tip."""
@@ -84,7 +83,7 @@ class ProgramPolicy(FcfsPolicy):
         return request.arrival_time if turn is None else turn.job.first_arrival_s
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        # Of one program's turns the one admitted last goes: else two could take turns for ever.
+        # Of one program's turns the last admitted one is preempted: else two could alternate forever.
         return max(reversed(running), key=self.program_arrival_s)
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
@@ -111,7 +110,7 @@ class ProgramPolicy(FcfsPolicy):
         return self.hold(tip, request, now)
 
     def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:
-        """Pin what the turn leaves behind, or not."""
+        """Pin the blocks of an ended turn, or do not."""
         return None
 
     def on_request_gone(self, request: Request, now: float) -> None:

@@ -1,4 +1,4 @@
-"""program-fcfs: the program that came first goes first, the youngest is preempted. Holds nothing."""
+"""program-fcfs: the program that arrived first goes first, the youngest is preempted. No pins."""
 
 from __future__ import annotations
 

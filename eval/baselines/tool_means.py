@@ -1,4 +1,4 @@
-"""What policies share that go by the mean gap after a tool, named as the published rules name it."""
+"""The base of policies that use the mean gap after a tool, by the tool names of the published rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolMeanPolicy(RetainingPolicy):
         self._gaps = MeanGaps()
 
     def mean_gap_s(self, tip: BranchTip) -> float | None:
-        """None without a tool, and for one never seen."""
+        """The mean gap after the tool; None without a tool and for an unseen one."""
         return self._gaps.mean_s(str(tip.tools[0])) if tip.tools else None
 
     def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:

@@ -1,4 +1,4 @@
-"""without-PART: as ``continuum``, but with one of its parts taken away: what it brings is what is lost."""
+"""without-PART: ``continuum`` without one of its parts, to measure what that part brings."""
 
 from __future__ import annotations
 

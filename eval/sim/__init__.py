@@ -1,1 +1,1 @@
-"""A simulator that runs the real scheduler and the real policies; only the model's time is computed."""
+"""A simulator that runs the real scheduler and policies; only the model's step times are computed."""

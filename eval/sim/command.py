@@ -267,7 +267,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_results(arguments.json, file)
         if arguments.html:
             write_html(arguments.html, [file])
-    finally:  # a full disk takes nothing from who has waited
+    finally:  # the report is printed even if the disk is full
         print(render(results))
     return 0
 

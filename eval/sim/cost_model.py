@@ -1,4 +1,4 @@
-"""What a step costs: the contract between the simulated executor and whoever knows the hardware."""
+"""The cost of a step: the interface between the simulated executor and the models of hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepCost(Protocol):
 
     @property
     def step_overhead_s(self) -> float:
-        """Of every step, whatever it computes: scheduling, launches, the way to the front end."""
+        """Fixed seconds of every step: scheduling, launches, the way to the API server."""
 
     @property
     def arrival_overhead_s(self) -> float:

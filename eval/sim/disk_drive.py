@@ -43,7 +43,7 @@ class DiskDrive:
 
 
 def disk_level(cost: StepCost, num_blocks: int) -> DiskLevel | None:
-    """What is worth reading, as an engine would measure it at its start; None without room."""
+    """The least prefix worth reading, as an engine measures it at its start; None without a disk tier."""
     if not num_blocks:
         return None
     token_s = cost.prefill_s(PROMPT_TOKENS) / PROMPT_TOKENS

@@ -224,7 +224,7 @@ def _fit(relative: FloatArray, weights: FloatArray) -> FloatArray:
     """Non-negative coefficients [6] that bring ``relative`` [num_steps, 6], work over time, close to 1: those
     with the least weighted sum of absolute errors, which a few disturbed steps do not bend.
 
-    Found by least squares, weighted anew by the errors of the round before.
+    Found by least squares, reweighted by the errors of the previous round.
     """
     coefficients = _least_squares(relative, weights)
     for _ in range(REWEIGHTINGS):

@@ -24,7 +24,7 @@ class Foresight:
         return self._cost.copy_s(num_tokens) if self._host_tier else None
 
     def gap_s(self, request_id: str) -> float | None:
-        """Without sub-agents, whose time nobody knows before they have run."""
+        """The gap without sub-agents, whose time is unknown before they have run."""
         job, index = self._turn(request_id)
         if index + 1 == len(job.turns):
             return None

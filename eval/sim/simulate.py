@@ -50,7 +50,7 @@ class Hardware:
     kv_tokens: int | None = None
 
     def cost(self) -> tuple[StepCost, int]:
-        """Step times, and room for KV in tokens."""
+        """The step costs, and the KV pool in tokens."""
         if self.profile is not None:
             fitted = read_profile(self.profile)
             if self.kv_tokens is None:

@@ -34,11 +34,11 @@ class SimConfig:
 
     cost: StepCost
     kv_tokens: int
-    """Room of one replica's KV pool."""
+    """Size of one replica's KV pool in tokens."""
     host_kv_tokens: int = 0
-    """Room for copies in one replica's host memory; 0: none are kept."""
+    """Host memory of one replica for offloaded KV, in tokens; 0: no offloading."""
     disk_kv_tokens: int = 0
-    """Room for copies that host memory drops, on one replica's disk; 0: none are kept."""
+    """Disk of one replica for KV evicted from host memory, in tokens; 0: no disk tier."""
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -206,7 +206,7 @@ class Simulator:
         self._events.at(queued_s, lambda: self._replicas[replica].add_request(request))
 
     def _on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Turns ended in a step: their clients know a little later."""
+        """Turns ended in a step: their clients get the responses a little later."""
         for output in outputs:
             assert output.finish_reason is FinishReason.LENGTH
             answered = self._open.pop(output.request_id)
@@ -250,7 +250,7 @@ class Simulator:
         self._events.at(self._events.now + record.gap_s, lambda: self._on_tools_done(agent))
 
     def _signal(self, answered: _OpenTurn, turn: Turn) -> None:
-        """The front end has read the answer and tells the core what runs now."""
+        """The API server has parsed the response and tells the core which tools run."""
         replica = self._replicas[answered.record.replica]
         if not replica.policy.wants_signals or not turn.tells_calls or not answered.agent.job.is_known:
             return
@@ -292,7 +292,7 @@ class Simulator:
             )
         )
         if len(self._job_records) == len(self._jobs):
-            # The run is over: what a pin would hold from now on says nothing of it.
+            # The run is over: pins after this are not part of it.
             self._events.stop()
             return
         if agent.parent is not None:

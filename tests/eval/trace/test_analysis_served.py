@@ -209,5 +209,5 @@ def test_the_same_policy_comes_to_what_was_recorded(
         again, recorded = figures(label)
         assert again == pytest.approx(recorded, abs=2), label
     assert figures("  pins released")[1] > NUM_QUESTIONS
-    again, recorded = figures("KV held for nothing, token-s")
+    again, recorded = figures("KV pinned in vain, token-s")
     assert again == pytest.approx(recorded, rel=0.5)
