@@ -64,7 +64,7 @@ def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: 
         assert not any(ours & headers.keys() for headers in server.headers)
         chat = [turn["messages"] for turn in server.turns if "messages" in turn]
     assert "no job ids were sent" in counts.notes
-    assert any("may have stopped earlier" in note for note in counts.notes)
+    assert any("responses may be shorter" in note for note in counts.notes)
     assert any(
         messages[-2]["content"].startswith(" indeed perhaps") for messages in chat if len(messages) > 2
     )
@@ -191,8 +191,8 @@ def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
             ["--warmup-s", "1000"],
             "--warmup-s 1000 leaves none of 2 jobs to count: the last one arrives after",
         ),
-        (["--api-key", "schlüssel"], "The API key holds a character that no HTTP header can."),
-        (["--api-key", "sesame\n"], "The API key holds a character that no HTTP header can."),
+        (["--api-key", "schlüssel"], "The API key has a character that an HTTP header cannot contain."),
+        (["--api-key", "sesame\n"], "The API key has a character that an HTTP header cannot contain."),
         (["--json", "/dev/null/x"], "Cannot write the result /dev/null/x: "),
     ],
 )
@@ -290,7 +290,7 @@ def test_the_records_of_another_run_are_not_gone_on_from(
         assert main(command) == 0
         good = path.read_bytes()
         assert main([*command, "--resume", "--time-scale", "2"]) == 1
-        assert "is of another run, it cannot be resumed: --time-scale was 1.0 and is 2.0." in _told(capsys)
+        assert "is of another run and cannot be resumed: --time-scale was 1.0 and is 2.0." in _told(capsys)
         path.write_bytes(good.partition(b"\n")[2])
         assert main([*command, "--resume"]) == 1
         assert "does not name its run" in _told(capsys)

@@ -127,7 +127,7 @@ def test_a_demo_does_not_read_what_it_writes_anew(
     """The records of an earlier demo are replayed into another folder."""
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_bytes(Path("jobs.jsonl").read_bytes())
-    assert main(["demo", "--workload", mixed_with + file, "--out", "sub"]) == 1
+    assert main(["demo", "--workload", mixed_with + file, "--out", "sub"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"continuum: --workload {file} lies in the folder of --out, ")
     assert Path(file).read_bytes() == Path("jobs.jsonl").read_bytes()

@@ -108,7 +108,7 @@ def test_many_runs_are_a_line_per_policy_within_the_terminals_width() -> None:
 def test_equal_values_are_not_called_best() -> None:
     """Where all are alike as they are written, none has a star."""
     runs = [run(name, 9.0, jobs_per_s=rate) for rate in (1.0, 2.0) for name in ("a", "b")]
-    assert "*" not in render(runs).split("beside a value")[0].rstrip("* \n")
+    assert "*" not in render(runs).split("marks the best")[0].rstrip("* \n")
 
 
 def test_a_policy_that_did_not_run_at_a_load_is_said_and_not_invented() -> None:
