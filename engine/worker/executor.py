@@ -28,17 +28,18 @@ from engine.worker.step_runner import StepRunner
 
 
 class StepPath(Protocol):
-    """A way from plans to tokens, over one pool."""
+    """The CPU or the GPU backend: runs step plans over one KV pool."""
 
     @property
     def attention(self) -> AttentionBackend: ...
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
-        """Called once; ``host_pool``: the host tier, if there is one."""
+        """The runner of its steps; called once. ``host_pool``: the host tier, if there is one."""
 
 
 class UniProcExecutor:
-    """An Executor, and its own factory: ``UniProcExecutor(config)`` loads the model; with a group, a part."""
+    """An Executor and its own factory: ``UniProcExecutor(config)`` loads the model, or with a group this
+    rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         backend = resolve_attention(config, choose_device(config.model.device))
@@ -86,7 +87,7 @@ class UniProcExecutor:
         return self._runner.launch(plan)
 
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
-        """It fails in steps only."""
+        """Does nothing: this executor fails only in steps, which raise."""
 
     def shutdown(self) -> None:
         if self._runner is not None:
@@ -98,7 +99,7 @@ class UniProcExecutor:
 def _measure_steps(
     loaded: LoadedModel, backend: str, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
 ) -> int:
-    """Bytes that steps take of an accelerator, beside weights and pool."""
+    """Bytes of accelerator memory that steps need in addition to weights and KV pool."""
     if loaded.device.type != "cuda":
         return 0
     if backend != "triton":
@@ -115,7 +116,7 @@ def _open_path(
 ) -> StepPath:
     if backend != "triton":
         return CPUBackend(loaded, pool, backend, config, group)
-    from engine.worker.gpu.backend import GPUBackend  # Triton is not installed everywhere
+    from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
     path = GPUBackend(loaded, pool, config, group)
     path.capture()

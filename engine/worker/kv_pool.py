@@ -1,4 +1,4 @@
-"""Decides how many KV blocks the pool has, and says in one sentence when they are too few or too many."""
+"""Chooses the number of KV blocks in the pool, and raises one sentence if it is too small or too large."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def choose_num_blocks(
     activation_bytes: int,
     group: TensorParallelGroup = ALONE,
 ) -> int:
-    """Blocks of the pool, null block included: what was asked for, else what the device of each rank can
-    spare."""
+    """The number of blocks in the pool, null block included: the requested number, else what fits in the
+    memory of each rank's device."""
     num_blocks = _requested_blocks(config.cache, spec)
     available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
@@ -55,14 +55,14 @@ def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec) -> int | None:
 def _accelerator_bytes(
     cache: CacheConfig, device: torch.device, activation_bytes: int, available: int
 ) -> int:
-    """Its share less what is in use."""
+    """``gpu_memory_utilization`` of the total, less the memory in use."""
     _, total = torch.cuda.mem_get_info(device)
     in_use = total - available
     return max(0, int(total * cache.gpu_memory_utilization) - in_use - activation_bytes)
 
 
 def _host_bytes(spec: KvCacheSpec, max_model_len: int, available: int, num_ranks: int) -> int:
-    """A rank's part of a few GiB, or more if one sequence needs it."""
+    """This rank's share of ``CPU_DEFAULT_BYTES``, or more if one sequence needs it."""
     one_sequence = (_blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS) * spec.bytes_per_block
     wanted = max(CPU_DEFAULT_BYTES // num_ranks, one_sequence)
     return min(wanted, int(available * CPU_SHARE_OF_FREE_MEMORY))

@@ -1,4 +1,4 @@
-"""How much memory a device has left, what gives some back, and sizes in words."""
+"""Measures free memory, allocates host memory on large pages, and formats sizes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LARGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
 _BEHIND_ALL_OTHERS = 19
 BEHIND_START_S = 2.0
-"""Between the wish for background work and its begin. It takes the lock of the process's memory, and whoever
-starts would wait for that again and again, as long as other work keeps its holder from a core."""
+"""Delay before background work starts. The work takes the process's memory-map lock, and a starting server
+would wait for it again and again while other processes keep the lock's holder off its core."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -35,10 +35,11 @@ def available_bytes(device: torch.device) -> int:
 
 
 def keep_freed() -> None:
-    """From here on keep what is freed, up to 64 MiB at a time: the next step wants as much, and pages that
-    come anew from the system take a quarter of the time of a short prompt.
+    """Make malloc keep freed memory, up to 64 MiB per allocation, instead of returning it to the system: the
+    next step needs as much again, and faulting in fresh pages takes a quarter of the time of a short prompt.
 
-    Does nothing where the C library has no mallopt(3)."""
+    Does nothing where the C library has no mallopt(3).
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 64 * 2**20)
@@ -46,9 +47,10 @@ def keep_freed() -> None:
 
 
 def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages the system hands out in the background: to wait for gigabytes of them takes seconds.
+    """Return zeros whose pages are populated in the background: waiting for gigabytes of page faults takes
+    seconds.
 
-    What is touched before its turn is given at once, as always.
+    A page that is touched earlier is faulted in at once, as always.
     """
     memory = _map_large_pages(shape, dtype)
     if len(memory) > _POPULATED_AT_ONCE:
@@ -58,13 +60,13 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages, large ones if there are, the system hands out when they are first touched. They are
+    """Return zeros whose pages, huge ones if available, are allocated when first touched. The memory is
     shared with no other tensor."""
     return _as_tensor(_map_large_pages(shape, dtype), shape, dtype)
 
 
 def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialized tensor on pages of its own, from the begin of what could be a large page on."""
+    """Return an uninitialized tensor on pages of its own, aligned to a huge page."""
     num_numbers = math.prod(shape)
     memory = _map(num_numbers * dtype.itemsize + _LARGE_PAGE)
     start = _address(memory)
@@ -72,29 +74,30 @@ def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def use_large_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Move those that are of ``empty_pages`` to large pages, in the background while nothing else wants the
-    core: to wait for them when memory is first touched takes seconds (Linux 6.1 and later)."""
+    """Collapse the memory of tensors from ``empty_pages`` into huge pages, in the background at idle
+    priority: doing it on first touch takes seconds (Linux 6.1 and later)."""
     starts = [start for tensor in tensors for start in _whole_large_pages(tensor)]
     _run_behind_start("large-pages", lambda: _collapse(starts))
 
 
 def _run_behind_start(name: str, work: Callable[[], None]) -> None:
-    """``work`` must hold no tensor. As one is freed, torch lets go of the interpreter's lock and waits for it
-    again, and a thread of which the interpreter's end finds it there takes the process down with an abort."""
+    """Run ``work`` on a thread after ``BEHIND_START_S``. It must hold no tensor: freeing one releases the GIL
+    and takes it again, and a thread that waits for the GIL while the interpreter exits aborts the process."""
     thread = threading.Timer(BEHIND_START_S, work)
     thread.name, thread.daemon = name, True
     thread.start()
 
 
 def _whole_large_pages(tensor: torch.Tensor) -> range:
-    """Where those begin that have nothing else, if the tensor begins with one."""
+    """Addresses of the huge pages that lie wholly inside the tensor; none if it is not aligned to one."""
     start = tensor.data_ptr()
     end = start + tensor.nbytes - _LARGE_PAGE + 1 if start % _LARGE_PAGE == 0 else start
     return range(start, end, _LARGE_PAGE)
 
 
 def _collapse(starts: Sequence[int]) -> None:
-    """One that the system cannot move now, as somebody else looks at it, stays as it is."""
+    """Collapse each range into a huge page. One that the system cannot move now, because something else uses
+    it, stays as it is."""
     madvise = _madvise_behind_all_others()
     if madvise is None:
         return
@@ -108,7 +111,7 @@ def _map(num_bytes: int) -> mmap.mmap:
 
 def _map_large_pages(shape: Sequence[int], dtype: torch.dtype) -> mmap.mmap:
     memory = _map(math.prod(shape) * dtype.itemsize)
-    with suppress(OSError, AttributeError):  # a system without them
+    with suppress(OSError, AttributeError):  # not supported by this system
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
@@ -122,8 +125,8 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _populate(held: weakref.ref[mmap.mmap]) -> None:
-    """Touch all pages without changing them, while nothing else wants the core (Linux 5.14 and later) and as
-    long as somebody holds the memory."""
+    """Populate all pages without changing them, at idle priority (Linux 5.14 and later), as long as the
+    memory is still referenced."""
     madvise = _madvise_behind_all_others()
     start = 0
     while madvise is not None and (memory := held()) is not None and start < len(memory):
@@ -135,8 +138,8 @@ def _populate(held: weakref.ref[mmap.mmap]) -> None:
 
 
 def _madvise_behind_all_others() -> Callable[[int, int, int], int] | None:
-    """madvise(2) for a thread that from here on has a core only where no other wants it; None where there is
-    no such thing. mmap's own holds the interpreter's lock."""
+    """Give the calling thread the lowest priority and return madvise(2), or None where the system has none.
+    Python's own ``mmap.madvise`` holds the GIL."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or not hasattr(os, "setpriority"):
         return None
@@ -147,7 +150,7 @@ def _madvise_behind_all_others() -> Callable[[int, int, int], int] | None:
 
 
 def as_gib(num_bytes: int) -> str:
-    """``num_bytes`` in GiB for a message, with the exact count beside it."""
+    """Format ``num_bytes`` in GiB for a message, followed by the exact count."""
     return f"{num_bytes / 2**30:.2f} GiB ({num_bytes} bytes)"
 
 
@@ -160,7 +163,7 @@ def _host_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    """What a container's own limit leaves; file pages that can be dropped do not count as used."""
+    """Memory left under the container's limit; page cache that can be dropped does not count as used."""
     try:
         limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))

@@ -1,4 +1,4 @@
-"""Runs a step of the model at the start, to measure what it takes: memory on an accelerator, or time."""
+"""Profile runs at the start: measure a step's memory on an accelerator, or its time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
         torch.arange(min(num_tokens, config.scheduler.max_num_seqs), device=device),
         attention,
     )
-    # The dearest sampling: every request with top-p over the whole vocabulary.
+    # The most expensive sampling: every request with top-p over the whole vocabulary.
     logits.float().softmax(dim=-1).sort(dim=-1)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
@@ -51,15 +51,15 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
 def measure_device_path(
     loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
 ) -> int:
-    """Bytes that steps on the device take with all they keep, graphs too: those that are gone once steps of
-    all kinds have run over a pool of next to nothing. Their kernels are compiled by then."""
-    from engine.worker.gpu.backend import GPUBackend  # Triton is not installed everywhere
+    """Bytes that steps on the GPU need, CUDA graphs included: the memory taken by warm-up runs of all kinds
+    over a KV pool of two blocks. Their kernels are compiled afterwards."""
+    from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
     torch.cuda.empty_cache()
     available = available_bytes(loaded.device)
     path = GPUBackend(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
     path.capture()
-    path.rehearse()  # last: whoever captures gives back what the allocator keeps, which are the steps' peaks
+    path.rehearse()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
     torch.cuda.synchronize(loaded.device)
     taken = available - available_bytes(loaded.device)
     del path
@@ -76,8 +76,8 @@ def measure_token_s(
     spec: KvCacheSpec,
     config: EngineConfig,
 ) -> float:
-    """Seconds to compute a token of a prompt in a step like most, with nothing before it. Before the pool is
-    used. ``attention``: over that pool."""
+    """Seconds to prefill one token in a typical step with no context. Call it before the pool is used.
+    ``attention``: the backend over that pool."""
     device = loaded.device
     enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS
     room = (len(pool) - 1) * spec.block_size
@@ -100,7 +100,7 @@ def measure_token_s(
 
 
 def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tuple[AttentionBatch, IntArray]:
-    """Fresh prompts of equal length that fill the budget, and their positions."""
+    """Uncached prompts of equal length that fill the token budget, and their positions."""
     num_seqs = -(-num_tokens // max_model_len)
     length = -(-num_tokens // num_seqs)
     blocks_each = -(-length // spec.block_size)

@@ -1,5 +1,5 @@
-"""Which row is whose: block tables, lengths and sampling parameters of a worker's requests, one row each,
-kept from step to step and changed by the plans' deltas.
+"""Assigns each running request of a worker a row: block table, lengths and sampling parameters, kept from
+step to step and changed by the plans' deltas.
 
 Does not know where token ids are kept, nor the model.
 """
@@ -18,7 +18,7 @@ from engine.worker.sampling_batch import BoolArray, SamplingBatch, SamplingTable
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """One step as arrays: first the uniform sequences, shortest first, then the others, each behind those
+    """One step as arrays: first the uniform sequences, shortest first, then the others, each after those
     whose KV it reads."""
 
     req_ids: list[str]
@@ -49,17 +49,17 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """What a plan changed, for whoever keeps a copy elsewhere."""
+    """What a plan changed, for a caller that keeps a copy on a device."""
 
     tokens: list[tuple[int, list[int]]] = field(default_factory=list)
-    """Row, and all its tokens."""
+    """Each entry: a row, and all its tokens."""
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """Row, the place in its table, and the blocks from there on."""
+    """Each entry: a row, an index into its block table, and the block ids from there on."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A request the scheduler has told of and not yet ended; without a row while preempted."""
+    """A request that the scheduler has sent and not yet ended; it has no row while preempted."""
 
     params: SamplingParams
     num_prompt_tokens: int
@@ -82,11 +82,11 @@ class RequestRows:
         self._sampling = SamplingTable(max_num_seqs, vocab_size)
 
     def __len__(self) -> int:
-        """Requests known, preempted ones included."""
+        """Number of known requests, preempted ones included."""
         return len(self._known)
 
     def update(self, plan: SchedulerOutput) -> RowChanges:
-        """Apply the deltas of a plan: first what leaves, so that its rows can be had again."""
+        """Apply the deltas of a plan: first free the rows of ended requests, so that they can be reused."""
         changes = RowChanges()
         for req_id in plan.finished_req_ids:
             known = self._known.pop(req_id, None)
@@ -102,11 +102,11 @@ class RequestRows:
     def step_rows(
         self, plan: SchedulerOutput, uniform_len: int = 1, *, writes_first: bool = False
     ) -> StepRows:
-        """The arrays of a plan whose deltas are applied and that has tokens to compute; first come the
-        sequences of ``uniform_len`` query tokens that read nothing of the others.
+        """Return the arrays of a plan whose deltas are applied and that has tokens to compute. First come the
+        sequences of ``uniform_len`` query tokens that read no KV written by the others.
 
-        ``writes_first``: in each layer all K and V are in the pool before any are read, so that those of
-        ``uniform_len`` tokens may read whatever they like.
+        ``writes_first``: in each layer all K and V are written to the pool before any are read, so that the
+        sequences of ``uniform_len`` tokens may read any block.
         """
         req_ids = list(plan.num_scheduled_tokens)
         rows = np.array([self._row_of(req_id) for req_id in req_ids], dtype=np.int64)
@@ -140,8 +140,9 @@ class RequestRows:
     def _take_out_readers(
         self, is_uniform: BoolArray, plan: SchedulerOutput, rows: IntArray, seq_lens: IntArray
     ) -> None:
-        """Sequences that read blocks which others than uniform ones fill in this step are not uniform. All in
-        the order of the plan, which has those that it admits last: only they can have found such blocks."""
+        """Mark sequences as not uniform if they read blocks that non-uniform sequences fill in this step.
+        Sequences are in the order of the plan, which has newly admitted ones last: only those can have found
+        such blocks."""
         num_admitted = len(plan.scheduled_new_reqs) + len(plan.scheduled_cached_reqs.resumed_req_ids)
         if not num_admitted or is_uniform.all():
             return
@@ -164,7 +165,7 @@ class RequestRows:
         return self._sampling.batch(rows, self._num_tokens)
 
     def add_tokens(self, rows: IntArray) -> IntArray:
-        """Count a sampled token of each row; the places they have in their rows: [len(rows)]"""
+        """Count a sampled token of each row, and return its index in the row: [len(rows)]"""
         places: IntArray = self._num_tokens[rows]
         self._num_tokens[rows] += 1
         return places
@@ -218,8 +219,8 @@ class RequestRows:
 
 
 def _shortest_uniform_first(is_uniform: BoolArray, seq_lens: IntArray) -> IntArray:
-    """The order of a step's sequences. Behind the uniform ones the others stay as they were planned: who
-    reads what this step computes was planned behind it."""
+    """The order of a step's sequences. After the uniform ones the others stay in the order of the plan, which
+    puts a sequence after those whose KV it reads."""
     if is_uniform.all():
         return seq_lens.argsort(kind="stable")
     return np.lexsort((np.where(is_uniform, seq_lens, 0), ~is_uniform))

@@ -24,9 +24,9 @@ from engine.worker.sampling_batch import SamplingBatch
 _MASKED = float("-inf")
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _PART = 512
-"""Tokens that are looked at together for the best one."""
+"""Tokens per part when the best token is searched part by part."""
 _MANY = 2**20
-"""Logits, fewer of which take less time than the calls that find their best by parts."""
+"""With fewer logits than this, a plain max is faster than the search by parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,15 @@ class SamplerOutput:
     token_ids: IntArray
     """[num_samples]"""
     logprobs: dict[int, TokenLogprobs]
-    """By index; only of requests that asked."""
+    """Log-probabilities by index, of the requests that asked for them."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """By index, why there is no token to choose: the one above only keeps the place."""
+    """The error by index, of requests for which no token can be chosen; their entry in ``token_ids`` is a
+    placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBitmask:
-    """What the grammars of some of the requests rule out."""
+    """The tokens that the grammars of some requests forbid."""
 
     indices: list[int]
     mask: npt.NDArray[np.bool_]
@@ -51,7 +52,7 @@ class TokenBitmask:
 
 
 class Sampler:
-    """Stateless but for the draws of requests without a seed."""
+    """Samples tokens. Its only state is the random generator for requests without a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed % 2**64)
@@ -63,7 +64,8 @@ class Sampler:
         history: IntArray,
         forbidden: TokenBitmask | None = None,
     ) -> SamplerOutput:
-        """logits [num_samples, vocab_size]; they may be overwritten. ``history``: the tokens of all rows."""
+        """Sample one token per row of logits [num_samples, vocab_size], which may be overwritten.
+        ``history``: the tokens of all rows."""
         failed = _broken(logits)
         if forbidden is None and batch.takes_the_best:
             return SamplerOutput(_best(logits).cpu().numpy(), {}, failed)
@@ -73,7 +75,7 @@ class Sampler:
         for i, params in batch.special:
             try:
                 _constrain(logits[i], params, batch, i, history)
-            except Exception as error:  # of this request alone, so it is nobody else's
+            except Exception as error:  # only this request fails
                 failed[i] = processing_failed("The sampling", error)
         if forbidden is not None:
             _forbid(logits, forbidden)
@@ -111,8 +113,8 @@ class Sampler:
 
 
 def _broken(logits: torch.Tensor) -> dict[int, str]:
-    """Rows of which nothing can be chosen as the model gave them. A sum that is a number has none that is not
-    one among its terms, and takes far less time than to look at each."""
+    """Errors of rows whose logits hold no finite maximum. If the sum of all logits is a finite number, none
+    of them is NaN or infinite; summing is far cheaper than checking each."""
     sums = logits.sum(dim=-1, dtype=torch.float32 if logits.dtype == torch.float16 else None)
     values: list[float] = sums.tolist()
     if math.isfinite(sum(values)):
@@ -122,14 +124,14 @@ def _broken(logits: torch.Tensor) -> dict[int, str]:
 
 
 def _has_best(row: torch.Tensor) -> bool:
-    """Some may be impossible (-inf); none may be NaN or infinite."""
+    """Whether the maximum is finite: logits may be -inf, but not NaN or +inf."""
     return bool(row.max().isfinite())  # max passes NaN on
 
 
 def _find_those_without_choice(
     logits: torch.Tensor, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
 ) -> None:
-    """Add the rows in which limits or penalties have left nothing that can be chosen."""
+    """Add the rows in which masks or penalties have left no token to choose."""
     limited = dict.fromkeys([i for i, _ in batch.special], NOTHING_ALLOWED)
     limited |= dict.fromkeys(np.flatnonzero(batch.penalized).tolist(), NOTHING_ALLOWED)
     limited |= dict.fromkeys(forbidden.indices if forbidden is not None else (), GRAMMAR_LEFT)
@@ -143,14 +145,14 @@ def _find_those_without_choice(
 
 
 def _is_replayed(params: SamplingParams, batch: SamplingBatch, index: int) -> bool:
-    """Whether the next token is set, whatever the limits say."""
+    """Whether the next token is forced by a replay, whatever the masks say."""
     replayed = params.replay_token_ids
     return replayed is not None and int(batch.num_output_tokens[index]) < len(replayed)
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
-    """The best token of each row, the first of several. Not by argmax, which takes several times as long on a
-    CPU as max."""
+    """The best token of each row, the first of equal ones. Uses max, because argmax takes several times as
+    long on a CPU."""
     as_integers = _AS_INTEGERS.get(logits.dtype)
     if as_integers is None or logits.device.type != "cpu" or logits.numel() < _MANY:
         return logits.max(dim=-1).indices
@@ -158,15 +160,15 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _best_by_parts(logits: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-    """As _best, by the best part of each row, in a tenth of the time: from 0 on numbers are ordered as the
-    integers that their bits are, of which a CPU compares many at once."""
+    """As _best, in a tenth of the time: finds the best part of each row first. Floats from 0 up have the same
+    order as their bits read as integers, of which a CPU compares many at once."""
     vocab_size = logits.shape[1]
     whole = vocab_size // _PART * _PART
     parts = integers[:, :whole].view(len(integers), -1, _PART).amax(dim=-1)
     if whole < vocab_size:
         parts = torch.cat((parts, integers[:, whole:].amax(dim=-1, keepdim=True)), dim=1)
     best, part = parts.max(dim=-1)
-    if (best < 0).any():  # all of a row lie below 0, where the order is another
+    if (best < 0).any():  # all logits of a row are negative: the order of their bits is reversed
         return logits.max(dim=-1).indices
     tokens = (part[:, None] * _PART + torch.arange(_PART)).clamp_(max=vocab_size - 1)
     best_of_part = logits.gather(1, tokens).max(dim=-1, keepdim=True).indices
@@ -258,7 +260,7 @@ def _count_tokens(sequences: list[IntArray], like: torch.Tensor) -> torch.Tensor
 
 
 def _column(values: npt.NDArray[Any], rows: IntArray, like: torch.Tensor) -> torch.Tensor:
-    """``values`` of the given rows, beside logits: [num_rows, 1]"""
+    """``values`` of the given rows as a column for logits: [num_rows, 1]"""
     return torch.from_numpy(values[rows]).to(like.device)[:, None]
 
 
@@ -305,7 +307,7 @@ def _keep_top(logits: torch.Tensor, top_k: IntArray, top_p: npt.NDArray[np.float
 
 
 def _replay(token_ids: IntArray, params: SamplingParams, position: int, index: int) -> None:
-    """Put the forced token in the place of the chosen one, while there are any."""
+    """Replace the chosen token by the forced one, as long as there are forced tokens."""
     forced = params.replay_token_ids
     if forced is not None and position < len(forced):
         token_ids[index] = forced[position]

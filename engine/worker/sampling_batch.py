@@ -1,4 +1,5 @@
-"""Sampling parameters as arrays: a row per request, and the slice of them that one step samples. No torch."""
+"""Sampling parameters as arrays, one row per request, and the slice of them that one step samples. No
+torch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class SamplingBatch:
     top_p: FloatArray
     min_p: FloatArray
     top_k: IntArray
-    """The vocabulary's size where all tokens are meant."""
+    """Number of best tokens to sample from; the vocabulary's size means all."""
     repetition_penalty: FloatArray
     presence_penalty: FloatArray
     frequency_penalty: FloatArray
@@ -34,7 +35,7 @@ class SamplingBatch:
     special: list[tuple[int, SamplingParams]]
     """Index and parameters of requests with a feature that few have (see ``is_special``)."""
     rows: IntArray
-    """Their rows of the input batch."""
+    """The requests' rows of the input batch."""
 
     @property
     def penalized(self) -> BoolArray:
@@ -47,11 +48,11 @@ class SamplingBatch:
 
     @property
     def takes_the_best(self) -> bool:
-        """Whether all that is asked for is the best token of each row."""
+        """Whether every row is plain greedy sampling."""
         return bool(self.greedy.all()) and not self.special and not self.penalized.any()
 
     def tokens_of(self, index: int, token_ids: IntArray) -> tuple[IntArray, IntArray]:
-        """Prompt and output tokens of one request, out of those of all rows."""
+        """Prompt and output tokens of one request, cut out of its row of ``token_ids``."""
         tokens = token_ids[self.rows[index]]
         prompt_end = int(self.num_prompt_tokens[index])
         return tokens[:prompt_end], tokens[prompt_end : prompt_end + int(self.num_output_tokens[index])]
@@ -70,7 +71,7 @@ def is_special(params: SamplingParams) -> bool:
 
 
 class SamplingTable:
-    """The numbers of every row, so that a step's batch is a handful of array look-ups."""
+    """The sampling parameters of every row, so that a step's batch is a few array look-ups."""
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -106,7 +107,7 @@ class SamplingTable:
         self._special.pop(row, None)
 
     def batch(self, rows: IntArray, num_tokens: IntArray) -> SamplingBatch:
-        """The sampled ``rows``; ``num_tokens`` of all rows, prompt and output."""
+        """The parameters of the sampled ``rows``. ``num_tokens``: prompt and output tokens of all rows."""
         special = self._special
         return SamplingBatch(
             greedy=self._greedy[rows],

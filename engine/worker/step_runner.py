@@ -1,4 +1,4 @@
-"""Who runs the steps of a plan, and a thread in which they can be run. Knows no model."""
+"""Protocols for running step plans, inline or on a thread. Knows no model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from engine.executor import FinishedOutput, PendingOutput
 
 
 class StepRunner(Protocol):
-    """Takes plans one after the other."""
+    """Runs step plans in order."""
 
     def launch(self, plan: SchedulerOutput) -> PendingOutput:
-        """See Executor.submit."""
+        """See ``Executor.submit``."""
 
     def close(self) -> None:
-        """End what goes on beside the steps."""
+        """Stop background transfers."""
 
 
 class SyncRunner(Protocol):
-    """Runs a step while its caller waits."""
+    """Runs a step synchronously."""
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput: ...
 
@@ -28,7 +28,7 @@ class SyncRunner(Protocol):
 
 
 class InlineRunner:
-    """A StepRunner whose steps are done when they are launched."""
+    """A StepRunner that runs each step inside ``launch``."""
 
     def __init__(self, runner: SyncRunner) -> None:
         self._runner = runner
@@ -41,7 +41,7 @@ class InlineRunner:
 
 
 class ThreadedRunner:
-    """A StepRunner for a host that plans meanwhile."""
+    """A StepRunner that runs steps on a thread, so that the next one can be scheduled meanwhile."""
 
     def __init__(self, runner: SyncRunner) -> None:
         self._runner = runner

@@ -15,8 +15,8 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The sequences of one step, tokens flattened in this order: first the ``num_decodes`` sequences with a
-    single query token that read no KV which the others bring in this step, shortest sequence first; then the
-    others, each behind those whose KV it reads."""
+    single query token that read no KV written by others in this step, shortest sequence first; then the
+    others, each after those whose KV it reads."""
 
     num_decodes: int
     query_lens: IntArray
@@ -32,10 +32,10 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """Owns the way K and V are written to and read from the pool."""
+    """Writes K and V to the pool and computes attention from it."""
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        """Bring to the device, once, what all layers of this step need."""
+        """Prepare, once, what all layers of this step need on the device."""
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""The shape and size of the paged KV pool. Does not know who holds which block."""
+"""The shape and size of the paged KV pool. Does not know which request uses which block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.worker.memory import zeros_on_host
 
 @dataclass(frozen=True, slots=True)
 class KvCacheSpec:
-    """What one model keeps per token."""
+    """The shape of one model's KV cache."""
 
     num_layers: int
     num_kv_heads: int

@@ -1,4 +1,4 @@
-"""Which backend attends over a pool: the fastest that can be had, plain torch everywhere else."""
+"""Chooses the attention backend of a pool: the fastest that works here, plain torch everywhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.worker.gpu.ops import uses_triton
 logger = logging.getLogger(__name__)
 
 FIRST_WITH_FP8 = (8, 9)
-"""Compute capability of the first GPUs that convert numbers of 8 bits (PTX ISA, cvt)."""
+"""Compute capability of the first GPUs that convert fp8 numbers (PTX ISA, cvt)."""
 
 
 def resolve_attention(config: EngineConfig, device: torch.device) -> str:
@@ -66,13 +66,13 @@ def _has_triton() -> bool:
 
 
 def storage_dtype(cache: CacheConfig, dtype: torch.dtype) -> torch.dtype:
-    """Of K and V in the pool, for a model of ``dtype``."""
+    """The type of K and V in the pool, for a model of ``dtype``."""
     return torch.float8_e4m3fn if cache.kv_cache_dtype == "fp8_e4m3" else dtype
 
 
 def select_attention(pool: torch.Tensor, resolved: str) -> AttentionBackend:
-    """The backend of steps that the host waits for. ``resolved``: by ``resolve_attention``, and not triton.
-    Never fails."""
+    """Return the CPU backend's attention. ``resolved``: from ``resolve_attention``, and not triton. Never
+    fails."""
     if resolved == "torch" or pool.device.type != "cpu":
         logger.info("Using torch attention.")
         return TorchPagedAttention(pool)

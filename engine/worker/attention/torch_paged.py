@@ -16,11 +16,11 @@ from engine.worker.attention.backend import AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 
 MAX_GATHERED_TOKENS = 65536
-"""Most KV tokens of one layer that one group of decodes copies out of the pool."""
+"""Maximum KV tokens of one layer that a group of decodes gathers from the pool."""
 MAX_PADDING_RATIO = 1.5
-"""Padded by real tokens of a group of decodes."""
+"""Maximum ratio of padded to real tokens in a group of decodes."""
 PACKED_QUERIES = 1024
-"""Queries times heads per KV head that share one mask: it stays small however long the context is."""
+"""Queries times heads per KV head that share one mask: it stays small for any context length."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,11 @@ class _DecodeGroup:
     """[(end - start) * num_blocks_each]"""
     seq_lens: torch.Tensor
     padding: torch.Tensor
-    """[num_padded] places among the gathered tokens that lie behind the end of a sequence."""
+    """[num_padded] indices among the gathered tokens that lie past the end of a sequence."""
     uniform: bool
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """Window to [end - start, 1, 1, max_seq_len], True where a key is seen; shared by the layers."""
+    """Masks by window, [end - start, 1, 1, max_seq_len], True where a key is attended; shared by the
+    layers."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         if window not in self.masks:
@@ -77,13 +78,15 @@ class TorchPagedAttention:
         self._chunks: list[_Chunk] = []
         self._slot_blocks = torch.empty(0, dtype=torch.int64)
         self._slot_offsets = torch.empty(0, dtype=torch.int64)
-        # Kept between calls: on a CPU, fresh memory of this size costs eight times the copy itself.
+        # Kept between calls: on a CPU, faulting in fresh memory of this size costs eight times the copy
+        # itself.
         self._gathered_keys = pool.new_empty((0, *pool.shape[3:]))
         self._gathered_values = self._gathered_keys
 
     @staticmethod
     def scratch_bytes(spec: KvCacheSpec, max_model_len: int) -> int:
-        """What gathered pages and masks of a longest sequence take, beside the model's activations."""
+        """Bytes of gathered pages and masks for the longest sequence, in addition to the model's
+        activations."""
         longest = max(max_model_len, MAX_GATHERED_TOKENS)
         gathered = 2 * longest * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
         masks = PACKED_QUERIES * max_model_len * (1 + spec.dtype.itemsize)
@@ -142,8 +145,8 @@ class TorchPagedAttention:
         seq_len: int,
         padding: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first ``seq_len`` tokens of ``num_seqs`` sequences, out of one layer's pages; 0 at ``padding``,
-        where somebody else's NaN may lie, which no weight of 0 would make vanish.
+        """Gather the first ``seq_len`` tokens of ``num_seqs`` sequences from one layer's pages. Tokens at
+        ``padding`` become 0: they may hold another sequence's NaN, which a weight of 0 would not cancel.
 
         keys, values [pool blocks, block_size, heads, head_dim] -> both [num_seqs, heads, seq_len, head_dim]
         """
@@ -174,7 +177,7 @@ class TorchPagedAttention:
         )
 
     def _padding(self, seq_lens: IntArray) -> IntArray:
-        """See _DecodeGroup.padding."""
+        """See ``_DecodeGroup.padding``."""
         longest = int(seq_lens[-1])
         width = -(-longest // self._block_size) * self._block_size
         return np.concatenate(
@@ -193,7 +196,7 @@ class TorchPagedAttention:
 
 
 def _similar_lengths(seq_lens: list[int]) -> Iterator[tuple[int, int]]:
-    """Cut ascending lengths into runs that waste little when padded and that fit in the gather buffer."""
+    """Split ascending lengths into groups that waste little when padded and fit in the gather buffer."""
     start, real = 0, 0
     for i, length in enumerate(seq_lens):
         padded = length * (i + 1 - start)
@@ -214,7 +217,8 @@ def _attend_decodes(
     scale: float,
     window: int | None,
 ) -> None:
-    """One query per sequence. The heads that share a KV head stand as its queries, so KV is not repeated.
+    """Attend with one query per sequence. The heads that share a KV head become its queries, so KV is not
+    repeated.
 
     query [num_seqs, heads, head_dim]; key, value [num_seqs, kv_heads, seq_len, head_dim];
     output [num_tokens, heads, head_dim] of the whole step
@@ -225,7 +229,8 @@ def _attend_decodes(
 
 
 def _attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """A sequence that starts here: its own K and V are all there is. All [tokens, heads, head_dim]."""
+    """Attend within a sequence that has no context: its own K and V are all there is. All tensors are
+    [tokens, heads, head_dim]."""
     output = scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
@@ -245,10 +250,10 @@ def _attend_tiles(
     scale: float,
     window: int | None,
 ) -> None:
-    """A chunk behind a context: tiles of queries, each over the keys that its last query sees.
+    """Attend with a chunk that has context: tiles of queries, each over the keys that its last query sees.
 
-    As with decodes the heads of a group stand as queries of their KV head: KV is not
-    repeated, and any kernel will do.
+    As with decodes, the heads of a group become queries of their KV head: KV is not repeated, and any kernel
+    works.
 
     query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim]
     """

@@ -1,4 +1,4 @@
-"""The compiled attention, called with bare addresses. Knows nothing of steps."""
+"""Calls the compiled attention kernel with raw addresses. Knows nothing of steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.worker.cpu.kernels.library import KernelUnavailable, load_library, t
 
 
 class PoolAddress(ctypes.Structure):
-    """A KV pool; strides in numbers, not bytes."""
+    """A KV pool; strides are in elements, not bytes."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -38,7 +38,8 @@ class SequenceAddresses(ctypes.Structure):
 
 
 class HeadAddresses(ctypes.Structure):
-    """What a layer brings, [heads, head_dim] per token; strides in numbers; window 0: all is seen."""
+    """One layer's query, key, value and output, [heads, head_dim] per token. Strides are in elements; window
+    0 means full attention."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -56,7 +57,7 @@ class HeadAddresses(ctypes.Structure):
 
 
 class CpuKernel:
-    """The compiled code for one head_dim and one type of numbers."""
+    """The compiled attention for one head_dim and one dtype."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -78,19 +79,20 @@ class CpuKernel:
 
     @property
     def knows_prompts(self) -> bool:
-        """Whether ``attend_prompts`` can be called: it takes a CPU that multiplies pairs of bf16."""
+        """Whether ``attend_prompts`` can be called: it needs a CPU with AVX512_BF16."""
         return self._attend_prompts is not None
 
     def attend_decodes(
         self, pool: PoolAddress, decodes: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
     ) -> None:
-        """Keep the one new key and value of each sequence in the pool; write its attention to the output."""
+        """Attend with one query per sequence: write its new key and value to the pool, its attention to the
+        output."""
         self._attend_decodes(pool, decodes, layer, heads, threads)
 
     def attend_prompts(
         self, pool: PoolAddress, prompts: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
     ) -> None:
-        """The same for sequences with several new tokens."""
+        """Attend with several new tokens per sequence: as ``attend_decodes``, for prefill."""
         assert self._attend_prompts is not None
         self._attend_prompts(pool, prompts, layer, heads, threads)
 

@@ -1,4 +1,4 @@
-"""What computes steps that the host waits for, put together over one pool."""
+"""The CPU backend: attention, model, batch and sampler over one KV pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
 
 
 class CPUBackend:
-    """A StepPath: the only one on a CPU, and what is left to a GPU without Triton."""
+    """A Backend: the only one on a CPU, and the fallback for a GPU without Triton."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class CPUBackend:
         config: EngineConfig,
         group: TensorParallelGroup,
     ) -> None:
-        """``backend``: by ``resolve_attention``."""
+        """``backend``: from ``resolve_attention``."""
         self._loaded = loaded
         self._config = config
         self._group = group

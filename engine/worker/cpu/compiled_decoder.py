@@ -1,7 +1,7 @@
-"""A decoder whose steps are one call of compiled code.
+"""A decoder that runs a whole step in one call of compiled code.
 
-A step of a few tokens pays for calls, of which torch makes a dozen for each layer, and for threads that have
-to be woken for each; a large one for every pass over its rows.
+In torch, a small step spends its time on calls, a dozen for each layer, and on waking threads for each; a
+large one on elementwise ops over all rows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.worker.models.linears import Table
 logger = logging.getLogger(__name__)
 
 _UNIT = 64
-"""Numbers that the code computes together: it knows no sizes between its multiples."""
+"""The kernels compute this many elements together: all sizes must be multiples of it."""
 
 
 class _Layer(ctypes.Structure):
-    """A DecoderLayer; window 0: all is seen."""
+    """A DecoderLayer; window 0 means full attention."""
 
     _fields_ = (
         ("qkv", WeightAddress),
@@ -67,7 +67,7 @@ class _Model(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    """The arguments of ``CausalModel.forward``, and its result."""
+    """The arguments of ``CausalModel.forward`` and its result."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int64),
@@ -80,13 +80,13 @@ class _Step(ctypes.Structure):
 
 
 class _CpuSet(ctypes.Structure):
-    """Some of a machine's CPUs, as ``cpu_set_t`` has them: CPU n is bit n."""
+    """A set of CPUs in the layout of ``cpu_set_t``: CPU n is bit n."""
 
     _fields_ = (("bits", ctypes.c_uint64 * (MAX_CPUS // 64)),)
 
 
 class _Cores(ctypes.Structure):
-    """The CPUs of each thread's core; without any, threads are where the system puts them."""
+    """The CPUs of each thread's core; if empty, threads are not pinned."""
 
     _fields_ = (
         ("all", _CpuSet),
@@ -96,7 +96,7 @@ class _Cores(ctypes.Structure):
 
 
 def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
-    """``model``, its steps compiled if this model and this attention allow it."""
+    """Wrap ``model`` in a CompiledDecoder if this model and this attention allow it."""
     if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
         return model
     if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
@@ -106,7 +106,7 @@ def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> Caus
 
 
 def _is_known(model: Decoder) -> bool:
-    """Whether the compiled code computes all that this decoder does."""
+    """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
     sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Table)
@@ -131,10 +131,10 @@ def _head(model: Decoder) -> nn.Module:
 
 
 class CompiledDecoder:
-    """A CausalModel for one attention backend."""
+    """A CausalModel for one attention backend, run by the compiled kernels."""
 
     def __init__(self, model: Decoder, attention: CpuPagedAttention) -> None:
-        """``model``: one that ``with_compiled_steps`` accepts; its weights stay where they are."""
+        """``model``: one that ``with_compiled_steps`` accepts; its weights are shared, not copied."""
         self.num_layers, self.num_kv_heads, self.head_dim = (
             model.num_layers,
             model.num_kv_heads,
@@ -167,7 +167,7 @@ class CompiledDecoder:
         sample_rows: torch.Tensor,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """See CausalModel.forward."""
+        """See ``CausalModel.forward``."""
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         num_tokens = len(input_ids)
@@ -188,8 +188,8 @@ class CompiledDecoder:
         return logits
 
     def _room_for_logits(self, num_samples: int) -> torch.Tensor:
-        """[num_samples, vocab_size], in the same memory at each step: what is allocated while it were free
-        would cut it up, so that the next step needed more."""
+        """Return a buffer [num_samples, vocab_size], the same memory at each step: if it were freed in
+        between, small allocations would fragment it and the next step would need more."""
         if num_samples > len(self._logits):
             room = 1 << (num_samples - 1).bit_length()
             self._logits = empty_pages((room, self._plain.shape.vocab_size), torch.bfloat16)

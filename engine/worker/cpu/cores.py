@@ -1,7 +1,8 @@
-"""Which CPUs each thread of a step computes on: a core of its own, where there is one for each.
+"""Chooses the CPUs of each thread of a step: a core of its own, if there is one for each.
 
-Threads of a step wait for each other a hundred times. Where other work comes and goes, the system puts two of
-them on one core and leaves them there for milliseconds, another free, each waiting for its turn."""
+Threads of a step synchronize a hundred times. When other processes come and go, the system often puts two of
+the threads on one core for milliseconds and leaves another core idle.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +12,23 @@ from contextlib import suppress
 from pathlib import Path
 
 TOLD_BY_USER = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""What may say where threads run, in an environment."""
+"""Environment variables by which a user pins threads."""
 MAX_CPUS = 1024
-"""As ``cpu_set_t`` has them."""
+"""The size of ``cpu_set_t`` in bits."""
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def usable_cpus() -> frozenset[int]:
-    """Those on which the calling thread may run; none where the system does not tell."""
+    """The CPUs on which the calling thread may run; empty where the system does not report them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset[int]]:
-    """The CPUs of each thread's core. None if there are more or fewer cores than threads, for then others
-    may have chosen theirs among the same, or if the user's environment says where threads run.
+    """The CPUs of each thread's core. Empty if the number of cores differs from the number of threads,
+    because other processes may then have chosen the same cores, or if the user's environment pins threads.
 
-    ``siblings``: the file that names the CPUs of CPU {}'s core."""
+    ``siblings``: the file that lists the CPUs of the core of CPU {}.
+    """
     if num_threads < 2 or any(name in os.environ for name in TOLD_BY_USER):
         return ()
     cpus = usable_cpus()
@@ -35,14 +37,14 @@ def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset
 
 
 def _core(cpu: int, siblings: str) -> frozenset[int]:
-    """The CPUs that share a core with this one; itself alone where the system does not tell."""
+    """The CPUs that share a core with this one; just this one where the system does not report them."""
     with suppress(OSError, ValueError):
         return _parsed(Path(siblings.format(cpu)).read_text(encoding="ascii")) | {cpu}
     return frozenset({cpu})
 
 
 def _parsed(text: str) -> frozenset[int]:
-    """A list of numbers as Linux writes it: ``0-1,8``."""
+    """Parse a list of numbers as Linux writes it: ``0-1,8``."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

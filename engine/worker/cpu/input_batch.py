@@ -1,4 +1,4 @@
-"""The worker's memory of its requests on the host, and a step plan as the flat arrays of a forward pass.
+"""The worker's request state in host memory, and a step plan as the flat arrays of a forward pass.
 
 Does not know the model.
 """
@@ -43,7 +43,7 @@ class InputBatch:
         """[max_num_seqs, max_model_len + 1]"""
 
     def __len__(self) -> int:
-        """Requests known, preempted ones included."""
+        """Number of known requests, preempted ones included."""
         return len(self._rows)
 
     def update(self, plan: SchedulerOutput) -> None:
@@ -77,5 +77,5 @@ class InputBatch:
         return self._rows.sampling_batch(rows)
 
     def append_sampled(self, rows: IntArray, token_ids: IntArray) -> None:
-        """The sampled tokens become known, so that the scheduler need not send them back."""
+        """Append sampled tokens to their rows, so that the scheduler need not send them back."""
         self.token_ids[rows, self._rows.add_tokens(rows)] = token_ids

@@ -1,4 +1,4 @@
-"""Runs one step: plan to arrays, arrays to logits, logits to tokens. Decides nothing."""
+"""Runs one step: plan to arrays, arrays to logits, logits to tokens. Makes no scheduling decision."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Apply the plan's deltas, run its tokens, sample the requests that are fully computed; load blocks
-        before, store them after."""
+        """Apply the plan's deltas, run its tokens, and sample the requests that are fully computed. Offloaded
+        blocks are loaded before the step and stored after it."""
         self._batch.update(plan)
         host = self._host_pool
         if host is None:
@@ -46,7 +46,7 @@ class ModelRunner:
         return with_reports(result, host.take_reports())
 
     def close(self) -> None:
-        """End what goes on beside the steps."""
+        """Stop background transfers."""
         if self._host_pool is not None:
             self._host_pool.close()
 
@@ -85,6 +85,6 @@ class ModelRunner:
 
 
 def _forbidden(masks: TokenMasks, step: StepInputs) -> TokenBitmask:
-    """The masks with the place of each request among those sampled."""
+    """The masks with the index of each request among the sampled ones."""
     place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
     return TokenBitmask([place[req_id] for req_id in masks.req_ids], masks.forbidden)

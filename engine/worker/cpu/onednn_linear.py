@@ -1,6 +1,6 @@
-"""Matrix products whose weight is laid out for oneDNN once, so that a small batch reads it at memory speed.
+"""GEMMs with weights packed for oneDNN once, so that a small batch reads them at memory speed.
 
-A plain product lays its weight out anew at every call. Knows nothing of models.
+A plain torch GEMM packs its weight again at every call. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from engine.worker.models.linears import Table
 logger = logging.getLogger(__name__)
 
 ROWS_HINT = 32
-"""Rows of a usual input: for one row alone a layout may be chosen that is slow for more."""
+"""Number of rows to optimize the layout for: with one, oneDNN may choose a layout that is slow for more."""
 _BLOCKS = (64, 32, 16)
 _TRIAL_ROWS = 128
 _TRIAL_SIZE = 64
 
 
 class PackedWeight:
-    """A weight [num_rows, width] as oneDNN wants it, and how its rows are found there.
+    """A weight [num_rows, width] in oneDNN's blocked layout, and how its rows are found there.
 
     oneDNN interleaves a block of rows: the first four bytes of each, then the next four, and so on.
     """
@@ -37,7 +37,7 @@ class PackedWeight:
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self._words = self._in_order()
         self.block = self._find_block(weight)
-        """Rows that are interleaved; None where the layout is another."""
+        """Number of rows that are interleaved; None if the layout is a different one."""
 
     def _first_byte(self) -> int:
         address: int = torch.ops.mkldnn.data_ptr(self.packed)
@@ -49,7 +49,7 @@ class PackedWeight:
         return product
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [n] -> [n, width]; only where there is a ``block``"""
+        """ids [n] -> [n, width]; only if ``block`` is not None"""
         assert self.block is not None
         return self._rows(ids, self.block)
 
@@ -59,7 +59,7 @@ class PackedWeight:
         return found.view(self._dtype)[:, : self.width]
 
     def _in_order(self) -> torch.Tensor:
-        """The bytes by fours, in the order in which they lie."""
+        """The packed memory as 32-bit integers, in storage order."""
         num_bytes = torch.ops.mkldnn._nbytes(self.packed)
         return torch.frombuffer(
             (ctypes.c_char * num_bytes).from_address(self._first_byte()), dtype=torch.int32
@@ -76,7 +76,7 @@ class PackedWeight:
 
 
 class PackedLinear(nn.Module):
-    """Stands in for an ``nn.Linear``; its weight is opaque to all but oneDNN."""
+    """Replaces an ``nn.Linear``; only oneDNN can read its weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class PackedLinear(nn.Module):
 
 
 class PackedTable(nn.Module):
-    """Stands in for a ``Table``: held once, as a packed weight, in which vectors are still found by number.
+    """Replaces an ``Embedding`` by a packed weight, in which vectors can still be looked up.
 
-    Raises RuntimeError where oneDNN's layout has no place for each vector.
+    Raises RuntimeError if oneDNN's layout does not allow the look-up.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -110,10 +110,10 @@ class PackedTable(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packed weights of this type are of use here, which a small product shows; on x86-64 only.
+    """Whether oneDNN packs weights of this dtype here, tested by a small GEMM; on x86-64 only.
 
-    Not float32: oneDNN compiles a product for each number of rows and keeps a thousand of them, hundreds of
-    megabytes, where plain float32 products keep nothing; bfloat16 ones do the same, packed or not.
+    Not float32: oneDNN compiles a GEMM for each number of rows and caches a thousand of them, hundreds of
+    megabytes, whereas plain float32 GEMMs cache nothing. bfloat16 ones are cached either way.
     """
     if device.type != "cpu" or dtype == torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -134,7 +134,8 @@ def packed_linear(plain: nn.Linear) -> PackedLinear:
 
 
 def packed_table(table: Table) -> Table | PackedTable:
-    """What stands in for ``table``; itself where oneDNN's layout has no place for each vector."""
+    """Return a packed replacement for ``table``, or ``table`` itself if oneDNN's layout does not allow the
+    look-up."""
     try:
         return PackedTable(table.weight)
     except (AttributeError, RuntimeError) as error:

@@ -1,5 +1,5 @@
-"""Weights as the compiled code multiplies with them: in bf16, or rounded to 8 or 4 bits, of which it makes
-pairs of bf16 as it reads them, so that a small step waits for half or a third of the memory.
+"""Packed weights for the compiled GEMM: bf16, or quantized to 8 or 4 bits and expanded to pairs of bf16 as
+they are read, so that a small step reads half or a third of the memory.
 
 Knows nothing of models.
 """
@@ -22,23 +22,23 @@ from engine.worker.models.linears import Table
 logger = logging.getLogger(__name__)
 
 INPUTS_AT_ONCE = 32
-"""Which the compiled code multiplies: it knows multiples of them only, and GROUP_SIZE is one."""
+"""Inputs that the compiled GEMM multiplies together: it supports only multiples, and GROUP_SIZE is one."""
 _NUMBERS = 8
-"""Of 4 bits, in a word."""
+"""Numbers of 4 bits in a 32-bit lane."""
 
 
 class PackedWeight(Protocol):
-    """A weight [outputs, inputs] as the compiled code reads it."""
+    """A weight [outputs, inputs] in the layout of the compiled GEMM."""
 
     numbers: torch.Tensor
-    """Nearly all of it."""
+    """The packed numbers: nearly all of the weight's memory."""
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
-        """Valid as long as this and ``bias`` are held."""
+        """The addresses for the kernels, valid as long as this object and ``bias`` are referenced."""
 
 
 class Weight16:
-    """An PackedWeight in bf16."""
+    """A PackedWeight in bf16."""
 
     def __init__(self, weight: torch.Tensor, product: CompiledProduct) -> None:
         """weight [outputs, inputs], inputs a multiple of INPUTS_AT_ONCE"""
@@ -55,7 +55,7 @@ class Weight16:
 
 
 class Weight8:
-    """An PackedWeight: ``w ≈ scale · q``, q in [-127, 127], a scale for each output."""
+    """A PackedWeight in int8: ``w ≈ scale · q``, q in [-127, 127], with a scale per output."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
@@ -79,8 +79,8 @@ class Weight8:
 
 
 class Weight4:
-    """An PackedWeight: ``w ≈ scale · (q - 8) + zero``, q in [0, 15]; scale and zero are of an output and
-    a group of inputs."""
+    """A PackedWeight in int4: ``w ≈ scale · (q - 8) + zero``, q in [0, 15], with a scale and a zero per
+    output and group of inputs."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
@@ -99,7 +99,7 @@ class Weight4:
 
 
 class PackedWeightLinear(nn.Module):
-    """Stands in for an ``nn.Linear`` of bf16."""
+    """Replaces a bf16 ``nn.Linear``."""
 
     numbers: torch.Tensor
 
@@ -119,7 +119,7 @@ class PackedWeightLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """A VectorTable of bf16 vectors, held once."""
+    """An AnyEmbedding over a packed weight."""
 
     numbers: torch.Tensor
 
@@ -142,7 +142,7 @@ class PackedEmbedding(nn.Module):
 
 
 def compiled_product(head_dim: int, device: torch.device, dtype: torch.dtype) -> CompiledProduct | None:
-    """The compiled code's product for the linears of a decoder; None where torch has to multiply."""
+    """The compiled GEMM for the linears of a decoder; None if torch has to multiply."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return None
     try:
@@ -153,27 +153,28 @@ def compiled_product(head_dim: int, device: torch.device, dtype: torch.dtype) ->
 
 
 def interleaved_linear(plain: nn.Linear, product: CompiledProduct) -> nn.Linear | PackedWeightLinear:
-    """What stands in for ``plain``; itself where its inputs are not those that the compiled code knows."""
+    """Return a packed replacement for ``plain``, or ``plain`` itself if its number of inputs is not
+    supported."""
     if plain.in_features % INPUTS_AT_ONCE:
         return plain
     return PackedWeightLinear(Weight16(plain.weight, product), plain.bias, product)
 
 
 def interleaved_table(table: Table, product: CompiledProduct) -> Table | PackedEmbedding:
-    """As interleaved_linear."""
+    """As ``interleaved_linear``."""
     if table.weight.shape[1] % INPUTS_AT_ONCE:
         return table
     return PackedEmbedding(Weight16(table.weight, product), product)
 
 
 def _whole_blocks(rows: torch.Tensor) -> torch.Tensor:
-    """``rows``, with zeros behind the last."""
+    """``rows`` padded with zeros to whole blocks."""
     return pad(rows, (0, 0, 0, -len(rows) % INTERLEAVED))
 
 
 def _words(numbers: torch.Tensor) -> torch.Tensor:
-    """numbers [blocks, outputs, groups, 2, 8, 2] of 4 bits -> words [blocks, groups, 2, outputs, 2]: each of
-    the even or the odd ones of 16 inputs, the first in the lowest bits"""
+    """numbers [blocks, outputs, groups, 2, 8, 2] of 4 bits -> 32-bit lanes [blocks, groups, 2, outputs, 2],
+    each with the even or the odd ones of 16 inputs, the first in the lowest bits"""
     shifts = 4 * torch.arange(_NUMBERS, dtype=torch.int32)
     words = (numbers << shifts[:, None]).sum(4, dtype=torch.int32)
     return words.permute(0, 2, 3, 1, 4)

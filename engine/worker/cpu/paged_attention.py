@@ -1,4 +1,4 @@
-"""Paged attention on a CPU by the compiled kernel; prompts in torch where the CPU is too old for it."""
+"""Paged attention on a CPU by the compiled kernels; prefill uses torch where the CPU lacks AVX512_BF16."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine.worker.cpu.attention_kernel import CpuKernel, HeadAddresses, PoolAdd
 class CpuPagedAttention:
     """An AttentionBackend over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
 
-    What the kernel gives a sequence does not depend on the others of its step, to the last bit.
+    The result for a sequence does not depend on the others of its step, to the last bit.
     """
 
     def __init__(self, pool: torch.Tensor, kernel: CpuKernel) -> None:
-        """``kernel``: loaded for the pool's head_dim and type."""
+        """``kernel``: loaded for the pool's head_dim and dtype."""
         assert pool.is_contiguous()
         self._pool = pool
         self._kernel = kernel
@@ -28,18 +28,18 @@ class CpuPagedAttention:
         )
         self._heads = HeadAddresses()
         self._batch: AttentionBatch | None = None
-        """Held for the arrays that the addresses point to."""
+        """Keeps the arrays alive that the addresses point to."""
         self._decodes = self._prompts = SequenceAddresses()
         self._num_threads = 1
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The compiled code that attends."""
+        """The library of the compiled kernels."""
         return self._kernel.library
 
     @property
     def addresses(self) -> tuple[PoolAddress, SequenceAddresses, SequenceAddresses]:
-        """The pool, and the step's sequences: those with a single new token, then the others."""
+        """The pool and the step's sequences: those with a single new token, then the others."""
         return self._address, self._decodes, self._prompts
 
     def begin_step(self, batch: AttentionBatch) -> None:
@@ -80,7 +80,8 @@ class CpuPagedAttention:
         return output
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, heads, head_dim], each row [heads, head_dim] without gaps, in the pool's type."""
+        """Return x [num_tokens, heads, head_dim] in the pool's dtype, each row [heads, head_dim]
+        contiguous."""
         if x.dtype == self._pool.dtype and x.stride()[1:] == (x.shape[2], 1):
             return x
         return x.to(self._pool.dtype).contiguous()
@@ -93,7 +94,7 @@ class CpuPagedAttention:
         output: torch.Tensor,
         first_token: int,
     ) -> None:
-        """The rows of the tensors from ``first_token`` on become those of ``_heads``."""
+        """Point ``_heads`` to the rows of the tensors from ``first_token`` on."""
         heads, size = self._heads, self._pool.itemsize
         heads.query_stride, heads.key_stride = query.stride(0), key.stride(0)
         heads.value_stride, heads.output_stride = value.stride(0), output.stride(0)
@@ -104,7 +105,7 @@ class CpuPagedAttention:
 
 
 def _addresses(batch: AttentionBatch, start: int, end: int) -> SequenceAddresses:
-    """Of the sequences ``start`` to ``end``; valid while the batch is."""
+    """The addresses of the sequences ``start`` to ``end``; valid as long as the batch exists."""
     arrays = (batch.query_lens, batch.seq_lens, batch.block_tables)
     assert all(array.flags.c_contiguous for array in arrays)
     pointers = (array.ctypes.data + start * array.strides[0] for array in arrays)

@@ -1,4 +1,4 @@
-"""Rounding a weight to 8 or 4 bits: which numbers, and what they stand for."""
+"""Weight-only quantization to int8 per output or int4 in groups of inputs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 GROUP_SIZE = 32
-"""Inputs that share a scale and a zero in 4 bits, which so take 5; torch knows larger ones, the compiled code
-does not."""
+"""Inputs that share a scale and a zero in int4, which makes 5 bits per number. torch supports larger groups
+too, the compiled kernels do not."""
 _ROWS = 1024
-"""Rounded together: there may be no room for a copy of all in 32 bits."""
+"""Rows quantized at a time: there may be no memory for a float32 copy of all of them."""
 
 
 def to_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,13 +27,13 @@ def to_int4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = groups.amin(-1), groups.amax(-1)
     scales = ((high - low) / 15).clamp_min(torch.finfo(rows.dtype).tiny)
     grid = torch.stack([scales, low + 8 * scales], dim=-1).to(rows.dtype)
-    scales, zeros = grid.float().unbind(-1)  # as they are kept: the rounding is to these
+    scales, zeros = grid.float().unbind(-1)  # quantize to scales and zeros as they are stored
     units = (groups - zeros[..., None]).div_(scales[..., None]).round_()
     return units.add_(8).clamp_(0, 15).flatten(1).to(torch.int32), grid
 
 
 def by_rows(weight: torch.Tensor, *kept: torch.Tensor, block: int = 1) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Some rows of ``weight`` and what is kept of them, part by part; an entry of ``kept`` is for ``block``
-    rows."""
+    """Iterate over ``weight`` in parts of ``_ROWS`` rows, with the matching parts of ``kept``, whose entries
+    each cover ``block`` rows."""
     parts = (torch.split(tensor, _ROWS // block) for tensor in kept)
     return zip(torch.split(weight, _ROWS), *parts, strict=True)

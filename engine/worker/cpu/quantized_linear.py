@@ -1,6 +1,6 @@
-"""Matrix products on a CPU whose weight was rounded to 8 or 4 bits as it was loaded, which takes less memory.
+"""Linears with weights quantized to 8 or 4 bits at load time, on a CPU, to save memory.
 
-Inputs and outputs keep their type; what is lost is what rounding the weight loses. Knows nothing of models.
+Inputs and outputs keep their dtype; the only loss is the quantization of the weight. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.worker.models.linears import Table
 Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 16
-"""Outputs that torch's product of 4 bits takes at once."""
+"""torch's int4 GEMM needs a multiple of this many outputs."""
 
 
 class Int8Linear(nn.Module):
-    """``w ≈ scale · q`` with q in [-127, 127] and a scale for each output."""
+    """An int8 linear: ``w ≈ scale · q`` with q in [-127, 127] and a scale per output."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class Int8Linear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """``w ≈ scale · (q - 8) + zero``, q in [0, 15]; scale and zero are of an output and a group of inputs."""
+    """An int4 linear: ``w ≈ scale · (q - 8) + zero`` with q in [0, 15], a scale and a zero per output and
+    group of inputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class Int4Linear(nn.Module):
 
 
 class Int8Table(nn.Module):
-    """A VectorTable of vectors in 8 bits, each with its scale."""
+    """An AnyEmbedding of int8 vectors, each with its scale."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int
 def int4_linear(
     plain: nn.Linear, product: CompiledProduct | None = None
 ) -> Int4Linear | Int8Linear | PackedWeightLinear:
-    """In 8 bits where its sizes are not those that are multiplied in 4."""
+    """Quantize to int4, or to int8 if its sizes do not allow int4."""
     if plain.in_features % GROUP_SIZE:
         return int8_linear(plain, product)
     if product is not None:
@@ -92,14 +93,14 @@ def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Tabl
 
 
 def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See rounding.to_int8."""
+    """See ``quantization.to_int8``."""
     kept = weight.new_empty(weight.shape, dtype=torch.int8), weight.new_empty(len(weight))
     _fill(weight, to_int8, kept)
     return kept
 
 
 def _to_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See rounding.to_int4."""
+    """See ``quantization.to_int4``."""
     grid = weight.new_empty(len(weight), weight.shape[1] // GROUP_SIZE, 2)
     kept = weight.new_empty(weight.shape, dtype=torch.int32), grid
     _fill(weight, to_int4, kept)

@@ -1,4 +1,4 @@
-"""Sampling by one of several ranks, as only the first has the logits of all tokens."""
+"""Sampling with tensor parallelism: only the first rank has the logits of all tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.worker.sampling_batch import SamplingBatch
 
 
 class RankSampler(Sampler):
-    """The first rank chooses, and tells the others."""
+    """The first rank samples and broadcasts the tokens to the others."""
 
     def __init__(self, seed: int, group: TensorParallelGroup) -> None:
         super().__init__(seed)
@@ -24,8 +24,8 @@ class RankSampler(Sampler):
         history: IntArray,
         forbidden: TokenBitmask | None = None,
     ) -> SamplerOutput:
-        """As Sampler's; where this is not the first rank, logits [num_samples, 0], and nobody is told
-        log-probabilities."""
+        """As ``Sampler.sample``. On other ranks than the first, logits are [num_samples, 0], and no
+        log-probabilities are returned."""
         if self._group.rank:
             told = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
             return SamplerOutput(self._group.broadcast(told).cpu().numpy(), {})

@@ -1,7 +1,8 @@
-"""How many threads compute a step: all, or one fewer where other work has the core of one of them.
+"""Chooses how many threads run a step: all, or one fewer if another process occupies a core.
 
-The threads of a step wait for each other many times. One that is kept from its core by other work, as the
-front end's, keeps all others waiting; without it they may be done sooner."""
+The threads of a step synchronize many times. If one is kept off its core by another process, such as an API
+server process, all the others wait for it; without that thread they may finish sooner.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +10,39 @@ import time
 from collections.abc import Callable
 
 MAX_KEPT_WAITING = 0.3
-"""Of a step's time, the share in which its first thread has no core or waits for one that has none. Where it
-is more it is seen whether fewer threads take less time."""
+"""If the first thread spends a larger share of a step than this without a core, or waiting for a thread that
+has none, fewer threads are tried."""
 MIN_STEP_S = 0.005
-"""In shorter steps to wake a thread takes a good part of the time, which looks as if it were kept from its
-core."""
+"""In shorter steps, waking a thread takes a good part of the time, which looks like contention."""
 MIN_STEPS_BETWEEN_TRIALS, MAX_STEPS_BETWEEN_TRIALS = 8, 128
-"""Trials of the other number of threads come less and less often while it is the slower one."""
+"""Steps between trials of the other number of threads; doubled each time that it is slower."""
 KNOWN_FOR_S = 1.0
-"""What was measured is of no more use so long after the last step of its size: other work comes and goes."""
+"""Measurements are dropped this long after the last step of their size: other processes come and go."""
 WEIGHT_OF_LAST = 0.25
-"""Of what is measured, in the averages of what was."""
+"""Weight of the latest measurement in the moving averages."""
 LESS_THAN_CHANCE = 0.9
-"""Fewer threads have to be faster by a tenth."""
+"""Fewer threads are chosen only if they are a tenth faster."""
 
 
 class _Pace:
-    """Of steps of about the same size: how long they take by the full team and by a smaller one."""
+    """Timings of steps of about the same size, by the full team and by the smaller one."""
 
     def __init__(self) -> None:
         self.last_used = 0.0
         self._waiting = 0.0
         self._smaller_is_chosen = False
         self._seconds: dict[bool, float] = {}
-        """Of a token, by whether the team was the smaller one."""
+        """Seconds per token, by whether the team was the smaller one."""
         self._until_trial = 0
         self._between_trials = MIN_STEPS_BETWEEN_TRIALS
 
     def takes_smaller(self) -> bool:
-        """Whether the next step is the smaller team's."""
+        """Whether the smaller team should run the next step."""
         return self._smaller_is_chosen != (self._is_contended() and self._until_trial <= 0)
 
     def note(self, by_smaller: bool, seconds: float, waiting: float) -> None:
-        """A step has taken so long a token; ``waiting``: the share of it in which its first thread waited."""
+        """Record a step's seconds per token; ``waiting``: the share of its time that its first thread
+        waited."""
         self._seconds[by_smaller] = _average(self._seconds.get(by_smaller), seconds)
         if not by_smaller:
             self._waiting = _average(self._waiting, waiting)
@@ -54,7 +55,7 @@ class _Pace:
         return self._smaller_is_chosen or self._waiting > MAX_KEPT_WAITING
 
     def _judge(self) -> None:
-        """The other team has been tried."""
+        """Choose a team after a trial of the other one."""
         is_smaller_faster = self._seconds[True] < LESS_THAN_CHANCE * self._seconds[False]
         if is_smaller_faster == self._smaller_is_chosen:
             self._between_trials = min(2 * self._between_trials, MAX_STEPS_BETWEEN_TRIALS)
@@ -69,7 +70,7 @@ def _average(before: float | None, last: float) -> float:
 
 
 class ThreadTeam:
-    """Lets steps be computed by so many threads as take the least time, as measured."""
+    """Runs steps with the number of threads that is measured to be fastest."""
 
     def __init__(
         self,
@@ -77,15 +78,15 @@ class ThreadTeam:
         clock: Callable[[], float] = time.perf_counter,
         busy_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``size``: of the full team; the clocks give seconds, ``busy_clock`` those in which the calling
-        thread, which is the team's first, has had a core."""
+        """``size``: threads of the full team. The clocks return seconds; ``busy_clock`` counts only time in
+        which the calling thread, the first of the team, had a core."""
         self._size = size
         self._clock = clock
         self._busy_clock = busy_clock
         self._paces: dict[int, _Pace] = {}
 
     def compute(self, num_tokens: int, step: Callable[[int], None]) -> None:
-        """``step(number of threads)``; ``num_tokens``: its size."""
+        """Run ``step(number of threads)``; ``num_tokens``: the size of the step."""
         if self._size == 1 or not num_tokens:
             step(self._size)
             return

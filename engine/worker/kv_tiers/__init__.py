@@ -1,1 +1,1 @@
-"""KV blocks in host memory and on disk: slots, copies and the threads that do them."""
+"""Offloaded KV blocks in host memory and on disk: slots, copies and the threads that make them."""

@@ -1,6 +1,7 @@
-"""Queues of copies beside the queue of the steps, and events that order them. Knows no blocks and no slots.
+"""Streams of copies that run concurrently with the steps, and events that order them. Knows no blocks and no
+slots.
 
-The seam between the host tier and CUDA: what is behind it does nothing but pass the calls on.
+The seam between the host tier and CUDA: the implementations only pass the calls on.
 """
 
 from __future__ import annotations
@@ -11,30 +12,31 @@ from typing import Any, Protocol
 import torch
 
 Copy = tuple[torch.Tensor, torch.Tensor]
-"""To and from: both contiguous, of one shape and type. Neither may change before the copy is done."""
+"""Destination and source: both contiguous, of the same shape and dtype. Neither may change before the copy is
+done."""
 
 
 class Event(Protocol):
-    """A place in a queue: it is done when all that was queued there before it is."""
+    """A point in a stream: it is done when everything queued there before it is."""
 
     def query(self) -> bool:
         """Whether it is done. Does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until it is done. Any thread may."""
+        """Wait until it is done. Thread-safe."""
 
 
 class Stream(Protocol):
     """Work that a device does in the order in which it was queued. Queuing does not wait for the device."""
 
     def wait_event(self, event: Event) -> None:
-        """What is queued from now on starts after this."""
+        """Make everything that is queued from now on wait for ``event``."""
 
     def record_event(self) -> Event:
-        """After what is queued by now."""
+        """Return an event after everything that is queued by now."""
 
     def synchronize(self) -> None:
-        """Wait until all that is queued is done."""
+        """Wait until everything that is queued is done."""
 
 
 class CopyStream(Stream, Protocol):
@@ -44,7 +46,7 @@ class CopyStream(Stream, Protocol):
 
 
 class CopyStreams(Protocol):
-    """One stream each way, so that neither waits for the other, and memory that both are fast with."""
+    """One stream per direction, so that neither waits for the other, and pinning of host memory."""
 
     @property
     def loads(self) -> CopyStream:
@@ -56,14 +58,14 @@ class CopyStreams(Protocol):
 
     @property
     def steps(self) -> Stream:
-        """Where the calling thread's own work on the device is queued."""
+        """The stream of the steps: the calling thread's current one."""
 
     def pin(self, memory: torch.Tensor) -> bool:
-        """Let copies go straight to and from this memory of the host; False if that cannot be had. Any thread
-        may ask."""
+        """Pin host memory, so that copies to and from it are asynchronous; False if that is not possible.
+        Thread-safe."""
 
     def unpin(self, memory: torch.Tensor) -> None:
-        """Before memory that was pinned is given back."""
+        """Unpin memory; called before pinned memory is freed."""
 
 
 def copy_streams_of(device: torch.device) -> CopyStreams:
@@ -71,7 +73,7 @@ def copy_streams_of(device: torch.device) -> CopyStreams:
 
 
 class HostCopyStreams:
-    """CopyStreams of a CPU: all is done when the call returns."""
+    """CopyStreams of a CPU: everything is done when the call returns."""
 
     def __init__(self) -> None:
         self.loads = self.stores = self.steps = _HostStream()
@@ -104,8 +106,7 @@ class _HostStream:
 
 
 class CudaCopyStreams:
-    """CopyStreams of a GPU. Copies from and to pinned memory are the work of its copy engines: they take
-    nothing from the steps but bandwidth."""
+    """CopyStreams of a GPU. Its copy engines move pinned memory: steps lose nothing but bandwidth."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -136,7 +137,7 @@ class _CudaStream:
         self.synchronize: Callable[[], None] = stream.synchronize
 
     def record_event(self) -> Event:
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it may sleep
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting thread may sleep
         event.record(self._stream)
         return event
 

@@ -1,7 +1,8 @@
-"""The host tier of a device: copies of KV blocks beside the steps. Does not know which block is whose.
+"""The host tier of a GPU: offloads and loads KV blocks while steps run. Does not know which request uses
+which block.
 
-Nothing here waits for the device. Copies wait for steps, steps for copies, and copies for each other, on the
-device's own queues, where one would read what another still writes, or overwrite what another still reads.
+Nothing here waits for the device. Where a copy would read what another still writes, or overwrite what
+another still reads, events on the device's streams order copies and steps.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from engine.worker.kv_tiers.store_queue import PORTION_BYTES, StoreQueue
 
 @dataclass(slots=True)
 class _Load:
-    """A load in flight. It is over when both of its parts are, whether they worked or not."""
+    """A load in flight. It is over when both of its parts have ended, successfully or not."""
 
     copied: Event | None
-    """None: nothing of it comes from host memory."""
+    """The end of its copies from host memory; None if it has none."""
     is_read: bool
-    """Nothing of it is still to come from disk."""
+    """Whether its reads from disk have ended, or it has none."""
     failed: bool = False
 
     def is_over(self) -> bool:
@@ -36,17 +37,17 @@ class _Load:
 
 
 class DeviceHostPool:
-    """HostTransfers whose copies are under way while steps run. Called on one thread.
+    """HostTransfers whose copies run concurrently with steps. Called on one thread.
 
     - A load waits for all steps queued before, which may still use its blocks, for the stores that still read
-      them, and for the stores into its slots. Steps need not wait for it: its blocks are used when it was
-      reported, which it is when it is done.
+      them, and for the stores into its slots. Steps need not wait for it: its blocks are used only after it
+      was reported as done.
     - A store waits for the step that computes its blocks.
-    - A step that is given a block anew waits for the stores that still read it.
+    - A step that gets a newly allocated block waits for the stores that still read it.
     - A write to disk waits for the store into its slot. The slot gets other memory, so nothing waits for the
       write.
-    - Nothing is stored into a slot that is being loaded from: the scheduler leaves it alone until the load is
-      reported.
+    - Nothing is stored into a slot that is being loaded from: the scheduler does not reuse it until the load
+      is reported.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class DeviceHostPool:
         return reports
 
     def close(self) -> None:
-        """Stores that are not under way yet are forgotten with what they would have filled."""
+        """Finish the copies on the streams; stores that are not queued there yet are dropped."""
         self._streams.loads.synchronize()
         self._streams.stores.synchronize()
         if self._disk is not None:
@@ -103,7 +104,8 @@ class DeviceHostPool:
         self._slabs.close()
 
     def _start(self, loads: Sequence[KVLoad]) -> None:
-        """A step that is still queued may use their blocks: for a request that was aborted, or has ended."""
+        """Start loads after all queued steps, which may still use their blocks: for a request that was
+        aborted, or has ended."""
         before = self._streams.steps.record_event()
         for load in loads:
             copied = self._copy(load.copies, before) if len(load.copies) else None
@@ -114,7 +116,7 @@ class DeviceHostPool:
                 self._disk.read(load.load_id, load.reads, free)
 
     def _copy(self, copies: BlockCopies, before: Event) -> Event:
-        """Host to device."""
+        """Copy from host to device."""
         block_ids, rows = np.array(copies.block_ids), self._rows.of(copies.host_slots)
         stream = self._streams.loads
         for event in (before, *self._stores.reading(block_ids), *self._stores.writing(rows)):
@@ -123,7 +125,7 @@ class DeviceHostPool:
         return stream.record_event()
 
     def _write_to_disk(self, writes: DiskWrites) -> None:
-        """What these slots hold, or will when their stores are done."""
+        """Write the content of these slots, after the stores into them."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
             row = self._rows.give_to_write(host_slot, disk_slot)
@@ -132,7 +134,7 @@ class DeviceHostPool:
             self._disk.write(disk_slot, content.numpy().data, stored)
 
     def _take_disk_reports(self) -> TransferReports:
-        """Of writes; what ended of loads is noted with them."""
+        """Return the reports of disk writes, and record the ends of disk reads in ``_loads``."""
         if self._disk is None:
             return TransferReports()
         reports = self._disk.take_reports()
@@ -146,8 +148,8 @@ class DeviceHostPool:
 def select_host_pool(
     device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None, *, beside_steps: bool
 ) -> HostTransfers | None:
-    """None if there is to be no host tier. ``beside_steps``: a step is queued on the device, and not done
-    when the call returns."""
+    """Return the host pool; None if no host tier is configured. ``beside_steps``: steps are queued on the
+    device and not done when the call returns, so copies must run concurrently."""
     if not num_slots:
         return None
     if not beside_steps:
@@ -156,8 +158,8 @@ def select_host_pool(
 
 
 def _blocks_given(plan: SchedulerOutput, block_size: int) -> list[int]:
-    """Blocks that a step of this plan, or of a later one, is the first to write for their request. Those that
-    hold tokens already are only read."""
+    """Blocks that this plan's requests are the first to write, in this step or a later one. Blocks that
+    already hold their tokens are only read."""
     given: list[int] = []
     for new in plan.scheduled_new_reqs:
         given += new.block_ids[new.num_computed_tokens // block_size :]

@@ -1,4 +1,4 @@
-"""Opens the disk behind the host tier, and measures at the start when reading from it beats computing."""
+"""Opens the disk tier, and measures at the start for how many tokens reading from it beats recomputing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def open_disk(
     cache: CacheConfig, pool: torch.Tensor, measure_token_s: Callable[[], float]
 ) -> tuple[DiskPool, DiskLevel] | None:
-    """None if there is to be no disk, or if it is no use. ModelLoadError if the folder cannot hold what was
-    asked for."""
+    """Open the disk tier; None if none is configured, or if reading is slower than recomputing.
+    ModelLoadError if the folder has too little free space."""
     block_bytes = pool[0].numel() * pool.element_size()
     num_blocks = cache.num_disk_blocks(block_bytes)
     if not num_blocks:
@@ -52,7 +52,7 @@ def _check_room(folder: Path, needed: int) -> None:
 def _level(
     cache: CacheConfig, disk: DiskPool, num_blocks: int, measure_token_s: Callable[[], float]
 ) -> DiskLevel | None:
-    """What is worth reading; None if nothing is."""
+    """Which reads are worth it; None if none is."""
     if cache.kv_offloading_disk_min_tokens is not None:
         return DiskLevel(
             num_blocks=num_blocks,

@@ -1,7 +1,8 @@
-"""A file of KV blocks on disk, read and written by threads of its own. Does not know which block is whose.
+"""A file of KV blocks on disk, read and written by its own threads. Does not know which request uses which
+block.
 
-The file has no name: the system takes it back however the process ends. What it holds is known to this object
-alone, so nothing is found there by the next one.
+The file has no name: the system deletes it however the process ends. The index is in this object alone, so
+nothing survives a restart.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from engine.worker.kv_tiers.copy_streams import Event
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4
-"""One may write at a time, the others are there for reads."""
+"""Number of threads: one may write at a time, the others serve reads."""
 PROBE_BYTES = 64 * 2**20
 MAX_PROBE_BLOCKS = 32
 
 
 @dataclass(slots=True)
 class TransferReports:
-    """What has ended since the last look, each told once: ids of loads, and slots that were written."""
+    """The transfers that ended since the last call, each reported once: ids of loads, and slots of writes."""
 
     finished_loads: list[int] = field(default_factory=list)
     failed_loads: list[int] = field(default_factory=list)
@@ -48,52 +49,53 @@ class TransferReports:
 
 @dataclass(slots=True)
 class _Load:
-    """Blocks of one load that are still to come."""
+    """A load whose blocks are not all read yet."""
 
     num_left: int
     after: Sequence[Event]
-    """What is queued on a device, and still reads or writes these blocks, is done then."""
+    """Events to wait for: work on the device that still reads or writes these blocks."""
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSpeed:
-    """Measured: of one block alone, and of each of many."""
+    """Measured seconds per block: of a single block, and of each of many."""
 
     first_s: float
     block_s: float
 
 
 class KvDisk(Protocol):
-    """Slots for blocks behind host memory."""
+    """The disk tier: slots for blocks evicted from host memory."""
 
     def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
-        """Fill blocks of the device once these events are done."""
+        """Read into blocks of the device, once these events are done."""
 
     def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
-        """Keep a block's bytes, which are there once these events are done, and do not change from then until
-        it is reported; after all reads."""
+        """Write a block's bytes, after all pending reads. They are valid once these events are done, and must
+        not change until the write is reported."""
 
     def take_reports(self) -> TransferReports: ...
 
     def close(self) -> None:
-        """Give up what is under way, and what is kept. Repeatable."""
+        """Cancel pending transfers and drop all content. Repeatable."""
 
 
 class DiskPool:
-    """A KvDisk that is a file. Whoever uses it never reads or writes a slot that is being written, nor writes
-    one that is being read. No call waits for the disk."""
+    """A KvDisk in a file. The caller must not read or write a slot that is being written, nor write one that
+    is being read. No call waits for the disk."""
 
     def __init__(self, folder: Path, device_pool: torch.Tensor) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. OSError if no file can be made there."""
+        """``device_pool``: [num_blocks, ...], block-major. Raises OSError if no file can be made in
+        ``folder``."""
         self._device = device_pool
         self._block_bytes = device_pool[0].numel() * device_pool.element_size()
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._checksums: dict[int, int] = {}
-        """Of the slots that were written."""
+        """Checksums by slot, of the slots that were written."""
         self._loads: dict[int, _Load] = {}
         self._reads: deque[tuple[int, int, int]] = deque()
-        """Load, block, slot."""
+        """Pending reads: load id, block id, slot."""
         self._writes: deque[tuple[int, memoryview, Sequence[Event]]] = deque()
         self._writing = False
         self._reports = TransferReports()
@@ -148,7 +150,7 @@ class DiskPool:
             job(lane)
 
     def _next_job(self) -> Callable[[_Lane], None] | None:
-        """Reads first: a request waits for each. None at the end."""
+        """Return the next transfer, reads first because a request waits for each; None when closed."""
         with self._changed:
             while not self._closing:
                 if self._reads:
@@ -199,7 +201,8 @@ class DiskPool:
         self._checksums[slot] = zlib.crc32(content)
 
     def _attempt(self, what: str, transfer: Callable[[], None]) -> bool:
-        """Whether it worked. Whatever went wrong costs no more than computing; the first time is told."""
+        """Run a transfer and return whether it succeeded. A failure costs no more than recomputing; only the
+        first one is logged."""
         try:
             transfer()
         except Exception as error:
@@ -216,8 +219,8 @@ class DiskPool:
     # ---- at the start ----
 
     def measure(self, num_slots: int) -> ReadSpeed | None:
-        """How fast blocks come to the device that are not in the page cache; None if none can be written.
-        Before anything else is read or written, and before the device pool is used."""
+        """Measure how fast blocks that are not in the page cache are read to the device; None if none can be
+        written. Call it before anything else is read or written, and before the device pool is used."""
         num_blocks = min(
             num_slots, MAX_PROBE_BLOCKS, len(self._device) - 1, max(1, PROBE_BYTES // self._block_bytes)
         )
@@ -228,7 +231,7 @@ class DiskPool:
                 break
         if not num_blocks:
             return None
-        self._timed_read(1)  # wakes all up
+        self._timed_read(1)  # starts all threads
         first_s, all_s = self._timed_read(1), self._timed_read(num_blocks)
         self._device[1 : num_blocks + 1] = 0
         return ReadSpeed(first_s, all_s / num_blocks)
@@ -244,7 +247,8 @@ class DiskPool:
         return time.perf_counter() - started_s
 
     def _forget_pages(self) -> None:
-        """As far as the system lets us: what comes from its page cache says nothing of the disk."""
+        """Drop the file from the system's page cache, if possible: a cached read says nothing about the
+        disk."""
         with suppress(OSError, AttributeError):
             os.fdatasync(self._file.fileno())
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -256,7 +260,7 @@ def _wait_for(events: Sequence[Event]) -> None:
 
 
 class _Lane:
-    """One thread's way from the disk to the device: a buffer, and on an accelerator a stream."""
+    """A thread's path from disk to device: a buffer and, on an accelerator, a stream."""
 
     def __init__(self, device_pool: torch.Tensor, block_bytes: int) -> None:
         self._device = device_pool
@@ -267,7 +271,7 @@ class _Lane:
         self._stream = torch.cuda.Stream(device_pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def copy_to(self, block_id: int) -> None:
-        """Returns when the block is there."""
+        """Copy the buffer to a block of the device; returns when it is done."""
         if self._stream is None:
             self._device[block_id].copy_(self._block)
             return

@@ -1,5 +1,5 @@
-"""Host memory for copies of KV blocks, and what a runner asks of it. Copies what the plan says; does not know
-which block is whose."""
+"""Host memory for offloaded KV blocks, and the interface that a runner uses. Copies what the plan says; does
+not know which request uses which block."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ HOST = torch.device("cpu")
 
 
 class HostTransfers(Protocol):
-    """A plan's copies to, from and behind host memory. Each step: begun, its tokens queued, ended."""
+    """Runs a plan's copies between device, host memory and disk. For each step, the runner calls
+    ``begin_step``, queues the step's tokens, and calls ``end_step``."""
 
     def begin_step(self, plan: SchedulerOutput) -> None:
-        """Start its loads and its writes to disk. Work queued from now on may overwrite blocks that the plan
-        gives anew."""
+        """Start the plan's loads and disk writes. Work queued from now on may overwrite blocks that the plan
+        allocates."""
 
     def end_step(self, plan: SchedulerOutput) -> None:
-        """Store what the step computes, which is queued by now."""
+        """Store the blocks that the step computes, which is queued by now."""
 
     def take_reports(self) -> TransferReports:
-        """Of loads and writes to disk that have ended. Does not wait for any."""
+        """Return the loads and disk writes that have ended. Does not wait."""
 
     def close(self) -> None:
-        """End what goes on beside the steps. Repeatable."""
+        """Stop background transfers. Repeatable."""
 
 
 def with_reports(result: ModelRunnerOutput, reports: TransferReports) -> ModelRunnerOutput:
-    """A step's result that also tells what has ended."""
+    """Add the reports of ended transfers to a step's result."""
     if not reports:
         return result
     return replace(
@@ -52,10 +53,11 @@ def with_reports(result: ModelRunnerOutput, reports: TransferReports) -> ModelRu
 
 
 class HostPool:
-    """Slots shaped like the device's blocks. Each copy between it and the device is done when the call
-    returns, so that neither side can change under it; those between it and a disk go on beside the steps.
+    """Slots shaped like the device's blocks. Copies to and from the device are synchronous; transfers to and
+    from a disk run in the background.
 
-    A slot that is to be written to disk gives its memory to the write and gets other memory at once.
+    When a slot is to be written to disk, the write takes over its memory, and the slot gets other memory at
+    once.
     """
 
     def __init__(self, device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None = None) -> None:
@@ -84,7 +86,7 @@ class HostPool:
         return reports
 
     def _load(self, load: KVLoad) -> None:
-        """Host to device; what comes from disk comes later."""
+        """Copy from host to device; blocks from disk follow later."""
         if len(load.copies):
             blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
             rows = torch.from_numpy(self._rows.of(load.copies.host_slots))
@@ -96,14 +98,14 @@ class HostPool:
             self._disk.read(load.load_id, load.reads)
 
     def _write_to_disk(self, writes: DiskWrites) -> None:
-        """What these slots hold now; they may be stored to when the call returns."""
+        """Write the current content of these slots; they may be stored to when the call returns."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
             row = self._rows.give_to_write(host_slot, disk_slot)
             self._disk.write(disk_slot, self._bytes[row].data)
 
     def _store(self, copies: BlockCopies) -> None:
-        """Device to host."""
+        """Copy from device to host."""
         if len(copies):
             blocks = torch.tensor(copies.block_ids, device=self._device.device)
             rows = torch.from_numpy(self._rows.of(copies.host_slots))
@@ -121,8 +123,8 @@ def choose_num_host_blocks(
     num_device_blocks: int,
     group: TensorParallelGroup = ALONE,
 ) -> int:
-    """Slots of the host pool, which its ranks share out, 0 if there is to be none. ModelLoadError if the host
-    has not the memory, of which the device's pool takes its part if the device is the host."""
+    """The number of slots of the host pool, each split among the ranks; 0 for no host tier. ModelLoadError if
+    the host has too little memory, of which the KV pool takes its part if the device is the host."""
     num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size)
     num_rows = num_slots + (MAX_DISK_WRITES if cache.has_disk_tier else 0)
     needed = num_rows * spec.bytes_per_block

@@ -1,8 +1,8 @@
-"""Memory of the host for rows of one shape, in slabs that are pinned in the background. Does not know what a
-row holds.
+"""Host memory for rows of one shape, in slabs that are pinned in the background. Does not know what a row
+holds.
 
-To pin 500 GiB takes a minute or more, and nobody should wait for that: slabs are pinned one after the other,
-the first first, and one that is wanted before its turn is next.
+Pinning 500 GiB takes a minute or more, and the start should not wait for it: slabs are pinned in order, and
+one that is needed earlier is pinned next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLAB_BYTES = 256 * 2**20
 
 
 class PinnedSlabs:
-    """Rows of zeros. Neighbours in a slab are contiguous."""
+    """Zero-initialized rows. Neighbors in a slab are contiguous."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PinnedSlabs:
         streams: CopyStreams,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
-        """Pinning begins when a row is first asked for: not beside a start, where graphs are captured."""
+        """Pinning starts when a row is first used, not during the start, when graphs are captured."""
         self.num_rows = num_rows
         self._streams = streams
         row_bytes = int(np.prod(row_shape)) * dtype.itemsize
@@ -48,7 +48,7 @@ class PinnedSlabs:
             for first in range(0, num_rows, self._rows_per_slab)
         ]
         self._is_ready = [False] * len(self._slabs)
-        """Pinned, or it cannot be."""
+        """For each slab, whether it is pinned or cannot be."""
         self._pinned: list[torch.Tensor] = []
         self._wanted: deque[int] = deque()
         self._changed = threading.Condition()
@@ -56,14 +56,14 @@ class PinnedSlabs:
         self._thread: threading.Thread | None = None
 
     def row(self, row: int) -> torch.Tensor:
-        """[1, *row_shape]."""
+        """Return a row: [1, *row_shape]."""
         return self._part(row, 1)
 
     def beside(
         self, blocks: torch.Tensor, block_ids: IntArray, rows: IntArray
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each of these blocks [num_blocks, *row_shape] with its row, as few pairs as may be: block ids and
-        rows that go on one by one are one copy."""
+        """Pair each of these blocks [num_blocks, *row_shape] with its row, in as few pairs as possible:
+        consecutive block ids with consecutive rows are one copy."""
         slabs = rows // self._rows_per_slab
         breaks = (np.diff(block_ids) != 1) | (np.diff(rows) != 1) | (np.diff(slabs) != 0)
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
@@ -72,7 +72,7 @@ class PinnedSlabs:
             yield blocks[block : block + count], self._part(int(rows[start]), count)
 
     def close(self) -> None:
-        """When no copy is under way any more. Repeatable."""
+        """Unpin and free the memory; call it when no copy is in flight. Repeatable."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class PinnedSlabs:
             self._streams.unpin(self._pinned.pop())
 
     def _part(self, first: int, count: int) -> torch.Tensor:
-        """[count, *row_shape]: rows of one slab, which is pinned, or cannot be."""
+        """Return rows [count, *row_shape] of one slab, which is pinned or cannot be."""
         slab, row = divmod(first, self._rows_per_slab)
         if not self._is_ready[slab]:
             self._make_ready(slab)
@@ -107,7 +107,7 @@ class PinnedSlabs:
                 self._changed.notify_all()
 
     def _turns(self) -> Iterator[int]:
-        """Slabs that are not ready, until none is left or it is time to end."""
+        """Iterate over the slabs that are not ready, until none is left or the pool is closed."""
         in_order = iter(range(len(self._slabs)))
         while not self._closing:
             slab = self._wanted.popleft() if self._wanted else next(in_order, None)
@@ -117,7 +117,7 @@ class PinnedSlabs:
                 yield slab
 
     def _pin(self, slab: torch.Tensor) -> bool:
-        """Without it copies are right, and slow."""
+        """Pin a slab. If that fails, copies still work, but synchronously."""
         try:
             pinned = self._streams.pin(slab)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Which row of host memory each slot of a host pool has. Knows rows and slots by number alone."""
+"""Maps each slot of a host pool to its row of host memory. Knows rows and slots by number alone."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from engine.worker.kv_tiers.disk_pool import TransferReports
 
 
 class SlotRows:
-    """A slot that is to be written to disk gives its row to the write and gets a spare one at once. The
-    row that it gave is spare when the write has ended."""
+    """The row of each slot. When a slot is to be written to disk, the write takes over its row, and the slot
+    gets a spare one at once. The written row becomes spare when the write has ended."""
 
     def __init__(self, num_slots: int, *, has_disk: bool) -> None:
         self.num_rows = num_slots + (MAX_DISK_WRITES if has_disk else 0)
         self._rows: NDArray[np.int64] = np.arange(num_slots)
         self._spare = list(range(num_slots, self.num_rows))
         self._being_written: dict[int, int] = {}
-        """By disk slot."""
+        """Rows that are being written, by disk slot."""
 
     def of(self, host_slots: Sequence[int]) -> NDArray[np.int64]:
         return self._rows.take(host_slots)
 
     def give_to_write(self, host_slot: int, disk_slot: int) -> int:
-        """The row that the slot had until now."""
+        """Hand the slot's row over to a disk write, give the slot a spare row, and return the old one."""
         row = int(self._rows[host_slot])
         self._rows[host_slot] = self._spare.pop()
         self._being_written[disk_slot] = row
         return row
 
     def take_back(self, reports: TransferReports) -> None:
-        """The rows of writes that have ended, well or not."""
+        """Reclaim the rows of writes that have ended, successfully or not."""
         for disk_slots in (reports.finished_writes, reports.failed_writes):
             self._spare += [self._being_written.pop(slot) for slot in disk_slots]

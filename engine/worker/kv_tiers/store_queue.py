@@ -1,5 +1,5 @@
-"""Copies from the device to host memory, in order, and what must wait for which. Does not know why a block is
-stored, nor who wants it next."""
+"""Copies from the device to host memory, in order, with their dependencies. Does not know why a block is
+stored, nor which request needs it next."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from engine.worker.kv_tiers.copy_streams import CopyStreams, Event
 from engine.worker.kv_tiers.pinned_slabs import IntArray, PinnedSlabs
 
 PORTION_BYTES = 32 * 2**20
-"""Copied under one event: 0.7 ms at 48 GB/s."""
+"""Bytes copied per event: 0.7 ms at 48 GB/s."""
 
 
 @dataclass(slots=True)
 class _Portion:
-    """A part of a step's stores."""
+    """A part of a step's stores, with one event."""
 
     block_ids: IntArray
     rows: IntArray
     computed: Event
-    """The step that filled these blocks."""
+    """The end of the step that fills these blocks."""
     copied: Event | None = None
-    """None: it is not on the stream yet."""
+    """The end of the copy; None if it is not on the stream yet."""
 
 
 class StoreQueue:
-    """Stores are done one after the other, so an event of one is an event of all before it.
+    """A FIFO queue of stores: an event of one is also an event of all before it.
 
-    Nobody waits for a store but who overwrites its block or reads its row, so loads go first: while there are
-    any, one portion at a time is on the device's stream, and the others wait here. One that is waited for
-    goes at once, behind those before it.
+    A store is waited for only when its block is overwritten or its row is read, so loads go first: while
+    there are any, one portion at a time is on the device's stream, and the others wait here. A portion that
+    is waited for is submitted at once, after those before it.
     """
 
     def __init__(
@@ -49,17 +49,18 @@ class StoreQueue:
         self._streams = streams
         self._portion_blocks = max(1, portion_bytes // blocks[0].nbytes)
         self._portions: deque[_Portion] = deque()
-        """Not known to be done, the oldest first; those on the stream before those that are not."""
+        """Portions not known to be done, oldest first; the submitted ones come first."""
         self._num_submitted = 0
-        """Of these."""
+        """How many of ``_portions`` are on the stream."""
         self._num_done = 0
-        """Portions before these."""
+        """The number of portions that are done, which is the number of the first of ``_portions``."""
         self._readers = np.full(len(blocks), -1)
         self._writers = np.full(slabs.num_rows, -1)
-        """The number of the last portion that reads each block, and that writes each row."""
+        """``_readers``: the number of the last portion that reads each block; ``_writers``: that writes each
+        row."""
 
     def add(self, block_ids: IntArray, rows: IntArray, computed: Event) -> None:
-        """Copy these blocks to these rows, once they are computed."""
+        """Queue copies of these blocks to these rows, to run once they are computed."""
         for start in range(0, len(block_ids), self._portion_blocks):
             part = slice(start, start + self._portion_blocks)
             number = self._num_done + len(self._portions)
@@ -68,7 +69,7 @@ class StoreQueue:
             self._portions.append(_Portion(block_ids[part], rows[part], computed))
 
     def advance(self, *, loads_first: bool) -> None:
-        """Forget what is done, and let the device have more, or all."""
+        """Drop portions that are done, and submit one more, or all."""
         while self._num_submitted and _is_done(self._portions[0]):
             self._portions.popleft()
             self._num_submitted -= 1
@@ -77,15 +78,15 @@ class StoreQueue:
             self._submit(1 if loads_first else len(self._portions))
 
     def reading(self, block_ids: IntArray) -> list[Event]:
-        """What must be done before these blocks are overwritten."""
+        """The events to wait for before these blocks are overwritten."""
         return self._last(self._readers[block_ids])
 
     def writing(self, rows: IntArray) -> list[Event]:
-        """What must be done before these rows are read."""
+        """The events to wait for before these rows are read."""
         return self._last(self._writers[rows])
 
     def _last(self, numbers: IntArray) -> list[Event]:
-        """The event of the last of these portions, which is on the stream then; none if all are done."""
+        """The event of the last of these portions, which is then submitted; none if all are done."""
         if not self._portions or not len(numbers):
             return []
         index = int(numbers.max()) - self._num_done
@@ -97,7 +98,7 @@ class StoreQueue:
         return [copied]
 
     def _submit(self, count: int) -> None:
-        """Have so many of the portions on the stream, at least."""
+        """Submit until at least ``count`` portions are on the stream."""
         stream = self._streams.stores
         while self._num_submitted < count:
             portion = self._portions[self._num_submitted]

@@ -32,21 +32,22 @@ _FLOATS = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-"""As safetensors names them; of others the numbers alone do not say what they stand for."""
+"""The supported dtypes, by their safetensors name. In others, such as fp8, numbers need scales to mean
+anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies and what it is."""
+    """A tensor's place in its file, dtype and shape."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it."""
+    """The dtype by its safetensors name."""
 
 
 class Checkpoint:
-    """The tensors of one folder by name. Raises ModelLoadError for a folder that is not whole."""
+    """The tensors of one folder by name. Raises ModelLoadError if a file is missing or cut short."""
 
     def __init__(self, folder: Path, weights_name: str | None = None) -> None:
         """``weights_name``: the file that the model's config names (``transformers_weights``)."""
@@ -58,8 +59,8 @@ class Checkpoint:
             self.entries.update(entries)
 
     def check_types(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """ModelLoadError for a tensor that is no plain number; those of another type than the model's will be
-        cast, which is told."""
+        """Raise ModelLoadError for a tensor that is not of a plain float type; log how many will be cast to
+        the model's dtype."""
         others: Counter[str] = Counter()
         for name in names:
             entry = self.entries.get(name)
@@ -78,14 +79,14 @@ class Checkpoint:
             logger.info("Casting %d tensors from %s to %s.", count, stored_as, wanted)
 
     def fill(self, parts: Mapping[str, TensorPart]) -> None:
-        """Put into the parts what they hold."""
+        """Fill the parameters with their parts of the checkpoint."""
         for part, tensor in self.read(parts):
             part.view.copy_(tensor)
             if part.view.dtype == torch.float16 and tensor.dtype != torch.float16:
                 check_fits(part.view)
 
     def read(self, parts: Mapping[str, TensorPart]) -> Iterator[tuple[TensorPart, torch.Tensor]]:
-        """What each part holds, one at a time and file by file, on the host; nothing else is read."""
+        """Read each part, one at a time and file by file, into host memory; nothing else is read."""
         files = list(dict.fromkeys(self.entries[name].file for name in parts))
         with _bar(files, len(parts)) as bar:
             for file in files:
@@ -97,7 +98,7 @@ class Checkpoint:
 
 
 def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
-    """Of what takes longer than a moment, on a terminal; elsewhere what is large is announced."""
+    """A progress bar for slow loads on a terminal; elsewhere, large loads are logged once."""
     num_bytes = sum(file.stat().st_size for file in files)
     tells = start_log.isEnabledFor(logging.INFO)
     if tells and num_bytes >= ANNOUNCED_BYTES and not sys.stderr.isatty():
@@ -119,7 +120,7 @@ def _read(opened: Any, name: str, part: TensorPart) -> torch.Tensor:
 
 
 def check_fits(cast: torch.Tensor) -> None:
-    """The other types reach as far as each other."""
+    """Raise ModelLoadError if a cast to float16 has overflowed; bfloat16 and float32 have the same range."""
     if not bool(torch.isfinite(cast).all()):
         raise ModelLoadError(
             "The weights hold numbers that float16 cannot: set dtype to bfloat16 or float32."
@@ -127,8 +128,8 @@ def check_fits(cast: torch.Tensor) -> None:
 
 
 def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
-    """The safetensors files, chosen as transformers does: the one that the config names, else the one
-    of the usual name, else those of the index. Without any of them: all that there are."""
+    """Choose the safetensors files as transformers does: the one that the config names, else the one with the
+    usual name, else those of the index. Without any of them: all safetensors files."""
     if weights_name is not None:
         if not (folder / _in_folder(weights_name, "config.json")).is_file():
             raise ModelLoadError(
@@ -141,7 +142,7 @@ def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
         return [folder / _SINGLE_NAME]
     if (folder / _INDEX_NAME).exists():
         return _files_of_index(folder, _INDEX_NAME)
-    # Others, such as adapters and weights under another library's names, may lie beside them.
+    # Other files, such as adapters and weights under another library's names, may be in the folder too.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files and list(folder.glob("*.bin")):
         raise ModelLoadError(
@@ -168,14 +169,14 @@ def _files_of_index(folder: Path, index_name: str) -> list[Path]:
 
 
 def _in_folder(name: str, named_by: str) -> str:
-    """The name of a file that is to lie in the model's folder."""
+    """Return the name of a file, after checking that it is inside the model's folder."""
     if Path(name).name != name:
         raise ModelLoadError(f"{named_by} names the weight file {name[:100]!r}, which is not in its folder.")
     return name
 
 
 def _read_header(file: Path) -> dict[str, TensorEntry]:
-    """Names and shapes of a file's tensors, after a check that the file is as long as they need."""
+    """Read the names and shapes of a file's tensors, and check that the file is as long as they need."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(_HEADER_LENGTH_BYTES), "little")

@@ -1,4 +1,4 @@
-"""What is decided before the first byte of a weight is read. Knows no model code."""
+"""The decisions made before any weight is read. Knows no model code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """All decisions before the first byte of a weight is read."""
+    """All decisions made before any weight is read."""
 
     options: ModelConfig
     folder: Path
@@ -35,7 +35,7 @@ class LoadPlan:
 
     @property
     def weights_name(self) -> str | None:
-        """The file of weights that the config names, which few do."""
+        """The weight file that the config names, which few do."""
         name = getattr(self.config, "transformers_weights", None)
         return name if isinstance(name, str) else None
 

@@ -1,6 +1,7 @@
-"""Loads a model folder into a CausalModel: our decoder where it fits, transformers' own otherwise.
+"""Loads a model folder into a CausalModel: the native decoder where it fits, transformers' own otherwise.
 
-All that can be wrong with a folder is found from its headers, before memory is spent.
+Everything that can be wrong with a folder is found from its headers, before memory is allocated.
+
 Knows nothing of the KV pool.
 """
 
@@ -36,7 +37,7 @@ MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and what its folder said about it."""
+    """A model ready to run, and the facts from its folder that the engine needs."""
 
     model: CausalModel
     device: torch.device
@@ -131,7 +132,7 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
 
 
 def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
-    """Every tensor that the architecture has is there in its shape, and no other."""
+    """Check that every tensor of the architecture is there in its shape, and no other."""
     for name, part in parts.items():
         entry = checkpoint.entries.get(name)
         if entry is None:
@@ -143,7 +144,7 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
             )
     checkpoint.check_types(parts.keys(), plan.dtype)
     for name in checkpoint.entries.keys() - parts.keys():
-        # Tied models may carry a copy of the embedding, old checkpoints their rope frequencies.
+        # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
         if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
             raise ModelLoadError(
                 f"{plan.folder} holds tensor {name}, which {plan.architecture} does not use."
@@ -151,7 +152,8 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
 
 
 def _noise(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
-    """Fills with random weights that keep the scale of what passes through them; each rank has others."""
+    """Return a function that fills parameters with random weights that preserve the scale of activations;
+    different on each rank."""
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
 
     def fill(parts: Mapping[str, TensorPart]) -> None:

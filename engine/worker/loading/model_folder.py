@@ -1,4 +1,4 @@
-"""Finds the model folder and reads from its config what the engine has to know. Loads no weights."""
+"""Finds the model folder and reads from its config what the engine needs. Loads no weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
 def resolve_folder(model: str) -> Path:
-    """The folder of a model given by path or by hub name."""
+    """Return the folder of a model given by path or by hub name."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -31,11 +31,11 @@ def resolve_folder(model: str) -> Path:
         raise ModelLoadError(f"{model} is a file, not a model folder.")
     if folder.is_absolute() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelLoadError(f"The model folder {model} does not exist.")
-    from huggingface_hub import snapshot_download  # of use only for a model that is not there yet
+    from huggingface_hub import snapshot_download  # needed only for a model that is not downloaded yet
 
     try:
         return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # the hub client raises its own, the HTTP library's and the system's errors
+    except Exception as error:  # the hub client's own errors, the HTTP library's and the system's
         reason = type(error).__name__
         raise ModelLoadError(
             f"No model folder {model}, and it could not be fetched from the Hugging Face hub ({reason})."
@@ -43,7 +43,7 @@ def resolve_folder(model: str) -> Path:
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The folder's config, as transformers understands it; read without it where that can be."""
+    """Read the folder's config, without transformers where possible."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
@@ -63,7 +63,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The folder's config as an object of transformers', which its own models are made of."""
+    """Read the folder's config as a transformers object, from which its models are built."""
     import transformers  # takes seconds and 150 MB
 
     path = folder / "config.json"

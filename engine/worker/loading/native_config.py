@@ -1,7 +1,8 @@
-"""A model's config.json as the native decoder needs it, read without transformers, whose config classes bring
-its modelling code along and with that half of torch: 150 MB and seconds.
+"""A model's config.json as the native decoder needs it, read without transformers, whose config classes
+import its modeling code and half of torch: 150 MB and seconds.
 
-Takes only what it knows to the last field; all else, and all that is wrong with a config, is transformers'.
+Accepts a config only if it knows every field; everything else, and every invalid config, is left to
+transformers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _WITHOUT_BEARING = frozenset(
         *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
     )
 )
-"""Fields that change nothing of what a decoder computes; end-of-sequence tokens are the front end's."""
+"""Fields that do not change what a decoder computes; end-of-sequence tokens are the API server's."""
 _RENAMED = {"torch_dtype": "dtype", "rope_scaling": "rope_parameters"}
-"""Older names; where both are there it is transformers who decides."""
+"""Older field names; if both are present, transformers decides."""
 _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
     "default": frozenset(("rope_theta",)),
     "linear": frozenset(("rope_theta", "factor")),
@@ -32,14 +33,14 @@ _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
         )
     ),
 }
-"""All numbers of each type of rope."""
+"""The numeric fields of each rope type."""
 _DEFAULT_ROPE_THETA = 10_000.0
 _MUST_BE_TOLD = {"mistral": "sliding_window", "qwen3": "head_dim"}
-"""What a family's configs do not leave to a default that is ours, too."""
+"""Fields that must be present, because the family's default differs from the native one."""
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Stands in for a ``PreTrainedConfig``: the same names, with the values that it would have."""
+    """Replaces a ``PreTrainedConfig``: the same field names, with the values that it would have."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     hidden_act: Literal["silu"]
@@ -62,12 +63,12 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     layer_types: list[Literal["full_attention"]] | None = None
 
     def get_text_config(self, decoder: bool = False) -> Self:
-        """As PreTrainedConfig's; there is nothing but text."""
+        """As ``PreTrainedConfig.get_text_config``; the native decoder has only text."""
         return self
 
 
 def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
-    """The config of these fields of a config.json; None if transformers has to read it."""
+    """Parse the fields of a config.json; None if transformers has to read it."""
     fields = {name: value for name, value in raw.items() if name not in _WITHOUT_BEARING}
     for old, new in _RENAMED.items():
         if old in fields and fields.setdefault(new, fields[old]) is not fields.pop(old):
@@ -77,7 +78,7 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
         return None
     if fields.pop("use_sliding_window", False) is not False:
         return None
-    if model_type in ("qwen2", "qwen3"):  # their window counts only where it is to be used
+    if model_type in ("qwen2", "qwen3"):  # the window applies only if use_sliding_window is set
         fields.pop("sliding_window", None)
     fields["rope_parameters"] = _rope_parameters(
         fields.pop("rope_theta", None), fields.get("rope_parameters")
@@ -90,7 +91,8 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
 
 
 def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
-    """With type and theta, wherever a config has them; None for what is not known here."""
+    """Return the rope parameters with type and theta, whichever form the config uses; None if they are
+    unknown here."""
     if given is not None and not isinstance(given, dict):
         return None
     rope = dict(given or {})
@@ -105,7 +107,7 @@ def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
 
 
 def _is_sound(config: NativeConfig) -> bool:
-    """Whether transformers would have nothing against it."""
+    """Whether transformers would accept it."""
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     return (
         config.hidden_size % config.num_attention_heads == 0

@@ -26,7 +26,7 @@ from transformers import (
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 MAX_TRAINED_TOKENS = 32_000
-"""Of a vocabulary: those beyond are only there to be sampled."""
+"""Maximum number of trained tokens; further tokens of a vocabulary exist only to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2")
@@ -59,7 +59,7 @@ def make_model_folder(
     """Write a complete model folder and return its path; equal arguments give equal folders.
 
     ``extra_config`` holds further fields of the family's own config, such as ``sliding_window``. Without
-    ``weights`` it is for ``load_format="dummy"`` alone.
+    ``weights`` the folder works only with ``load_format="dummy"``.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
@@ -99,7 +99,7 @@ def make_model_folder(
 
 
 def _without_memory(config: PreTrainedConfig) -> PreTrainedModel:
-    """transformers' model, which knows the names and shapes of its tensors."""
+    """Build transformers' model on the meta device, for the names and shapes of its tensors."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     assert isinstance(model, PreTrainedModel)
@@ -107,7 +107,7 @@ def _without_memory(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, seed: int, shards: int) -> None:
-    """The safetensors, in ``shards`` files with an index if more than one."""
+    """Write the safetensors, in ``shards`` files with an index if more than one."""
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -132,7 +132,8 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
 def _random_tensor(
     name: str, shape: torch.Size, is_embedding: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Matrices keep the scale of their input; norms and biases are not neutral, so that none is idle."""
+    """Draw a tensor. Matrices preserve the scale of their input; norms and biases are not neutral, so that
+    each has an effect."""
     noise = torch.randn(shape, generator=generator)
     if is_embedding:
         return noise * 0.3
@@ -159,9 +160,10 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
 
 
 def _train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in Qwen.
+    """Train a byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in
+    Qwen.
 
-    Each stands for some text, so that whatever a model samples can be read.
+    Each stands for some text, so that anything a model samples is readable.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -183,7 +185,8 @@ def _train_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> None:
-    """Tokens that no text is made of, as nothing is merged to them, until there are ``size``."""
+    """Add filler tokens until there are ``size``. No text is encoded with them, because no merge leads to
+    them."""
     num_tokens = tokenizer.get_vocab_size()
     if num_tokens == size:
         return

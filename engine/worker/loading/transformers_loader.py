@@ -1,4 +1,4 @@
-"""Loads a model into transformers' own code, which takes seconds to import: only where it is needed."""
+"""Loads a model into transformers' own code; imported only where needed, because it takes seconds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from engine.worker.models.transformers_model import TransformersModel
 
 def load_transformers(plan: LoadPlan) -> CausalModel:
     config = read_by_transformers(plan.folder, plan.options.trust_remote_code)
-    plan = replace(plan, config=config)  # a native one is enough to decide by, but not to build from
+    plan = replace(plan, config=config)  # a native config cannot build the model
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
     if not plan.dummy:
         checkpoint = Checkpoint(plan.folder, plan.weights_name)
-        # Old checkpoints hold buffers of whole numbers that nobody reads, and some names are not the model's.
+        # Old checkpoints hold unused integer buffers, and some names are not the model's.
         parameters = {name for name, _ in model.skeleton.named_parameters()}
         floats = {name for name, entry in checkpoint.entries.items() if entry.dtype.startswith(("BF", "F"))}
         checkpoint.check_types(parameters | floats, plan.dtype)
@@ -45,7 +45,7 @@ def _pretrained(plan: LoadPlan, model: TransformersModel) -> PreTrainedModel:
             attn_implementation=model.attention_name,
             trust_remote_code=plan.options.trust_remote_code,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # so that the report names them, instead of a page of traceback
+            ignore_mismatched_sizes=True,  # the report names them, instead of a page of traceback
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
@@ -80,7 +80,7 @@ def _random_transformers(plan: LoadPlan, model: TransformersModel) -> PreTrained
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' own bars off the terminal: it belongs to the front end."""
+    """Disable transformers' progress bars: the terminal belongs to the API server."""
     were_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

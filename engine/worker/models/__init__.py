@@ -1,1 +1,1 @@
-"""Models that run a flattened batch of sequences on a paged KV."""
+"""Models that run a flattened batch of sequences over a paged KV cache."""

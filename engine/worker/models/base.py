@@ -1,4 +1,4 @@
-"""What the model runner asks of a model, and what every family's config says in the same way."""
+"""The interface of a model, and helpers to read every family's config."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def layer_windows(config: PreTrainedConfig) -> list[int | None]:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """The name under which a user knows the architecture."""
+    """The architecture's name as users know it."""
     named: list[str] | None = config.architectures
     return named[0] if named else str(config.model_type)
 
 
 def cannot_be_served(config: PreTrainedConfig, reason: str) -> ModelLoadError:
-    """The one sentence for an architecture that this engine refuses."""
+    """The error for an architecture that this engine refuses."""
     return ModelLoadError(f"Architecture {architecture_of(config)!r} cannot be served: {reason}.")

@@ -1,6 +1,7 @@
-"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families; what differs is in ``DecoderShape``.
+"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families; their differences are in ``DecoderShape``.
 
-Tokens of all sequences are flattened into one axis; which belongs to whom only the attention backend knows.
+Tokens of all sequences are flattened into one axis; only the attention backend knows which token belongs to
+which sequence.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class DecoderShape:
     tied: bool
     windows: tuple[int | None, ...]
     num_kv_copies: int = 1
-    """Ranks that hold the same key-value heads, as there are fewer of those than ranks."""
+    """Number of ranks with the same key-value heads, if there are fewer heads than ranks."""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> DecoderShape:
-        # A config may hold fields of other families: only what its own code reads counts.
+        # A config may have fields of other families: only those that its own code reads count.
         family = config.model_type
         has_bias = family in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False))
         full = (None,) * config.num_hidden_layers
@@ -105,8 +106,8 @@ class DecoderShape:
         )
 
     def of_rank(self, num_ranks: int) -> DecoderShape:
-        """What each of so many ranks computes: some of the heads and of the MLP. ConfigError if that cannot
-        be."""
+        """The shape of each rank's part: some of the heads and of the MLP. ConfigError if the model cannot be
+        split that way."""
         shared_out = {
             "number of heads,": self.num_heads,
             "intermediate size,": self.intermediate_size,
@@ -140,19 +141,19 @@ class DecoderShape:
 
 
 def _parameter(dtype: torch.dtype, *size: int) -> nn.Parameter:
-    """A parameter that takes no memory yet."""
+    """A parameter on the meta device."""
     return nn.Parameter(torch.empty(size, device="meta", dtype=dtype))
 
 
 def _linear(dtype: torch.dtype, inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """As ``_parameter``."""
+    """A linear on the meta device."""
     return nn.Linear(inputs, outputs, bias, device="meta", dtype=dtype)
 
 
 def _row_parallel(
     dtype: torch.dtype, inputs: int, outputs: int, bias: bool, group: TensorParallelGroup
 ) -> nn.Linear | RowParallelLinear:
-    """From this rank's inputs to all outputs."""
+    """A linear from this rank's inputs to all outputs."""
     if group.size == 1:
         return _linear(dtype, inputs, outputs, bias)
     partial = _linear(dtype, inputs, outputs, bias=False)
@@ -160,12 +161,12 @@ def _row_parallel(
 
 
 class DecoderLayer(nn.Module):
-    """Attention and gated MLP, each behind an RMS norm, each added to the residual."""
+    """Attention and gated MLP, each with an RMS norm before it and a residual around it."""
 
     def __init__(
         self, shape: DecoderShape, index: int, dtype: torch.dtype, group: TensorParallelGroup
     ) -> None:
-        """``shape``: of this rank."""
+        """``shape``: the shape of this rank's part."""
         super().__init__()
         self._shape = shape
         self._group = group
@@ -226,7 +227,7 @@ class DecoderLayer(nn.Module):
         return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
-        """The checkpoint's tensor names, each with what of it goes where."""
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
         shape, rank, size = self._shape, self._group.rank, self._group.size
         parts = {
             "input_layernorm.weight": TensorPart(self.input_norm),
@@ -254,7 +255,7 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """What stands in for the modules that are loaded."""
+    """The functions that replace loaded modules by packed or quantized ones."""
 
     linear: Callable[[nn.Linear], nn.Module]
     head: Callable[[nn.Linear], nn.Module]
@@ -262,13 +263,13 @@ class _Products:
 
 
 class Decoder(nn.Module):
-    """A CausalModel, or a rank's part of one. Built without memory; ``materialize`` gives it its parameters,
-    uninitialized."""
+    """A CausalModel, or a rank's part of one. Built on the meta device; ``materialize`` allocates its
+    parameters, uninitialized."""
 
     def __init__(
         self, config: PreTrainedConfig, dtype: torch.dtype, group: TensorParallelGroup = ALONE
     ) -> None:
-        """Raises ConfigError if the model cannot be cut into as many parts as the group has ranks."""
+        """Raises ConfigError if the model cannot be split among the group's ranks."""
         super().__init__()
         self._config = config
         self._group = group
@@ -298,7 +299,7 @@ class Decoder(nn.Module):
         return linear if self._group.size == 1 else ParallelLMHead(linear, self._group)
 
     def materialize(self, device: torch.device) -> None:
-        # Not by ``to_empty``: what it makes of tensors without memory imports a library of algebra.
+        # Not ``to_empty``: for meta tensors it imports sympy.
         self._apply(  # type: ignore[no-untyped-call]
             lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         )
@@ -317,11 +318,11 @@ class Decoder(nn.Module):
         *,
         may_compile: bool = True,
     ) -> None:
-        """Have section after section filled, and make of each what this device multiplies fastest or, if told
-        so, round it to 8 or 4 bits: one section at most is held twice. ``checkpoint_parts`` are no more."""
+        """Load the model section by section, and pack or quantize each before the next: at most one section
+        is in memory twice. ``checkpoint_parts`` is not available afterwards."""
         products = self._choose_products(quantization, may_compile)
         fill(self._parts_of_ends())
-        if self.lm_head is None:  # else nothing is multiplied with the embedding
+        if self.lm_head is None:  # else the embedding is only looked up
             replace_modules(self, Table, products.table)
         for prefix, layer in self._named_layers():
             fill(_prefixed(prefix, layer.checkpoint_parts()))
@@ -331,7 +332,7 @@ class Decoder(nn.Module):
             replace_modules(self, nn.Linear, products.head)
 
     def _choose_products(self, quantization: str | None, may_compile: bool) -> _Products:
-        """The head, to whose rounding the tokens are most sensitive, has at least 8 bits."""
+        """The LM head, whose quantization affects tokens most, gets at least 8 bits."""
         device, dtype = self.final_norm.device, self.final_norm.dtype
         compiled = compiled_product(self.head_dim, device, dtype) if may_compile else None
         if quantization is not None:
@@ -363,19 +364,19 @@ class Decoder(nn.Module):
         return self.logits_of(x[sample_rows])
 
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size]; at a rank that is
-        not the first [num_samples, 0]"""
+        """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
+        0] on other ranks than the first"""
         return self.head(rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps))
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """What ``logits_of`` does behind the final norm."""
+        """The part of ``logits_of`` that follows the final norm."""
         if self.lm_head is None:
             return self.embedding.products(normed)
         logits: torch.Tensor = self.lm_head(normed)
         return logits
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
-        """Every tensor that the checkpoint must hold, with what of it goes where."""
+        """Every tensor that the checkpoint must hold, with its part and the parameter that it fills."""
         parts = self._parts_of_ends()
         for prefix, layer in self._named_layers():
             parts |= _prefixed(prefix, layer.checkpoint_parts())
@@ -393,7 +394,7 @@ class Decoder(nn.Module):
         return {"lm_head.weight": TensorPart(head.weight, 0, self._group.rank, self._group.size)}
 
     def _named_layers(self) -> Iterator[tuple[str, DecoderLayer]]:
-        """Each layer, behind what its tensors' names begin with."""
+        """Each layer with the prefix of its tensors' names."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             yield f"model.layers.{index}.", layer

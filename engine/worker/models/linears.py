@@ -1,4 +1,4 @@
-"""What a decoder multiplies with, and how that is replaced by what is faster. Knows nothing of models."""
+"""Embeddings, and the replacement of modules by faster ones. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class VectorTable(Protocol):
-    """Vectors that are looked up by number and multiplied with: an embedding, also as a model's head."""
+    """An embedding that may also be the model's LM head: vectors that are looked up, and multiplied with."""
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> their vectors [n, width]"""
 
     def products(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, width] -> the product of each with every vector [n, num_vectors]"""
+        """x [n, width] -> its logits [n, num_vectors]: the product with every vector"""
 
 
 class Table(nn.Module):
-    """A VectorTable as it is loaded."""
+    """An AnyEmbedding as it is loaded."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class Table(nn.Module):
         return embedding(ids, self.weight)
 
     def products(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, width] -> the product of each with every vector [n, num_vectors]"""
+        """x [n, width] -> its logits [n, num_vectors]: the product with every vector"""
         return linear(x, self.weight)
 
 
 def replace_modules(root: nn.Module, kind: type[Kind], replacement: Callable[[Kind], nn.Module]) -> None:
-    """Replace each module of a kind below ``root``, one by one: no more than one weight is held twice."""
+    """Replace each module of a kind below ``root``, one by one: at most one weight is in memory twice."""
     for parent in root.modules():
         names = [name for name, child in parent.named_children() if isinstance(child, kind)]
         for name in names:

@@ -1,4 +1,4 @@
-"""Rotary position embedding of a flattened batch, scaled as the model's config says."""
+"""Rotary position embedding (RoPE) of a flattened batch, scaled as the model's config says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Frequencies that do not depend on a sequence's length, so that one table serves every sequence."""
+"""Rope types whose frequencies do not depend on a sequence's length, so that one table serves all
+sequences."""
 
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
@@ -21,14 +22,14 @@ def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def all_ropes(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
-    """The rope parameters of each type of layer that has its own; of all layers under an empty name."""
+    """The rope parameters of each layer type that has its own; those of all layers have an empty name."""
     parameters = rope_parameters(config)
     nested = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return nested or {"": parameters}
 
 
 class RotaryEmbedding:
-    """Turns positions into the cosines and sines that all layers of a step share."""
+    """Computes the cosines and sines of positions, which all layers of a step share."""
 
     def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device) -> None:
         frequencies, self.scaling = _frequencies(config, head_dim)
@@ -42,7 +43,7 @@ class RotaryEmbedding:
 
 
 def _frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """[head_dim / 2], and by how much cosines and sines are scaled."""
+    """The frequencies [head_dim / 2], and the factor of cosines and sines."""
     parameters = rope_parameters(config)
     rope_type = parameters.get("rope_type", "default")
     assert rope_type in STATIC_ROPE_TYPES
@@ -61,8 +62,8 @@ def _frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[torch.Tensor,
 
 
 def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's: waves longer than the original context by the factor, short ones not at all, those between
-    in between. frequencies [head_dim / 2] -> the same shape"""
+    """Scale frequencies as Llama 3.1 does: wavelengths above the original context by the factor, short ones
+    not at all, and interpolated in between. frequencies [head_dim / 2] -> the same shape"""
     turns = parameters["original_max_position_embeddings"] / (2 * math.pi / frequencies)
     low, high, factor = (parameters[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -73,8 +74,8 @@ def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.T
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each pair (i, i + head_dim / 2) of x [num_tokens, heads, head_dim].
 
-    cos, sin [num_tokens, 1, head_dim]; the sines of the first half are negative. A small step pays for calls,
-    not for numbers: these are four, however many heads there are.
+    cos, sin [num_tokens, 1, head_dim]; the sines of the first half are negative. A small step spends its time
+    on calls, not on arithmetic: this makes four, for any number of heads.
     """
     first, second = x.chunk(2, dim=-1)
     return (x * cos).add_(torch.cat((second, first), dim=-1).mul_(sin))

@@ -1,6 +1,6 @@
-"""Any decoder-only architecture of transformers, run on our paged KV through its attention interface.
+"""Runs any decoder-only architecture of transformers on the paged KV cache, through its attention interface.
 
-All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask, but for
+All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask, except in
 one trial run that shows which mask it would make.
 """
 
@@ -26,37 +26,38 @@ _WITHOUT_BEARING = frozenset(
         *("sliding_window", "logits_to_keep"),
     )
 )
-"""Arguments of the attention interface that say nothing beyond the mask; dropout is for training. Any other
-one that is given changes what attention computes, or may."""
+"""Arguments of the attention interface that add nothing to the mask; dropout is for training. Any other
+argument changes what attention computes, or may."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerProbe:
-    """What one call of the attention interface revealed."""
+    """What one call of the attention interface showed."""
 
     layer: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
     window: int | None
-    """Tokens that a query sees, itself included; None: all before it."""
+    """Number of tokens that a query attends to, itself included; None: all before it."""
 
 
 class TransformersModel:
     """A CausalModel around a transformers model.
 
-    Built without memory, as a skeleton; ``attach`` brings the weights and finds the shape of the KV
-    by a trial run.
+    Built on the meta device, as a skeleton; ``attach`` adds the weights and finds the shape of the KV by a
+    trial run.
     """
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
         self._config = config
         self.windows = layer_windows(config.get_text_config(decoder=True))
-        """Of each layer: as the config says, until a trial run has shown what becomes of that."""
+        """The attention window of each layer: as the config says, until the trial run has shown the real
+        one."""
         self._attention: AttentionBackend | None = None
         self._probes: list[_LayerProbe] = []
         self._model: PreTrainedModel | None = None
-        # One registration per model: the function must reach this model's backend and no other's.
+        # One registration per model: the function must reach this model's backend only.
         self.attention_name = f"paged_kv_{next(_numbers)}"
         self._masks = TrialMasks(config)
         AttentionInterface.register(self.attention_name, self._attend)
@@ -76,7 +77,7 @@ class TransformersModel:
         sample_rows: torch.Tensor,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """See CausalModel.forward."""
+        """See ``CausalModel.forward``."""
         assert self._model is not None, "attach() comes first"
         self._attention = attention
         return self._logits(self._model, input_ids, positions, sample_rows)
@@ -99,7 +100,8 @@ class TransformersModel:
         scaling: float | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
-        """What transformers calls: query, key, value [1, heads, tokens, dim] -> [1, tokens, heads, dim]"""
+        """The function that transformers calls: query, key, value [1, heads, tokens, dim] -> [1, tokens,
+        heads, dim]"""
         layer = getattr(module, "layer_idx", None)
         assert isinstance(layer, int), "every attention interface of transformers numbers its layers"
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -138,7 +140,7 @@ class TransformersModel:
         return query.new_zeros((1, tokens, heads, dim)), None
 
     def _build_skeleton(self, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-        """The model without memory, after the checks that need no run."""
+        """Build the model on the meta device, after the checks that need no run."""
         if self._config.is_encoder_decoder:
             raise cannot_be_served(self._config, "it is an encoder-decoder")
         try:
@@ -153,14 +155,14 @@ class TransformersModel:
             raise cannot_be_served(
                 self._config, "transformers has no causal language model for it"
             ) from error
-        except KeyError as error:  # old models look their attention class up by name
+        except KeyError as error:  # old models look up their attention class by name
             raise cannot_be_served(self._config, _NO_INTERFACE) from error
         if not model._supports_attention_backend:
             raise cannot_be_served(self._config, _NO_INTERFACE)
         return model
 
     def _probe(self, model: PreTrainedModel) -> tuple[int, int, int]:
-        """(num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
+        """Return (num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
         tokens = torch.arange(2, device=model.device)
         try:
             with torch.inference_mode(), self._masks.made_for(self.attention_name):

@@ -1,7 +1,8 @@
-"""Which mask an architecture of transformers gives each layer's attention: made once, in a trial run, to be
-understood and not to be used.
+"""Finds the mask that a transformers architecture gives each layer's attention: made once, in a trial run, to
+be analyzed, never applied.
 
-Only what paged attention does is let through: every token sees those before it, all or the last few.
+Only masks that paged attention can express are accepted: every token attends to all tokens before it, or to
+the last few.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from transformers import AttentionMaskInterface, PreTrainedConfig
 from engine.worker.models.base import cannot_be_served
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(batch, head, query, key) -> whether it sees it; transformers makes masks of such."""
+"""(batch, head, query, key) -> whether the query attends to the key; transformers builds masks from such
+functions."""
 
 _QUERIES = (0, 1, 2, 7, 63, 130, 1000, 2100)
-"""Some of the places at which a mask is looked at."""
+"""Query positions at which a mask is checked."""
 
 
 class TrialMasks:
@@ -28,21 +30,21 @@ class TrialMasks:
     def __init__(self, config: PreTrainedConfig) -> None:
         self._config = config
         self._made: list[tuple[torch.Tensor, int | None]] = []
-        """Each with the window that it means, None for all before."""
+        """The masks, each with the window that it expresses; None: all tokens before."""
 
     @contextmanager
     def made_for(self, attention_name: str) -> Iterator[None]:
-        """Meanwhile transformers makes masks for this attention, for which it makes none otherwise."""
+        """Register masks for this attention in transformers, which makes none for it otherwise."""
         AttentionMaskInterface.register(attention_name, self._make)
         try:
             yield
         finally:
-            # There is no opposite of register. Masks that nobody looks at would cost time in every step.
+            # There is no public way to unregister. Unused masks would cost time in every step.
             AttentionMaskInterface._global_mapping.pop(attention_name, None)
             self._made.clear()
 
     def window_of(self, attention_mask: Any) -> int | None:
-        """What a layer was given; ModelLoadError for a mask of the architecture's own."""
+        """The window of the mask that a layer was given; ModelLoadError for an unsupported mask."""
         for made, window in self._made:
             if attention_mask is made:
                 return window
@@ -52,7 +54,7 @@ class TrialMasks:
     def _make(
         self, *_: Any, q_length: int, kv_length: int, mask_function: MaskFunction, **others: Any
     ) -> torch.Tensor:
-        """As the functions of transformers' mask interface do."""
+        """A mask function of transformers' mask interface."""
         size = others.get("local_size")
         window = size if isinstance(size, int) else None
         if not _is_causal_within(mask_function, window):
@@ -63,8 +65,8 @@ class TrialMasks:
 
 
 def _is_causal_within(sees: MaskFunction, window: int | None) -> bool:
-    """Whether every query sees the last ``window`` tokens up to itself, and nothing else; looked at where it
-    could show."""
+    """Whether every query attends to the last ``window`` tokens up to itself and nothing else, checked at
+    positions where a difference would show."""
     zero = torch.zeros((), dtype=torch.int64)
     around = () if window is None else (window - 1, window, window + 1, 2 * window + 3)
     for query in {*_QUERIES, *around}:

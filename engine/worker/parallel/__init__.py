@@ -1,1 +1,1 @@
-"""One model computed by several processes, each with its part of every weight (tensor parallelism)."""
+"""Tensor parallelism: one model computed by several processes, each with its part of every weight."""

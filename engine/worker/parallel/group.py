@@ -1,4 +1,4 @@
-"""What one of the processes that compute a model together asks of the others. Knows no transport."""
+"""The collective operations between the ranks of a model. Knows no transport."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import torch
 
 
 class TensorParallelGroup(Protocol):
-    """The ranks of a model, as one of them sees it. All of them make the same calls in the same order."""
+    """The tensor-parallel group, as seen by one rank. All ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which one this is; 0 is the first, which samples."""
+        """This rank's number; 0 is the first, which samples."""
 
     @property
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's x, for all of them; x, contiguous, is overwritten with it."""
+        """Return the sum of every rank's x to all ranks; x, contiguous, is overwritten."""
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, width] -> side by side [n, size * width] at the first rank, nothing [n, 0] at the others"""
+        """x [n, width] -> concatenated [n, size * width] at the first rank, empty [n, 0] at the others"""
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's x, for all of them; x is overwritten with it."""
+        """Return the first rank's x to all ranks; x is overwritten."""
 
     def smallest(self, number: int) -> int:
-        """The smallest of every rank's number."""
+        """Return the smallest of all ranks' numbers."""
 
 
 class SingleRank:
-    """A group of one process: there is nobody to ask."""
+    """A group of one process: every operation returns its input."""
 
     rank, size = 0, 1
 
@@ -52,5 +52,5 @@ ALONE: TensorParallelGroup = SingleRank()
 
 
 def sharers(group: TensorParallelGroup, device: torch.device) -> int:
-    """How many ranks take their memory and their cores from ``device``."""
+    """How many ranks share the memory and the cores of ``device``."""
     return group.size if device.type == "cpu" else 1

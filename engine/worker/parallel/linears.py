@@ -1,6 +1,7 @@
-"""A rank's part of what a decoder multiplies with, whose products are put together with those of the others.
+"""Row-parallel linears, embeddings and LM heads: a rank's part, and the collective that combines the ranks'
+outputs.
 
-A layer that is cut by its outputs needs nothing of this: it is a smaller one.
+A column-parallel layer needs no class: it is a smaller linear.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from engine.worker.parallel.group import TensorParallelGroup
 
 
 class RowParallelLinear(nn.Module):
-    """An ``nn.Linear`` cut by its inputs: the ranks' products are added up, then the bias, once."""
+    """An ``nn.Linear`` split by inputs: the ranks' outputs are summed, then the bias is added, once."""
 
     def __init__(self, partial: nn.Linear, bias: nn.Parameter | None, group: TensorParallelGroup) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """A VectorTable of which each rank holds a range of vectors."""
+    """An AnyEmbedding of which each rank holds a range of vectors."""
 
     def __init__(self, table: Table, group: TensorParallelGroup) -> None:
         super().__init__()
@@ -43,24 +44,24 @@ class VocabParallelEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[num_vectors / size, width], until the table is packed"""
+        """[num_vectors / size, width], until the embedding is packed"""
         assert isinstance(self.table, Table)
         return self.table.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """As Table's: who has not the vector adds nothing."""
+        """As ``Embedding.forward``; a rank without the vector adds zeros."""
         own = ids - self._group.rank * self._num_vectors
         absent = (own < 0) | (own >= self._num_vectors)
         vectors = self.table(own.masked_fill(absent, 0)).contiguous()
         return self._group.all_reduce(vectors.masked_fill_(absent[:, None], 0))
 
     def products(self, x: torch.Tensor) -> torch.Tensor:
-        """As Table's at the first rank; [n, 0] at the others."""
+        """As ``Embedding.logits`` at the first rank; [n, 0] at the others."""
         return self._group.gather(self.table.products(x))
 
 
 class ParallelLMHead(nn.Module):
-    """An ``nn.Linear`` without bias, cut by its outputs, whose products only the first rank wants whole."""
+    """An ``nn.Linear`` without bias, split by outputs, which are gathered at the first rank."""
 
     def __init__(self, partial: nn.Linear, group: TensorParallelGroup) -> None:
         super().__init__()

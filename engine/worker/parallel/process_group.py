@@ -1,6 +1,6 @@
-"""Ranks that talk over torch.distributed: NCCL between GPUs, gloo between processes on CPUs.
+"""A tensor-parallel group over torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-All on one machine. Knows nothing of models.
+All ranks are on one machine. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 
 class ProcessGroup:
-    """A TensorParallelGroup; made when all ranks have come."""
+    """A TensorParallelGroup; the constructor returns when all ranks have joined."""
 
     def __init__(self, rank: int, size: int, device: torch.device, meeting_point: Path) -> None:
-        """``meeting_point``: a path that no file has yet, the same for all ranks."""
+        """``meeting_point``: the path of the rendezvous file, which must not exist yet; the same for all
+        ranks."""
         self.rank, self.size = rank, size
         self._device = device
         place = f"file://{meeting_point}"
@@ -25,7 +26,7 @@ class ProcessGroup:
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", place, world_size=size, rank=rank, device_id=device)
         else:
-            # By default gloo listens on the address that the host's name stands for, if there is one.
+            # By default gloo listens on the address that the host name resolves to, if there is one.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
             dist.init_process_group("gloo", place, world_size=size, rank=rank)
 

@@ -1,6 +1,6 @@
-"""Runs the model in several processes, the ranks, and passes on plans and what comes of them. Needs no torch.
+"""Runs the model in several rank processes: sends them plans and merges their outputs. Needs no torch.
 
-None of them is the engine core's own: whatever becomes of one, the core can still say so.
+No rank runs in the engine core's process: if one dies, the core can still report it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MASKS_ARE_MADE = pickle.dumps(NO_MASKS)
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A PendingOutput. The ranks are asked for it when it is wanted: so all of them do what a step takes,
-    waiting for it too, in the same order."""
+    """A PendingOutput. The ranks are asked for the output only when it is wanted, so all of them do their
+    work, including waiting for it, in the same order."""
 
     ranks: list[RankProcess]
     output: Future[ModelRunnerOutput] = field(default_factory=Future)
@@ -43,21 +43,21 @@ class _Step:
 
 
 class MultiprocExecutor:
-    """An Executor, and its own factory; ``tensor_parallel_size`` says how many ranks there are."""
+    """An Executor and its own factory; ``tensor_parallel_size`` sets the number of ranks."""
 
     def __init__(self, config: EngineConfig) -> None:
         num_ranks = config.model.tensor_parallel_size
         self._folder = make_private_folder("engine-ranks-")
         self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
         self._changing = threading.Lock()
-        """Held while the pending steps, or whether there can be any, change."""
+        """A lock around the pending steps and around the state that says whether there can be any."""
         self._pending: deque[_Step] = deque()
         self._failure: EngineError | None = None
         self._told: Callable[[EngineError], None] | None = None
         self._stopped = False
         self._merger = ReportMerger(num_ranks)
         self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
-        """Of each rank, those that another rank has not come to yet."""
+        """Outputs of each rank that not all ranks have sent yet."""
         try:
             self._ready = self._await_ready()
         except BaseException:
@@ -103,8 +103,8 @@ class MultiprocExecutor:
         self._listener.join()
 
     def _send_masks(self, masks: Future[TokenMasks]) -> None:
-        """On the thread that has made them, or has given them up as the core closes: then nobody waits for
-        the step, and its ranks are about to end."""
+        """Called on the thread that has filled the masks, or has canceled them as the core closes: then no
+        one waits for the step, and its ranks are about to exit."""
         if masks.cancelled():
             return
         error = masks.exception()
@@ -117,7 +117,8 @@ class MultiprocExecutor:
             self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
 
     def _await_ready(self) -> RankReady:
-        """The first rank's, when all are; all have the same blocks. Raises why one could not start."""
+        """Wait until all ranks are ready, and return the first one's answer; all have the same number of
+        blocks. Raises the failure of a rank that could not start."""
         ready: dict[int, RankReady] = {}
         while len(ready) < len(self._ranks):
             for rank in _with_messages([rank for rank in self._ranks if rank.rank not in ready]):
@@ -128,7 +129,7 @@ class MultiprocExecutor:
         return ready[0]
 
     def _listen(self) -> None:
-        """Until all ranks have gone."""
+        """Receive messages until all ranks have exited."""
         present = list(self._ranks)
         while present:
             for rank in _with_messages(present):
@@ -142,7 +143,8 @@ class MultiprocExecutor:
                     self._fail(_as_failure(message, rank))
 
     def _take(self, rank: RankProcess, output: ModelRunnerOutput) -> None:
-        """A step has ended when it has at every rank: only then its blocks are no more in use."""
+        """Collect outputs. A step has ended only when it has ended on every rank: until then its blocks are
+        in use."""
         self._outputs[rank.rank].append(output)
         if not all(self._outputs):
             return
@@ -173,7 +175,7 @@ class MultiprocExecutor:
 
 
 def _with_messages(ranks: list[RankProcess]) -> list[RankProcess]:
-    """Those of ``ranks``, at least one, that have said something or have gone; waits for it."""
+    """Wait until at least one of ``ranks`` has sent a message or has exited, and return those."""
     ready = wait([rank.channel for rank in ranks])
     return [rank for rank in ranks if rank.channel in ready]
 

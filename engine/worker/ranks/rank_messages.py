@@ -1,7 +1,7 @@
-"""What the engine core and the ranks of a model say to each other: pickled, over one channel for each rank.
+"""The messages between the engine core and the ranks of a model: pickled, over one channel per rank.
 
-A rank answers its start with RankReady, and each TELL_OUTPUT with the ModelRunnerOutput of its oldest
-StepPlan; an EngineError in place of either is its last word. The end of the channel is LEAVE.
+A rank answers its start with RankReady, and each SEND_OUTPUT with the ModelRunnerOutput of its oldest
+StepPlan; an EngineError in place of either is its final message. A closed channel means STOP.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.executor import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """All that a rank's process is told, over its standard input."""
+    """Everything that a rank's process needs to start, sent over its standard input."""
 
     config: EngineConfig
     rank: int
     folder: str
-    """Private folder in which the ranks find each other; whoever ends removes it."""
+    """Private folder with the rendezvous file of the ranks; any process that exits removes it."""
     channel_fileno: int
     parent_pid: int
     log_level: int
@@ -37,17 +37,18 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step, the same bytes for all ranks."""
+    """A step's plan, the same bytes for all ranks."""
 
     plan: SchedulerOutput
-    """Without its masks, which may not be there yet."""
+    """The plan without its masks, which may not be ready yet."""
     has_masks: bool
-    """They follow, as TokenMasks; those for the first rank hold something. The others wait for theirs, too: a
-    device that waits for the first rank's tokens may hold up its host, which the masks may wait for."""
+    """Whether masks follow as TokenMasks. Those for the first rank have content. The others wait for theirs,
+    too: a device that waits for the first rank's tokens may block its host, and the masks may depend on that
+    host."""
 
 
 class RankOrder(Enum):
-    """What a rank is asked for between plans."""
+    """Requests to a rank other than plans."""
 
     TELL_OUTPUT = auto()
     LEAVE = auto()

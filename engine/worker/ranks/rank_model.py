@@ -1,4 +1,4 @@
-"""Loads a rank's part of the model, when all ranks have come."""
+"""Loads a rank's part of the model, once all ranks have joined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from engine.worker.ranks.rank_messages import RankStart
 
 
 def load(start: RankStart) -> Executor:
-    """What runs this rank's part of each step. Raises ModelLoadError or ConfigError with one sentence."""
+    """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with one
+    sentence."""
     num_ranks = start.config.model.tensor_parallel_size
     device = choose_device(start.config.model.device, start.rank, num_ranks)
     group = ProcessGroup(start.rank, num_ranks, device, Path(start.folder, "meeting-point"))

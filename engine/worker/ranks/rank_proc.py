@@ -1,5 +1,5 @@
-"""A rank of a model as a process: it takes plans from the engine core, runs its part of each, and answers.
-Whatever the core asks for is done in that order, on one thread.
+"""The process of a rank: receives plans from the engine core, runs its part of each, and answers. All
+requests are handled in order, on one thread.
 
 Started by ``RankProcess``. It does not outlive the engine core, whatever it is doing.
 """
@@ -31,14 +31,15 @@ from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, S
 logger = logging.getLogger(__name__)
 
 PARENT_POLL_S = 0.5
-"""A copy of the channel in a forked sibling can hide its end: the parent's id is looked at too."""
+"""Interval at which the parent's id is checked: a copy of the channel in a forked sibling process can hide
+that the channel was closed."""
 STOP_GRACE_S = 1.0
-"""A running step gets this long before the process ends in the middle of it."""
+"""Grace period for a running step before the process exits."""
 
 
 class Inbox:
-    """Reads what the core sends on a thread of its own: masks are for a step that runs already, and the core
-    never waits for one to end before it can send the next."""
+    """Receives messages on a thread of its own: masks may arrive for a step that is already running, and the
+    core can send the next plan without waiting for a step to end."""
 
     def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
         self._start = start
@@ -48,7 +49,7 @@ class Inbox:
         threading.Thread(target=self._run, name="inbox", daemon=True).start()
 
     def next_order(self) -> SchedulerOutput | RankOrder:
-        """A step to run, or something else to do; waits for it."""
+        """Wait for the next plan or order."""
         return self._orders.get()
 
     def _run(self) -> None:
@@ -60,7 +61,8 @@ class Inbox:
             else:
                 self._orders.put(message)
         self._orders.put(RankOrder.LEAVE)
-        # Main ends the process meanwhile, unless it is in a step, or waits for a rank that has gone.
+        # The main thread exits the process meanwhile, unless it is in a step or waits for a rank that has
+        # exited.
         time.sleep(STOP_GRACE_S)
         leave(self._start)
 
@@ -83,7 +85,7 @@ class Inbox:
 def main() -> None:
     """Entry point of the process."""
     start: RankStart = pickle.load(sys.stdin.buffer)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the core, which may have to finish something
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it exits with the core, which may have work left
     level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
     begin_log(level, f"rank {start.rank}, {os.getpid()}", tells_start=start.rank == 0)
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
@@ -92,7 +94,7 @@ def main() -> None:
         executor = _load(start)
     except Exception as error:
         channel.send(_as_engine_error(error, start.rank))
-        inbox.next_order()  # the core ends all ranks; the others must not see this one go before
+        inbox.next_order()  # wait: the core stops all ranks, and the others must not see this one exit first
     else:
         settle()
         channel.send(RankReady(executor.info, executor.max_concurrent_batches))
@@ -101,13 +103,13 @@ def main() -> None:
 
 
 def _load(start: RankStart) -> Executor:
-    from engine.worker.ranks.rank_model import load  # torch with it: the inbox listens by now
+    from engine.worker.ranks.rank_model import load  # imports torch: the inbox is listening by now
 
     return load(start)
 
 
 def leave(start: RankStart) -> NoReturn:
-    """As the engine core does: native libraries may hang in the interpreter's farewell."""
+    """Exit at once, as the engine core does: native libraries may hang in the interpreter's shutdown."""
     shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
     sys.stderr.flush()
@@ -116,7 +118,7 @@ def leave(start: RankStart) -> NoReturn:
 
 def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
     under_way: deque[PendingOutput] = deque()
-    with suppress(OSError):  # the core has gone
+    with suppress(OSError):  # the core has exited
         while (order := inbox.next_order()) is not RankOrder.LEAVE:
             if isinstance(order, SchedulerOutput):
                 under_way.append(_submitted(executor, order))

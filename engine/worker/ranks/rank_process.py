@@ -1,4 +1,4 @@
-"""A rank of a model as the engine core sees it: a process at the other end of a channel. Needs no torch."""
+"""The engine core's handle of a rank: a process at the other end of a channel. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from engine.process.spawn import spawn_command
 from engine.worker.ranks.rank_messages import RankStart
 
 STOP_TIMEOUT_S = 3.0
-"""A rank that was told to stop ends itself within a second; after this it is killed."""
+"""A rank that was asked to stop exits within a second; after this timeout it is killed."""
 _EXIT_CODE_WITHIN_S = 1.0
 
 
 class RankProcess:
-    """Started by its constructor; ends with us, whatever becomes of us."""
+    """The process is started by the constructor and does not outlive this one."""
 
     def __init__(self, config: EngineConfig, rank: int, folder: str) -> None:
         self.rank = rank
@@ -37,16 +37,16 @@ class RankProcess:
                 spawn_command("engine.worker.ranks.rank_proc"),
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                # Sets of a plan are gone through in the same order by all ranks.
+                # All ranks must iterate over a plan's sets in the same order.
                 env={**os.environ, "PYTHONHASHSEED": "0"},
             )
         self.channel: Connection[Any, Any] = Connection(ours.detach())
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # its end is noticed at the channel
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # its death is noticed at the channel
             stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
 
     def send(self, message: bytes) -> None:
-        """A pickled message; to a rank that has ended, nothing. From any thread."""
+        """Send a pickled message; does nothing if the rank has exited. Thread-safe."""
         with self._sending, suppress(OSError):
             self.channel.send_bytes(message)
 
@@ -58,7 +58,7 @@ class RankProcess:
             return None
 
     def death(self) -> EngineDeadError:
-        """Why there are no more messages."""
+        """The error for a rank that has exited."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_CODE_WITHIN_S)
         return EngineDeadError(
@@ -66,7 +66,7 @@ class RankProcess:
         )
 
     def wait(self) -> None:
-        """Until it has gone, which it was told to."""
+        """Wait until it has exited, which it was asked to do."""
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

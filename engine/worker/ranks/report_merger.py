@@ -1,4 +1,4 @@
-"""Joins what the ranks of a model say of one step. Every rank moves its part of each KV block."""
+"""Merges the outputs of a model's ranks for one step. Every rank transfers its part of each KV block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from engine.core.outputs import ModelRunnerOutput
 
 
 class ReportMerger:
-    """A load has ended when it has at every rank, which need not be in the same step."""
+    """Merges outputs. A load has ended only when it has ended on every rank, which need not be in the same
+    step."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -18,7 +19,7 @@ class ReportMerger:
         self._failed: set[int] = set()
 
     def merge(self, outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
-        """``outputs``: of all ranks, the first one's, which has sampled, first."""
+        """``outputs``: one per rank, starting with the first rank's, which has sampled."""
         if not any(output.finished_loads or output.failed_loads for output in outputs):
             return outputs[0]
         ended: list[int] = []

@@ -1,1 +1,1 @@
-"""The code that is compiled for the machine at hand, and how it is built."""
+"""The C++ kernels of the CPU backend, compiled for this machine, and their build."""

@@ -1,6 +1,7 @@
-"""Builds the C++ beside it with the machine's own compiler, once, and loads it. Knows nothing of steps.
+"""Compiles the C++ kernels in this folder with the machine's own compiler, once, and loads them. Knows
+nothing of steps.
 
-Nothing here is needed to serve: whoever asks for a kernel goes on without one after ``KernelUnavailable``.
+The server runs without them: callers fall back to torch after ``KernelUnavailable``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class KernelUnavailable(Exception):
 
 
 def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
-    """The code for one head_dim and one type of numbers: out of the cache, or else compiled into it.
+    """Load the kernels for one head_dim and one dtype from the cache; compile them if they are not there.
 
     Raises KernelUnavailable.
     """
@@ -52,11 +53,11 @@ def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
-    """A function of a library, told what its arguments are; it gives nothing back."""
+    """Declare the argument types of a library's function, which returns nothing."""
     function.restype = None
     function.argtypes = arguments
-    told: Callable[..., None] = function
-    return told
+    typed_function: Callable[..., None] = function
+    return typed_function
 
 
 def _load_library(flags: Sequence[str]) -> ctypes.CDLL:
@@ -67,7 +68,7 @@ def _load_library(flags: Sequence[str]) -> ctypes.CDLL:
     name = f"kernels-{_fingerprint(compiler, command)}.so"
     folder = _cache_folder()
     if folder is not None:
-        with suppress(OSError):  # a folder that cannot be used: without it, then
+        with suppress(OSError):  # the folder cannot be used: compile without a cache
             return _load_cached(command, folder / name)
     with tempfile.TemporaryDirectory() as temporary:
         built = Path(temporary) / name
@@ -77,7 +78,7 @@ def _load_library(flags: Sequence[str]) -> ctypes.CDLL:
 
 def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
     if cached.exists():
-        with suppress(OSError):  # a damaged file is built anew
+        with suppress(OSError):  # a damaged file is compiled again
             return ctypes.CDLL(str(cached))
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _compile(command, cached)
@@ -85,7 +86,8 @@ def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
 
 
 def _compile(command: Sequence[str], target: Path) -> None:
-    """Built beside its place and then moved there, so that no process ever sees half a file."""
+    """Compile to a temporary folder and move the result to ``target``, so that no process ever sees half a
+    file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         built = Path(temporary) / target.name
         start_log.info("Compiling CPU kernels (once; cached in %s).", target.parent)
@@ -108,7 +110,7 @@ def _compile(command: Sequence[str], target: Path) -> None:
 
 
 def _find_compiler() -> Path:
-    """The one that CXX names, else the system's."""
+    """The compiler that CXX names, else the system's."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
     for name in names:
         found = shutil.which(name)
@@ -118,7 +120,7 @@ def _find_compiler() -> Path:
 
 
 def _cache_folder() -> Path | None:
-    """``continuum`` in the user's cache folder, as XDG has it; None without a home."""
+    """``continuum`` in the user's cache folder (XDG); None without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(base if base and Path(base).is_absolute() else Path.home() / ".cache") / "continuum"
@@ -127,8 +129,8 @@ def _cache_folder() -> Path | None:
 
 
 def _openmp_runtime() -> str | None:
-    """The file of the OpenMP runtime that torch has brought: with one of its own, the kernel's threads and
-    torch's would wait for work on the same cores."""
+    """The file of the OpenMP runtime that torch has loaded. With a second runtime, the kernels' threads and
+    torch's would spin on the same cores."""
     try:
         lines = _LOADED_FILES.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -138,7 +140,7 @@ def _openmp_runtime() -> str | None:
 
 
 def _fingerprint(compiler: Path, command: Sequence[str]) -> str:
-    """Changes with the source, the command, the compiler and the CPU."""
+    """A hash of the sources, the command, the compiler and the CPU."""
     stat = compiler.resolve().stat()
     parts = (
         *(
@@ -154,10 +156,10 @@ def _fingerprint(compiler: Path, command: Sequence[str]) -> str:
 
 
 def _cpu() -> str:
-    """The CPU's name and what it can do, as Linux tells it."""
+    """The CPU's name and features, as Linux reports them."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    telling = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    return "\n".join(line for line in lines if line.startswith(telling))
+    fields = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    return "\n".join(line for line in lines if line.startswith(fields))

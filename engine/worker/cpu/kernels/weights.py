@@ -1,5 +1,4 @@
-"""How the compiled code is told where a weight lies, how it lays one out, and its product with any number of
-rows."""
+"""Packs weights for the compiled GEMM, passes their addresses to it, and calls it."""
 
 from __future__ import annotations
 
@@ -12,13 +11,14 @@ from engine.worker.cpu.kernels.library import KernelUnavailable, load_library, t
 from engine.worker.memory import empty_pages
 
 INTERLEAVED = 32
-"""Outputs of a weight that lie between each other."""
+"""Outputs of a weight that are interleaved in a block."""
 _TILE_ROWS = 16
-"""Rows are read in multiples of them."""
+"""The GEMM reads rows in multiples of this."""
 
 
 class WeightAddress(ctypes.Structure):
-    """A weight [num_outputs, 2 * num_words] in 16 bits (``gemm.h``), or in 8 or 4 (``quantized.h``)."""
+    """A packed weight [num_outputs, 2 * num_words] in bf16 (``gemm.h``), int8 or int4 (``quantized.h``). A
+    word is a 32-bit lane: a pair of bf16 inputs of one output."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class WeightAddress(ctypes.Structure):
 
 
 class CompiledProduct:
-    """Products of bf16 rows with weights that lie as a WeightAddress says."""
+    """The GEMM of bf16 rows with a packed weight, given by its WeightAddress."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         address, number = ctypes.c_void_p, ctypes.c_int64
@@ -42,16 +42,16 @@ class CompiledProduct:
 
     @classmethod
     def load(cls, head_dim: int) -> CompiledProduct:
-        """Out of the library for heads of that size. Raises KernelUnavailable: it takes a compiler and a CPU
-        that multiplies pairs of bf16."""
+        """Load it from the library for this head size. Raises KernelUnavailable if there is no compiler, or
+        the CPU lacks AVX512_BF16."""
         library = load_library(head_dim, torch.bfloat16)
         if not hasattr(library, "continuum_multiply"):
             raise KernelUnavailable("this CPU has no bf16 dot-product instruction")
         return cls(library)
 
     def interleave(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [outputs, inputs], bf16, inputs a multiple of 32 -> [blocks, inputs / 2, INTERLEAVED, 2]:
-        pairs of inputs, of one output after the other; the last block is filled with zeros."""
+        """Pack weight [outputs, inputs], bf16, inputs a multiple of 32, as [blocks, inputs / 2, INTERLEAVED,
+        2]: a pair of inputs of each output in turn. The last block is padded with zeros."""
         num_outputs, num_inputs = weight.shape
         blocks = -(-num_outputs // INTERLEAVED)
         words = empty_pages((blocks, num_inputs // 2, INTERLEAVED, 2), weight.dtype)
