@@ -21,13 +21,13 @@ from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
-from engine.worker.memory import keep_freed
+from engine.worker.memory import keep_freed_memory
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.profile_run import measure_activations, measure_device_path, measure_token_s
+from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.step_runner import StepRunner
 
 
-class StepPath(Protocol):
+class Backend(Protocol):
     """The CPU or the GPU backend: runs step plans over one KV pool."""
 
     @property
@@ -42,7 +42,7 @@ class UniProcExecutor:
     rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
-        backend = resolve_attention(config, choose_device(config.model.device))
+        attention = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
         spec = KvCacheSpec(
             num_layers=loaded.model.num_layers,
@@ -51,13 +51,13 @@ class UniProcExecutor:
             dtype=storage_dtype(config.cache, loaded.dtype),
             block_size=config.cache.block_size,
         )
-        step_bytes = _measure_steps(loaded, backend, spec, config, group)
+        step_bytes = _measure_steps(loaded, attention, spec, config, group)
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
-        path = _open_path(loaded, pool, backend, config, group)
+        backend = _open_backend(loaded, pool, attention, config, group)
         opened = open_disk(
-            config.cache, pool, lambda: measure_token_s(loaded, pool, path.attention, spec, config)
+            config.cache, pool, lambda: measure_token_s(loaded, pool, backend.attention, spec, config)
         )
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
@@ -68,11 +68,11 @@ class UniProcExecutor:
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
         )
-        self._runner: StepRunner | None = path.runner(
-            select_host_pool(pool, num_host_blocks, disk, beside_steps=loaded.device.type == "cuda")
+        self._runner: StepRunner | None = backend.runner(
+            select_host_pool(pool, num_host_blocks, disk, during_steps=loaded.device.type == "cuda")
         )
         self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
-        keep_freed()
+        keep_freed_memory()
 
     @property
     def info(self) -> ModelInfo:
@@ -97,27 +97,27 @@ class UniProcExecutor:
 
 
 def _measure_steps(
-    loaded: LoadedModel, backend: str, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
+    loaded: LoadedModel, attention: str, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
 ) -> int:
     """Bytes of accelerator memory that steps need in addition to weights and KV pool."""
     if loaded.device.type != "cuda":
         return 0
-    if backend != "triton":
+    if attention != "triton":
         return measure_activations(loaded, spec, config)
-    return measure_device_path(loaded, spec, config, group)
+    return measure_gpu_steps(loaded, spec, config, group)
 
 
-def _open_path(
+def _open_backend(
     loaded: LoadedModel,
     pool: torch.Tensor,
-    backend: str,
+    attention: str,
     config: EngineConfig,
     group: TensorParallelGroup,
-) -> StepPath:
-    if backend != "triton":
-        return CPUBackend(loaded, pool, backend, config, group)
+) -> Backend:
+    if attention != "triton":
+        return CPUBackend(loaded, pool, attention, config, group)
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
-    path = GPUBackend(loaded, pool, config, group)
-    path.capture()
-    return path
+    gpu = GPUBackend(loaded, pool, config, group)
+    gpu.capture()
+    return gpu

@@ -18,10 +18,10 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
-_LARGE_PAGE = 2**21
+_HUGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
-_BEHIND_ALL_OTHERS = 19
-BEHIND_START_S = 2.0
+_LOWEST_PRIORITY = 19
+BACKGROUND_DELAY_S = 2.0
 """Delay before background work starts. The work takes the process's memory-map lock, and a starting server
 would wait for it again and again while other processes keep the lock's holder off its core."""
 
@@ -34,7 +34,7 @@ def available_bytes(device: torch.device) -> int:
     return min(_host_bytes(), _container_bytes())
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Make malloc keep freed memory, up to 64 MiB per allocation, instead of returning it to the system: the
     next step needs as much again, and faulting in fresh pages takes a quarter of the time of a short prompt.
 
@@ -52,64 +52,65 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     A page that is touched earlier is faulted in at once, as always.
     """
-    memory = _map_large_pages(shape, dtype)
+    memory = _map_huge_pages(shape, dtype)
     if len(memory) > _POPULATED_AT_ONCE:
-        held = weakref.ref(memory)
-        _run_behind_start("populate", lambda: _populate(held))
+        reference = weakref.ref(memory)
+        _run_in_background("populate", lambda: _populate(reference))
     return _as_tensor(memory, shape, dtype)
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return zeros whose pages, huge ones if available, are allocated when first touched. The memory is
     shared with no other tensor."""
-    return _as_tensor(_map_large_pages(shape, dtype), shape, dtype)
+    return _as_tensor(_map_huge_pages(shape, dtype), shape, dtype)
 
 
 def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialized tensor on pages of its own, aligned to a huge page."""
     num_numbers = math.prod(shape)
-    memory = _map(num_numbers * dtype.itemsize + _LARGE_PAGE)
+    memory = _map(num_numbers * dtype.itemsize + _HUGE_PAGE)
     start = _address(memory)
-    return torch.frombuffer(memory, dtype=dtype, count=num_numbers, offset=-start % _LARGE_PAGE).view(*shape)
+    return torch.frombuffer(memory, dtype=dtype, count=num_numbers, offset=-start % _HUGE_PAGE).view(*shape)
 
 
-def use_large_pages(tensors: Iterable[torch.Tensor]) -> None:
+def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Collapse the memory of tensors from ``empty_pages`` into huge pages, in the background at idle
     priority: doing it on first touch takes seconds (Linux 6.1 and later)."""
-    starts = [start for tensor in tensors for start in _whole_large_pages(tensor)]
-    _run_behind_start("large-pages", lambda: _collapse(starts))
+    starts = [start for tensor in tensors for start in _whole_huge_pages(tensor)]
+    _run_in_background("large-pages", lambda: _collapse(starts))
 
 
-def _run_behind_start(name: str, work: Callable[[], None]) -> None:
-    """Run ``work`` on a thread after ``BEHIND_START_S``. It must hold no tensor: freeing one releases the GIL
-    and takes it again, and a thread that waits for the GIL while the interpreter exits aborts the process."""
-    thread = threading.Timer(BEHIND_START_S, work)
+def _run_in_background(name: str, work: Callable[[], None]) -> None:
+    """Run ``work`` on a thread after ``BACKGROUND_DELAY_S``. It must hold no tensor: freeing one releases the
+    GIL and takes it again, and a thread that waits for the GIL while the interpreter exits aborts the
+    process."""
+    thread = threading.Timer(BACKGROUND_DELAY_S, work)
     thread.name, thread.daemon = name, True
     thread.start()
 
 
-def _whole_large_pages(tensor: torch.Tensor) -> range:
+def _whole_huge_pages(tensor: torch.Tensor) -> range:
     """Addresses of the huge pages that lie wholly inside the tensor; none if it is not aligned to one."""
     start = tensor.data_ptr()
-    end = start + tensor.nbytes - _LARGE_PAGE + 1 if start % _LARGE_PAGE == 0 else start
-    return range(start, end, _LARGE_PAGE)
+    end = start + tensor.nbytes - _HUGE_PAGE + 1 if start % _HUGE_PAGE == 0 else start
+    return range(start, end, _HUGE_PAGE)
 
 
 def _collapse(starts: Sequence[int]) -> None:
     """Collapse each range into a huge page. One that the system cannot move now, because something else uses
     it, stays as it is."""
-    madvise = _madvise_behind_all_others()
+    madvise = _madvise_at_lowest_priority()
     if madvise is None:
         return
     for start in starts:
-        madvise(start, _LARGE_PAGE, _MADV_COLLAPSE)
+        madvise(start, _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _map(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _map_large_pages(shape: Sequence[int], dtype: torch.dtype) -> mmap.mmap:
+def _map_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> mmap.mmap:
     memory = _map(math.prod(shape) * dtype.itemsize)
     with suppress(OSError, AttributeError):  # not supported by this system
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -124,12 +125,12 @@ def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _populate(held: weakref.ref[mmap.mmap]) -> None:
+def _populate(reference: weakref.ref[mmap.mmap]) -> None:
     """Populate all pages without changing them, at idle priority (Linux 5.14 and later), as long as the
     memory is still referenced."""
-    madvise = _madvise_behind_all_others()
+    madvise = _madvise_at_lowest_priority()
     start = 0
-    while madvise is not None and (memory := held()) is not None and start < len(memory):
+    while madvise is not None and (memory := reference()) is not None and start < len(memory):
         num_bytes = min(_POPULATED_AT_ONCE, len(memory) - start)
         if madvise(_address(memory) + start, num_bytes, _MADV_POPULATE_WRITE):
             return
@@ -137,14 +138,14 @@ def _populate(held: weakref.ref[mmap.mmap]) -> None:
         del memory
 
 
-def _madvise_behind_all_others() -> Callable[[int, int, int], int] | None:
+def _madvise_at_lowest_priority() -> Callable[[int, int, int], int] | None:
     """Give the calling thread the lowest priority and return madvise(2), or None where the system has none.
     Python's own ``mmap.madvise`` holds the GIL."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or not hasattr(os, "setpriority"):
         return None
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_ALL_OTHERS)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
     told: Callable[[int, int, int], int] = madvise
     return told
 

@@ -18,7 +18,7 @@ from engine.worker.parallel.group import TensorParallelGroup
 
 PROBE_TOKENS = 2048
 CPU_PROBE_TOKENS = 256
-_REHEARSAL_BLOCKS = 2
+_WARM_UP_BLOCKS = 2
 
 
 @torch.inference_mode()
@@ -48,7 +48,7 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
     return peak + TorchPagedAttention.scratch_bytes(spec, loaded.max_model_len)
 
 
-def measure_device_path(
+def measure_gpu_steps(
     loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
 ) -> int:
     """Bytes that steps on the GPU need, CUDA graphs included: the memory taken by warm-up runs of all kinds
@@ -57,12 +57,12 @@ def measure_device_path(
 
     torch.cuda.empty_cache()
     available = available_bytes(loaded.device)
-    path = GPUBackend(loaded, spec.allocate(_REHEARSAL_BLOCKS, loaded.device), config, group)
-    path.capture()
-    path.rehearse()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
+    backend = GPUBackend(loaded, spec.allocate(_WARM_UP_BLOCKS, loaded.device), config, group)
+    backend.capture()
+    backend.rehearse()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
     torch.cuda.synchronize(loaded.device)
     taken = available - available_bytes(loaded.device)
-    del path
+    del backend
     gc.collect()
     torch.cuda.empty_cache()
     return taken
@@ -80,8 +80,8 @@ def measure_token_s(
     ``attention``: the backend over that pool."""
     device = loaded.device
     enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS
-    room = (len(pool) - 1) * spec.block_size
-    num_tokens = min(config.scheduler.max_num_batched_tokens, loaded.max_model_len, room, enough)
+    capacity = (len(pool) - 1) * spec.block_size
+    num_tokens = min(config.scheduler.max_num_batched_tokens, loaded.max_model_len, capacity, enough)
     batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
     seconds = 0.0
     for _ in range(2):  # the first warms up

@@ -114,7 +114,7 @@ class RequestRows:
         seq_lens = self._num_computed[rows] + query_lens
         is_uniform = query_lens == uniform_len
         if not writes_first:
-            self._take_out_readers(is_uniform, plan, rows, seq_lens)
+            self._exclude_readers(is_uniform, plan, rows, seq_lens)
         order = _shortest_uniform_first(is_uniform, seq_lens)
         rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
 
@@ -137,7 +137,7 @@ class RequestRows:
             sample_seqs=sample_seqs,
         )
 
-    def _take_out_readers(
+    def _exclude_readers(
         self, is_uniform: BoolArray, plan: SchedulerOutput, rows: IntArray, seq_lens: IntArray
     ) -> None:
         """Mark sequences as not uniform if they read blocks that non-uniform sequences fill in this step.

@@ -66,7 +66,7 @@ class Sampler:
     ) -> SamplerOutput:
         """Sample one token per row of logits [num_samples, vocab_size], which may be overwritten.
         ``history``: the tokens of all rows."""
-        failed = _broken(logits)
+        failed = _invalid_rows(logits)
         if forbidden is None and batch.takes_the_best:
             return SamplerOutput(_best(logits).cpu().numpy(), {}, failed)
         logits = logits.float()
@@ -80,7 +80,7 @@ class Sampler:
         if forbidden is not None:
             _forbid(logits, forbidden)
         logits = _penalize(logits, batch, history)
-        _find_those_without_choice(logits, batch, forbidden, failed)
+        _find_rows_without_token(logits, batch, forbidden, failed)
         token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
         for i, params in batch.special:
             _replay(token_ids, params, int(batch.num_output_tokens[i]), i)
@@ -112,7 +112,7 @@ class Sampler:
         return np.where(batch.seeded, uniform(batch.seeds, batch.num_output_tokens), free)
 
 
-def _broken(logits: torch.Tensor) -> dict[int, str]:
+def _invalid_rows(logits: torch.Tensor) -> dict[int, str]:
     """Errors of rows whose logits hold no finite maximum. If the sum of all logits is a finite number, none
     of them is NaN or infinite; summing is far cheaper than checking each."""
     sums = logits.sum(dim=-1, dtype=torch.float32 if logits.dtype == torch.float16 else None)
@@ -128,7 +128,7 @@ def _has_best(row: torch.Tensor) -> bool:
     return bool(row.max().isfinite())  # max passes NaN on
 
 
-def _find_those_without_choice(
+def _find_rows_without_token(
     logits: torch.Tensor, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
 ) -> None:
     """Add the rows in which masks or penalties have left no token to choose."""

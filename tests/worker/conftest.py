@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from engine.worker.cpu.kernels.weights import CompiledProduct
-from engine.worker.cpu.packed_weights import compiled_product
+from engine.worker.cpu.kernels.weights import CompiledGemm
+from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.tiny_models import make_model_folder
 
 _VARIANTS: dict[str, dict[str, Any]] = {
@@ -75,9 +75,9 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
 
 
 @pytest.fixture
-def compiled() -> CompiledProduct:
+def compiled() -> CompiledGemm:
     """Products of this machine's compiled code."""
-    found = compiled_product(32, torch.device("cpu"), torch.bfloat16)
+    found = compiled_gemm(32, torch.device("cpu"), torch.bfloat16)
     if found is None:
-        pytest.skip("this machine has no compiled products: it takes a compiler and a CPU with pairs of bf16")
+        pytest.skip("there is no compiled GEMM: it needs a compiler and a CPU with AVX512_BF16")
     return found

@@ -18,7 +18,7 @@ POOLS_LET_GO = """
 import torch
 from engine.worker import memory
 
-memory.BEHIND_START_S = 0.0
+memory.BACKGROUND_DELAY_S = 0.0
 pools = [memory.zeros_on_host((2**26,), torch.uint8) for _ in range(24)]
 pools.clear()
 """
@@ -32,7 +32,7 @@ def resident_bytes() -> int:
 def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before it was made ready."""
     others = set(threading.enumerate())
-    monkeypatch.setattr(memory, "BEHIND_START_S", 3600.0)
+    monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 3600.0)
     pool = memory.zeros_on_host((2**28,), torch.uint8)
     pool.fill_(1)
     before = resident_bytes()

@@ -61,10 +61,10 @@ class CpuKernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self._attend_decodes = _attending(library.continuum_attend_decodes)
-        self._attend_prompts = (
-            _attending(library.continuum_attend_prompts)
-            if hasattr(library, "continuum_attend_prompts")
+        self._attend_decode = _attending(library.continuum_attend_decode)
+        self._attend_prefill = (
+            _attending(library.continuum_attend_prefill)
+            if hasattr(library, "continuum_attend_prefill")
             else None
         )
 
@@ -78,23 +78,23 @@ class CpuKernel:
             raise KernelUnavailable(f"loading failed: {error}") from error
 
     @property
-    def knows_prompts(self) -> bool:
-        """Whether ``attend_prompts`` can be called: it needs a CPU with AVX512_BF16."""
-        return self._attend_prompts is not None
+    def has_prefill(self) -> bool:
+        """Whether ``attend_prefill`` can be called: it needs a CPU with AVX512_BF16."""
+        return self._attend_prefill is not None
 
-    def attend_decodes(
+    def attend_decode(
         self, pool: PoolAddress, decodes: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
     ) -> None:
         """Attend with one query per sequence: write its new key and value to the pool, its attention to the
         output."""
-        self._attend_decodes(pool, decodes, layer, heads, threads)
+        self._attend_decode(pool, decodes, layer, heads, threads)
 
-    def attend_prompts(
+    def attend_prefill(
         self, pool: PoolAddress, prompts: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
     ) -> None:
-        """Attend with several new tokens per sequence: as ``attend_decodes``, for prefill."""
-        assert self._attend_prompts is not None
-        self._attend_prompts(pool, prompts, layer, heads, threads)
+        """Attend with several new tokens per sequence: as ``attend_decode``, for prefill."""
+        assert self._attend_prefill is not None
+        self._attend_prefill(pool, prompts, layer, heads, threads)
 
 
 def _attending(function: Any) -> Callable[..., None]:

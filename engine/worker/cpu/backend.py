@@ -23,15 +23,15 @@ class CPUBackend:
         self,
         loaded: LoadedModel,
         pool: torch.Tensor,
-        backend: str,
+        attention: str,
         config: EngineConfig,
         group: TensorParallelGroup,
     ) -> None:
-        """``backend``: from ``resolve_attention``."""
+        """``attention``: from ``resolve_attention``."""
         self._loaded = loaded
         self._config = config
         self._group = group
-        self.attention = select_attention(pool, backend)
+        self.attention = select_attention(pool, attention)
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
         loaded, config = self._loaded, self._config

@@ -24,7 +24,7 @@ from engine.worker.cpu.thread_team import ThreadTeam
 from engine.worker.memory import empty_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +109,14 @@ def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
     sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
-    is_looked_up = model.lm_head is None or isinstance(model.embedding, Table)
+    is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         is_looked_up
         and model.num_layers > 0
         and all(size % _UNIT == 0 for size in sizes)
         and all(
-            isinstance(product, PackedWeightLinear | PackedEmbedding)
-            for product in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+            isinstance(module, PackedWeightLinear | PackedEmbedding)
+            for module in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
         )
     )
 
@@ -171,7 +171,7 @@ class CompiledDecoder:
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         num_tokens = len(input_ids)
-        logits = self._room_for_logits(len(sample_rows))
+        logits = self._logits_buffer(len(sample_rows))
         step = _Step(
             num_tokens,
             len(sample_rows),
@@ -187,12 +187,12 @@ class CompiledDecoder:
         )
         return logits
 
-    def _room_for_logits(self, num_samples: int) -> torch.Tensor:
+    def _logits_buffer(self, num_samples: int) -> torch.Tensor:
         """Return a buffer [num_samples, vocab_size], the same memory at each step: if it were freed in
         between, small allocations would fragment it and the next step would need more."""
         if num_samples > len(self._logits):
-            room = 1 << (num_samples - 1).bit_length()
-            self._logits = empty_pages((room, self._plain.shape.vocab_size), torch.bfloat16)
+            capacity = 1 << (num_samples - 1).bit_length()
+            self._logits = empty_pages((capacity, self._plain.shape.vocab_size), torch.bfloat16)
         return self._logits[:num_samples]
 
 
@@ -201,7 +201,7 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
     return _Model(
         layers,
         _weight(_head(model)),
-        model.embedding.weight.data_ptr() if isinstance(model.embedding, Table) else None,
+        model.embedding.weight.data_ptr() if isinstance(model.embedding, Embedding) else None,
         model.final_norm.data_ptr(),
         rotary.frequencies.data_ptr(),
         shape.num_layers,
@@ -235,6 +235,6 @@ def _cpu_set(cpus: frozenset[int]) -> _CpuSet:
     return _CpuSet.from_buffer_copy(sum(1 << cpu for cpu in cpus).to_bytes(ctypes.sizeof(_CpuSet), "little"))
 
 
-def _weight(product: nn.Module) -> WeightAddress:
-    assert isinstance(product, PackedWeightLinear | PackedEmbedding)
-    return product.address()
+def _weight(module: nn.Module) -> WeightAddress:
+    assert isinstance(module, PackedWeightLinear | PackedEmbedding)
+    return module.address()

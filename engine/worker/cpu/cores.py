@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-TOLD_BY_USER = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+AFFINITY_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Environment variables by which a user pins threads."""
 MAX_CPUS = 1024
 """The size of ``cpu_set_t`` in bits."""
@@ -29,7 +29,7 @@ def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset
 
     ``siblings``: the file that lists the CPUs of the core of CPU {}.
     """
-    if num_threads < 2 or any(name in os.environ for name in TOLD_BY_USER):
+    if num_threads < 2 or any(name in os.environ for name in AFFINITY_VARIABLES):
         return ()
     cpus = usable_cpus()
     cores = sorted({_core(cpu, siblings) & cpus for cpu in cpus}, key=min)

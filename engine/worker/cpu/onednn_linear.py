@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _TRIAL_ROWS = 128
 _TRIAL_SIZE = 64
 
 
-class PackedWeight:
+class OneDNNWeight:
     """A weight [num_rows, width] in oneDNN's blocked layout, and how its rows are found there.
 
     oneDNN interleaves a block of rows: the first four bytes of each, then the next four, and so on.
@@ -43,10 +43,10 @@ class PackedWeight:
         address: int = torch.ops.mkldnn.data_ptr(self.packed)
         return address
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def gemm(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [n, width] -> [n, num_rows]"""
-        product: torch.Tensor = self._multiply(x, self.packed, bias, "none", [], "")
-        return product
+        output: torch.Tensor = self._multiply(x, self.packed, bias, "none", [], "")
+        return output
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> [n, width]; only if ``block`` is not None"""
@@ -75,20 +75,20 @@ class PackedWeight:
         return None
 
 
-class PackedLinear(nn.Module):
+class OneDNNLinear(nn.Module):
     """Replaces an ``nn.Linear``; only oneDNN can read its weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.weight = PackedWeight(weight)
+        self.weight = OneDNNWeight(weight)
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
-        return self.weight.product(x, self.bias)
+        return self.weight.gemm(x, self.bias)
 
 
-class PackedTable(nn.Module):
+class OneDNNEmbedding(nn.Module):
     """Replaces an ``Embedding`` by a packed weight, in which vectors can still be looked up.
 
     Raises RuntimeError if oneDNN's layout does not allow the look-up.
@@ -96,17 +96,17 @@ class PackedTable(nn.Module):
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.weight = PackedWeight(weight)
+        self.weight = OneDNNWeight(weight)
         if self.weight.block is None:
             raise RuntimeError("oneDNN's layout is not the expected one")
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
+        """See ``AnyEmbedding``."""
         return self.weight.rows(ids)
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
-        return self.weight.product(x, None)
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``AnyEmbedding``."""
+        return self.weight.gemm(x, None)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -123,21 +123,21 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     weight = torch.linspace(-1, 1, _TRIAL_SIZE**2).view(_TRIAL_SIZE, -1).to(dtype)
     x = torch.eye(_TRIAL_SIZE, dtype=dtype)
     try:
-        return torch.equal(PackedLinear(weight, None)(x), weight.T)
+        return torch.equal(OneDNNLinear(weight, None)(x), weight.T)
     except (AttributeError, RuntimeError) as error:
         logger.info("oneDNN packing unavailable (%s): using plain weights.", str(error).splitlines()[0])
         return False
 
 
-def packed_linear(plain: nn.Linear) -> PackedLinear:
-    return PackedLinear(plain.weight, plain.bias)
+def packed_linear(plain: nn.Linear) -> OneDNNLinear:
+    return OneDNNLinear(plain.weight, plain.bias)
 
 
-def packed_table(table: Table) -> Table | PackedTable:
+def packed_embedding(table: Embedding) -> Embedding | OneDNNEmbedding:
     """Return a packed replacement for ``table``, or ``table`` itself if oneDNN's layout does not allow the
     look-up."""
     try:
-        return PackedTable(table.weight)
+        return OneDNNEmbedding(table.weight)
     except (AttributeError, RuntimeError) as error:
         logger.info(
             "Embedding not packed by oneDNN: %s.",

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.functional import pad
 
 from engine.worker.cpu.kernels.library import KernelUnavailable
-from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledProduct, WeightAddress
+from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledGemm, WeightAddress
 from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
 from engine.worker.memory import empty_pages
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ class PackedWeight(Protocol):
 class Weight16:
     """A PackedWeight in bf16."""
 
-    def __init__(self, weight: torch.Tensor, product: CompiledProduct) -> None:
+    def __init__(self, weight: torch.Tensor, gemm: CompiledGemm) -> None:
         """weight [outputs, inputs], inputs a multiple of INPUTS_AT_ONCE"""
         self._num_outputs, self._num_inputs = weight.shape
-        self.numbers = product.interleave(weight)
+        self.numbers = gemm.interleave(weight)
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """See PackedWeight."""
@@ -64,8 +64,8 @@ class Weight8:
         self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), torch.int8)
         self._scales = weight.new_empty(blocks, INTERLEAVED)
         for rows, numbers, scales in by_rows(weight, self.numbers, self._scales, block=INTERLEAVED):
-            rounded, scale = to_int8(_whole_blocks(rows))
-            numbers.copy_(rounded.view(-1, INTERLEAVED, self._num_inputs // 2, 2).transpose(1, 2))
+            quantized, scale = to_int8(_whole_blocks(rows))
+            numbers.copy_(quantized.view(-1, INTERLEAVED, self._num_inputs // 2, 2).transpose(1, 2))
             scales.copy_(scale.view_as(scales))
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
@@ -89,8 +89,8 @@ class Weight4:
         self.numbers = empty_pages((blocks, groups, 2, INTERLEAVED, 2), torch.int32)
         self._grid = weight.new_empty(blocks, groups, INTERLEAVED, 2)
         for rows, numbers, grid in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
-            rounded, parts = to_int4(_whole_blocks(rows))
-            numbers.copy_(_words(rounded.view(-1, INTERLEAVED, groups, 2, _NUMBERS, 2)))
+            quantized, parts = to_int4(_whole_blocks(rows))
+            numbers.copy_(_words(quantized.view(-1, INTERLEAVED, groups, 2, _NUMBERS, 2)))
             grid.copy_(parts.view(-1, INTERLEAVED, groups, 2).transpose(1, 2))
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
@@ -103,9 +103,9 @@ class PackedWeightLinear(nn.Module):
 
     numbers: torch.Tensor
 
-    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, product: CompiledProduct) -> None:
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, gemm: CompiledGemm) -> None:
         super().__init__()
-        self._weight, self._product = weight, product
+        self._weight, self._gemm = weight, gemm
         self._bias = None if bias is None else pad(bias, (0, -len(bias) % INTERLEAVED))
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
@@ -115,7 +115,7 @@ class PackedWeightLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
-        return self._product(x, self.address())
+        return self._gemm(x, self.address())
 
 
 class PackedEmbedding(nn.Module):
@@ -123,9 +123,9 @@ class PackedEmbedding(nn.Module):
 
     numbers: torch.Tensor
 
-    def __init__(self, weight: Weight16 | Weight8, product: CompiledProduct) -> None:
+    def __init__(self, weight: Weight16 | Weight8, gemm: CompiledGemm) -> None:
         super().__init__()
-        self._weight, self._product = weight, product
+        self._weight, self._gemm = weight, gemm
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
     def address(self) -> WeightAddress:
@@ -133,38 +133,38 @@ class PackedEmbedding(nn.Module):
         return self._weight.address(None)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
+        """See ``AnyEmbedding``."""
         return self._weight.rows(ids)
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
-        return self._product(x, self.address())
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``AnyEmbedding``."""
+        return self._gemm(x, self.address())
 
 
-def compiled_product(head_dim: int, device: torch.device, dtype: torch.dtype) -> CompiledProduct | None:
+def compiled_gemm(head_dim: int, device: torch.device, dtype: torch.dtype) -> CompiledGemm | None:
     """The compiled GEMM for the linears of a decoder; None if torch has to multiply."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return None
     try:
-        return CompiledProduct.load(head_dim)
+        return CompiledGemm.load(head_dim)
     except KernelUnavailable as error:
         logger.info("Compiled GEMM unavailable (%s): using torch.", error)
         return None
 
 
-def interleaved_linear(plain: nn.Linear, product: CompiledProduct) -> nn.Linear | PackedWeightLinear:
+def interleaved_linear(plain: nn.Linear, gemm: CompiledGemm) -> nn.Linear | PackedWeightLinear:
     """Return a packed replacement for ``plain``, or ``plain`` itself if its number of inputs is not
     supported."""
     if plain.in_features % INPUTS_AT_ONCE:
         return plain
-    return PackedWeightLinear(Weight16(plain.weight, product), plain.bias, product)
+    return PackedWeightLinear(Weight16(plain.weight, gemm), plain.bias, gemm)
 
 
-def interleaved_table(table: Table, product: CompiledProduct) -> Table | PackedEmbedding:
+def interleaved_embedding(table: Embedding, gemm: CompiledGemm) -> Embedding | PackedEmbedding:
     """As ``interleaved_linear``."""
     if table.weight.shape[1] % INPUTS_AT_ONCE:
         return table
-    return PackedEmbedding(Weight16(table.weight, product), product)
+    return PackedEmbedding(Weight16(table.weight, gemm), gemm)
 
 
 def _whole_blocks(rows: torch.Tensor) -> torch.Tensor:

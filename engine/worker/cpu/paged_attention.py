@@ -22,7 +22,7 @@ class CpuPagedAttention:
         assert pool.is_contiguous()
         self._pool = pool
         self._kernel = kernel
-        self._torch = None if kernel.knows_prompts else TorchPagedAttention(pool)
+        self._torch = None if kernel.has_prefill else TorchPagedAttention(pool)
         self._address = PoolAddress(
             pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3), *pool.shape[3:5]
         )
@@ -67,12 +67,12 @@ class CpuPagedAttention:
         first = self._decodes.num_seqs
         if first:
             self._point_to(query, key, value, output, 0)
-            self._kernel.attend_decodes(self._address, self._decodes, layer, heads, self._num_threads)
+            self._kernel.attend_decode(self._address, self._decodes, layer, heads, self._num_threads)
         if first == len(query):
             return output
         if self._torch is None:
             self._point_to(query, key, value, output, first)
-            self._kernel.attend_prompts(self._address, self._prompts, layer, heads, self._num_threads)
+            self._kernel.attend_prefill(self._address, self._prompts, layer, heads, self._num_threads)
         else:
             output[first:] = self._torch.attend(
                 layer, query[first:], key[first:], value[first:], scale=scale, window=window

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.worker.cpu.kernels.weights import CompiledProduct
+from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear, Weight4, Weight8
 from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 
-Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 16
 """torch's int4 GEMM needs a multiple of this many outputs."""
@@ -47,49 +47,49 @@ class Int4Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
-        product = torch._weight_int4pack_mm_for_cpu(x, self._weight, GROUP_SIZE, self._grid)
-        return _with_bias(product, self._bias)
+        output = torch._weight_int4pack_mm_for_cpu(x, self._weight, GROUP_SIZE, self._grid)
+        return _with_bias(output, self._bias)
 
 
-class Int8Table(nn.Module):
+class Int8Embedding(nn.Module):
     """An AnyEmbedding of int8 vectors, each with its scale."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Embedding) -> None:
         super().__init__()
         self._weight, self._scales = _to_int8(table.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
+        """See ``AnyEmbedding``."""
         return self._weight[ids].to(self._scales.dtype) * self._scales[ids, None]
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
-        """As Table's."""
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``AnyEmbedding``."""
         return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
 
-def int8_linear(plain: nn.Linear, product: CompiledProduct | None = None) -> Int8Linear | PackedWeightLinear:
-    if product is None or plain.in_features % GROUP_SIZE:
+def int8_linear(plain: nn.Linear, gemm: CompiledGemm | None = None) -> Int8Linear | PackedWeightLinear:
+    if gemm is None or plain.in_features % GROUP_SIZE:
         return Int8Linear(plain.weight, plain.bias)
-    return PackedWeightLinear(Weight8(plain.weight), plain.bias, product)
+    return PackedWeightLinear(Weight8(plain.weight), plain.bias, gemm)
 
 
 def int4_linear(
-    plain: nn.Linear, product: CompiledProduct | None = None
+    plain: nn.Linear, gemm: CompiledGemm | None = None
 ) -> Int4Linear | Int8Linear | PackedWeightLinear:
     """Quantize to int4, or to int8 if its sizes do not allow int4."""
     if plain.in_features % GROUP_SIZE:
-        return int8_linear(plain, product)
-    if product is not None:
-        return PackedWeightLinear(Weight4(plain.weight), plain.bias, product)
+        return int8_linear(plain, gemm)
+    if gemm is not None:
+        return PackedWeightLinear(Weight4(plain.weight), plain.bias, gemm)
     if plain.out_features % _LANES:
         return int8_linear(plain)
     return Int4Linear(plain.weight, plain.bias)
 
 
-def int8_table(table: Table, product: CompiledProduct | None = None) -> Int8Table | PackedEmbedding:
-    if product is None or table.weight.shape[1] % GROUP_SIZE:
-        return Int8Table(table)
-    return PackedEmbedding(Weight8(table.weight), product)
+def int8_embedding(table: Embedding, gemm: CompiledGemm | None = None) -> Int8Embedding | PackedEmbedding:
+    if gemm is None or table.weight.shape[1] % GROUP_SIZE:
+        return Int8Embedding(table)
+    return PackedEmbedding(Weight8(table.weight), gemm)
 
 
 def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,11 +107,11 @@ def _to_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return kept
 
 
-def _fill(weight: torch.Tensor, rounding: Rounding, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _fill(weight: torch.Tensor, quantize: Quantizer, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
     for rows, *parts in by_rows(weight, *kept):
-        for part, rounded in zip(parts, rounding(rows), strict=True):
-            part.copy_(rounded)
+        for part, quantized in zip(parts, quantize(rows), strict=True):
+            part.copy_(quantized)
 
 
-def _with_bias(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return product if bias is None else product.add_(bias)
+def _with_bias(output: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return output if bias is None else output.add_(bias)

@@ -27,8 +27,8 @@ class RankSampler(Sampler):
         """As ``Sampler.sample``. On other ranks than the first, logits are [num_samples, 0], and no
         log-probabilities are returned."""
         if self._group.rank:
-            told = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-            return SamplerOutput(self._group.broadcast(told).cpu().numpy(), {})
+            token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            return SamplerOutput(self._group.broadcast(token_ids).cpu().numpy(), {})
         output = super().sample(logits, batch, history, forbidden)
         self._group.broadcast(torch.from_numpy(output.token_ids).to(logits.device))
         return output

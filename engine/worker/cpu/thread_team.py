@@ -24,7 +24,7 @@ LESS_THAN_CHANCE = 0.9
 """Fewer threads are chosen only if they are a tenth faster."""
 
 
-class _Pace:
+class _Timings:
     """Timings of steps of about the same size, by the full team and by the smaller one."""
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class _Pace:
         if by_smaller == self._smaller_is_chosen:
             self._until_trial -= 1
         else:
-            self._judge()
+            self._choose_team()
 
     def _is_contended(self) -> bool:
         return self._smaller_is_chosen or self._waiting > MAX_KEPT_WAITING
 
-    def _judge(self) -> None:
+    def _choose_team(self) -> None:
         """Choose a team after a trial of the other one."""
         is_smaller_faster = self._seconds[True] < LESS_THAN_CHANCE * self._seconds[False]
         if is_smaller_faster == self._smaller_is_chosen:
@@ -83,7 +83,7 @@ class ThreadTeam:
         self._size = size
         self._clock = clock
         self._busy_clock = busy_clock
-        self._paces: dict[int, _Pace] = {}
+        self._timings: dict[int, _Timings] = {}
 
     def compute(self, num_tokens: int, step: Callable[[int], None]) -> None:
         """Run ``step(number of threads)``; ``num_tokens``: the size of the step."""
@@ -99,8 +99,8 @@ class ThreadTeam:
         waiting = 1 - busy / seconds if seconds >= MIN_STEP_S else 0.0
         pace.note(by_smaller, seconds / num_tokens, waiting)
 
-    def _pace(self, size_class: int, now: float) -> _Pace:
-        pace = self._paces.get(size_class)
+    def _pace(self, size_class: int, now: float) -> _Timings:
+        pace = self._timings.get(size_class)
         if pace is None or now - pace.last_used > KNOWN_FOR_S:
-            pace = self._paces[size_class] = _Pace()
+            pace = self._timings[size_class] = _Timings()
         return pace

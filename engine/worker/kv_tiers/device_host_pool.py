@@ -121,7 +121,7 @@ class DeviceHostPool:
         stream = self._streams.loads
         for event in (before, *self._stores.reading(block_ids), *self._stores.writing(rows)):
             stream.wait_event(event)
-        stream.copy(self._slabs.beside(self._blocks, block_ids, rows))
+        stream.copy(self._slabs.copy_pairs(self._blocks, block_ids, rows))
         return stream.record_event()
 
     def _write_to_disk(self, writes: DiskWrites) -> None:
@@ -146,13 +146,13 @@ class DeviceHostPool:
 
 
 def select_host_pool(
-    device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None, *, beside_steps: bool
+    device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None, *, during_steps: bool
 ) -> HostTransfers | None:
-    """Return the host pool; None if no host tier is configured. ``beside_steps``: steps are queued on the
+    """Return the host pool; None if no host tier is configured. ``during_steps``: steps are queued on the
     device and not done when the call returns, so copies must run concurrently."""
     if not num_slots:
         return None
-    if not beside_steps:
+    if not during_steps:
         return HostPool(device_pool, num_slots, disk)
     return DeviceHostPool(device_pool, num_slots, copy_streams_of(device_pool.device), disk)
 

@@ -30,7 +30,7 @@ def open_disk(
     assert cache.kv_offloading_disk_path is not None, "was checked"
     folder = Path(cache.kv_offloading_disk_path)
     try:
-        _check_room(folder, num_blocks * block_bytes)
+        _check_free_space(folder, num_blocks * block_bytes)
         disk = DiskPool(folder, pool)
     except OSError as error:
         raise ModelLoadError(f"The disk tier cannot use {folder}: {error.strerror or error}.") from error
@@ -41,7 +41,7 @@ def open_disk(
     return None
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelLoadError(

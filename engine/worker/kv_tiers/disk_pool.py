@@ -237,7 +237,7 @@ class DiskPool:
         return ReadSpeed(first_s, all_s / num_blocks)
 
     def _timed_read(self, num_blocks: int) -> float:
-        self._forget_pages()
+        self._drop_page_cache()
         started_s = time.perf_counter()
         self.read(0, DiskReads(range(1, num_blocks + 1), range(num_blocks)))
         with self._changed:
@@ -246,7 +246,7 @@ class DiskPool:
             raise OSError("what was just written there cannot be read")
         return time.perf_counter() - started_s
 
-    def _forget_pages(self) -> None:
+    def _drop_page_cache(self) -> None:
         """Drop the file from the system's page cache, if possible: a cached read says nothing about the
         disk."""
         with suppress(OSError, AttributeError):

@@ -59,7 +59,7 @@ class PinnedSlabs:
         """Return a row: [1, *row_shape]."""
         return self._part(row, 1)
 
-    def beside(
+    def copy_pairs(
         self, blocks: torch.Tensor, block_ids: IntArray, rows: IntArray
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pair each of these blocks [num_blocks, *row_shape] with its row, in as few pairs as possible:

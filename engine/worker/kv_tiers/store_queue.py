@@ -103,7 +103,7 @@ class StoreQueue:
         while self._num_submitted < count:
             portion = self._portions[self._num_submitted]
             stream.wait_event(portion.computed)
-            pairs = self._slabs.beside(self._blocks, portion.block_ids, portion.rows)
+            pairs = self._slabs.copy_pairs(self._blocks, portion.block_ids, portion.rows)
             stream.copy((row, block) for block, row in pairs)
             portion.copied = stream.record_event()
             self._num_submitted += 1

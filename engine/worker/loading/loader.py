@@ -26,7 +26,7 @@ from engine.worker.loading.model_folder import (
     resolve_folder,
 )
 from engine.worker.loading.tensor_part import TensorPart
-from engine.worker.memory import use_large_pages
+from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
@@ -113,13 +113,13 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     model.materialize(plan.device)
     with torch.inference_mode():
         model.load(
-            _noise(plan) if checkpoint is None else checkpoint.fill,
+            _random_weights(plan) if checkpoint is None else checkpoint.fill,
             plan.options.quantization,
             may_compile=plan.options.attention_backend == "auto",
         )
     give_back_freed()
     if plan.device.type == "cpu":
-        use_large_pages(model.buffers())
+        use_huge_pages(model.buffers())
     return model
 
 
@@ -151,7 +151,7 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
             )
 
 
-def _noise(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
+def _random_weights(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
     """Return a function that fills parameters with random weights that preserve the scale of activations;
     different on each rank."""
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)

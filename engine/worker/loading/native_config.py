@@ -35,7 +35,7 @@ _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
 }
 """The numeric fields of each rope type."""
 _DEFAULT_ROPE_THETA = 10_000.0
-_MUST_BE_TOLD = {"mistral": "sliding_window", "qwen3": "head_dim"}
+_REQUIRED = {"mistral": "sliding_window", "qwen3": "head_dim"}
 """Fields that must be present, because the family's default differs from the native one."""
 
 
@@ -74,7 +74,7 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
         if old in fields and fields.setdefault(new, fields[old]) is not fields.pop(old):
             return None
     model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or _MUST_BE_TOLD.get(model_type, "model_type") not in fields:
+    if not isinstance(model_type, str) or _REQUIRED.get(model_type, "model_type") not in fields:
         return None
     if fields.pop("use_sliding_window", False) is not False:
         return None
@@ -87,7 +87,7 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
         config = msgspec.convert(fields, NativeConfig)
     except msgspec.ValidationError:
         return None
-    return config if _is_sound(config) else None
+    return config if _is_valid(config) else None
 
 
 def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
@@ -106,7 +106,7 @@ def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
     return rope if all(type(value) in (int, float) for value in numbers.values()) else None
 
 
-def _is_sound(config: NativeConfig) -> bool:
+def _is_valid(config: NativeConfig) -> bool:
     """Whether transformers would accept it."""
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     return (

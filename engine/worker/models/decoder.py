@@ -17,22 +17,22 @@ from torch.nn.functional import rms_norm, silu
 
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.cpu.onednn_linear import PackedTable, can_pack, packed_linear, packed_table
+from engine.worker.cpu.onednn_linear import OneDNNEmbedding, can_pack, packed_embedding, packed_linear
 from engine.worker.cpu.packed_weights import (
     PackedEmbedding,
-    compiled_product,
+    compiled_gemm,
+    interleaved_embedding,
     interleaved_linear,
-    interleaved_table,
 )
 from engine.worker.cpu.quantized_linear import (
-    Int8Table,
+    Int8Embedding,
     int4_linear,
+    int8_embedding,
     int8_linear,
-    int8_table,
 )
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.base import layer_windows
-from engine.worker.models.linears import Table, replace_modules
+from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.rotary import (
     STATIC_ROPE_TYPES,
     RotaryEmbedding,
@@ -254,12 +254,12 @@ class DecoderLayer(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Products:
+class _Replacements:
     """The functions that replace loaded modules by packed or quantized ones."""
 
     linear: Callable[[nn.Linear], nn.Module]
     head: Callable[[nn.Linear], nn.Module]
-    table: Callable[[Table], nn.Module]
+    table: Callable[[Embedding], nn.Module]
 
 
 class Decoder(nn.Module):
@@ -289,9 +289,9 @@ class Decoder(nn.Module):
 
     def _make_embedding(
         self, dtype: torch.dtype
-    ) -> Table | PackedTable | Int8Table | PackedEmbedding | VocabParallelEmbedding:
+    ) -> Embedding | OneDNNEmbedding | Int8Embedding | PackedEmbedding | VocabParallelEmbedding:
         num_vectors = self.shape.vocab_size // self._group.size
-        table = Table(_parameter(dtype, num_vectors, self.shape.hidden_size))
+        table = Embedding(_parameter(dtype, num_vectors, self.shape.hidden_size))
         return table if self._group.size == 1 else VocabParallelEmbedding(table, self._group)
 
     def _make_head(self, dtype: torch.dtype) -> nn.Linear | ParallelLMHead:
@@ -320,34 +320,34 @@ class Decoder(nn.Module):
     ) -> None:
         """Load the model section by section, and pack or quantize each before the next: at most one section
         is in memory twice. ``checkpoint_parts`` is not available afterwards."""
-        products = self._choose_products(quantization, may_compile)
+        replacements = self._choose_replacements(quantization, may_compile)
         fill(self._parts_of_ends())
         if self.lm_head is None:  # else the embedding is only looked up
-            replace_modules(self, Table, products.table)
+            replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
             fill(_prefixed(prefix, layer.checkpoint_parts()))
-            replace_modules(layer, nn.Linear, products.linear)
+            replace_modules(layer, nn.Linear, replacements.linear)
         if self.lm_head is not None:
             fill(self._parts_of_head(self.lm_head))
-            replace_modules(self, nn.Linear, products.head)
+            replace_modules(self, nn.Linear, replacements.head)
 
-    def _choose_products(self, quantization: str | None, may_compile: bool) -> _Products:
+    def _choose_replacements(self, quantization: str | None, may_compile: bool) -> _Replacements:
         """The LM head, whose quantization affects tokens most, gets at least 8 bits."""
         device, dtype = self.final_norm.device, self.final_norm.dtype
-        compiled = compiled_product(self.head_dim, device, dtype) if may_compile else None
+        compiled = compiled_gemm(self.head_dim, device, dtype) if may_compile else None
         if quantization is not None:
-            rounded = int4_linear if quantization == "int4" else int8_linear
-            return _Products(
-                partial(rounded, product=compiled),
-                partial(int8_linear, product=compiled),
-                partial(int8_table, product=compiled),
+            quantized = int4_linear if quantization == "int4" else int8_linear
+            return _Replacements(
+                partial(quantized, gemm=compiled),
+                partial(int8_linear, gemm=compiled),
+                partial(int8_embedding, gemm=compiled),
             )
         if compiled is not None:
-            interleaved = partial(interleaved_linear, product=compiled)
-            return _Products(interleaved, interleaved, partial(interleaved_table, product=compiled))
+            interleaved = partial(interleaved_linear, gemm=compiled)
+            return _Replacements(interleaved, interleaved, partial(interleaved_embedding, gemm=compiled))
         if can_pack(device, dtype):
-            return _Products(packed_linear, packed_linear, packed_table)
-        return _Products(_as_it_is, _as_it_is, _as_it_is)
+            return _Replacements(packed_linear, packed_linear, packed_embedding)
+        return _Replacements(_unchanged, _unchanged, _unchanged)
 
     def forward(
         self,
@@ -371,7 +371,7 @@ class Decoder(nn.Module):
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """The part of ``logits_of`` that follows the final norm."""
         if self.lm_head is None:
-            return self.embedding.products(normed)
+            return self.embedding.logits(normed)
         logits: torch.Tensor = self.lm_head(normed)
         return logits
 
@@ -383,7 +383,7 @@ class Decoder(nn.Module):
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
 
     def _parts_of_ends(self) -> dict[str, TensorPart]:
-        assert isinstance(self.embedding, Table | VocabParallelEmbedding), "after load() there are no parts"
+        assert isinstance(self.embedding, Embedding | VocabParallelEmbedding), "no parts after load()"
         rank, size = self._group.rank, self._group.size
         return {
             "model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size),
@@ -404,5 +404,5 @@ def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart
     return {prefix + name: part for name, part in parts.items()}
 
 
-def _as_it_is(module: nn.Module) -> nn.Module:
+def _unchanged(module: nn.Module) -> nn.Module:
     return module

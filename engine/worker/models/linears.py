@@ -12,17 +12,17 @@ from torch.nn.functional import embedding, linear
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
-class VectorTable(Protocol):
+class AnyEmbedding(Protocol):
     """An embedding that may also be the model's LM head: vectors that are looked up, and multiplied with."""
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> their vectors [n, width]"""
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, width] -> its logits [n, num_vectors]: the product with every vector"""
 
 
-class Table(nn.Module):
+class Embedding(nn.Module):
     """An AnyEmbedding as it is loaded."""
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -33,7 +33,7 @@ class Table(nn.Module):
         """ids [n] -> their vectors [n, width]"""
         return embedding(ids, self.weight)
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, width] -> its logits [n, num_vectors]: the product with every vector"""
         return linear(x, self.weight)
 

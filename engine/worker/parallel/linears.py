@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.worker.models.linears import Table, VectorTable
+from engine.worker.models.linears import AnyEmbedding, Embedding
 from engine.worker.parallel.group import TensorParallelGroup
 
 
@@ -36,16 +36,16 @@ class RowParallelLinear(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """An AnyEmbedding of which each rank holds a range of vectors."""
 
-    def __init__(self, table: Table, group: TensorParallelGroup) -> None:
+    def __init__(self, table: Embedding, group: TensorParallelGroup) -> None:
         super().__init__()
-        self.table: VectorTable = table
+        self.table: AnyEmbedding = table
         self._group = group
         self._num_vectors = len(table.weight)
 
     @property
     def weight(self) -> torch.Tensor:
         """[num_vectors / size, width], until the embedding is packed"""
-        assert isinstance(self.table, Table)
+        assert isinstance(self.table, Embedding)
         return self.table.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -55,9 +55,9 @@ class VocabParallelEmbedding(nn.Module):
         vectors = self.table(own.masked_fill(absent, 0)).contiguous()
         return self._group.all_reduce(vectors.masked_fill_(absent[:, None], 0))
 
-    def products(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """As ``Embedding.logits`` at the first rank; [n, 0] at the others."""
-        return self._group.gather(self.table.products(x))
+        return self._group.gather(self.table.logits(x))
 
 
 class ParallelLMHead(nn.Module):

@@ -23,9 +23,9 @@ from engine.worker.ranks.rank_messages import RankOrder, RankReady, StepPlan
 from engine.worker.ranks.rank_process import RankProcess
 from engine.worker.ranks.report_merger import ReportMerger
 
-_LEAVE = pickle.dumps(RankOrder.LEAVE)
-_TELL_OUTPUT = pickle.dumps(RankOrder.TELL_OUTPUT)
-_MASKS_ARE_MADE = pickle.dumps(NO_MASKS)
+_STOP = pickle.dumps(RankOrder.STOP)
+_SEND_OUTPUT = pickle.dumps(RankOrder.SEND_OUTPUT)
+_MASKS_ARE_FILLED = pickle.dumps(NO_MASKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Step:
 
     def result(self) -> ModelRunnerOutput:
         for rank in self.ranks:
-            rank.send(_TELL_OUTPUT)
+            rank.send(_SEND_OUTPUT)
         return self.output.result()
 
 
@@ -112,7 +112,7 @@ class MultiprocExecutor:
             first, *others = self._ranks
             first.send(pickle.dumps(masks.result()))
             for rank in others:
-                rank.send(_MASKS_ARE_MADE)
+                rank.send(_MASKS_ARE_FILLED)
         else:
             self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
 
@@ -168,7 +168,7 @@ class MultiprocExecutor:
 
     def _stop_ranks(self) -> None:
         for rank in self._ranks:
-            rank.send(_LEAVE)
+            rank.send(_STOP)
         for rank in self._ranks:
             rank.wait()
         remove_private_folder(self._folder)

@@ -50,5 +50,5 @@ class StepPlan:
 class RankOrder(Enum):
     """Requests to a rank other than plans."""
 
-    TELL_OUTPUT = auto()
-    LEAVE = auto()
+    SEND_OUTPUT = auto()
+    STOP = auto()

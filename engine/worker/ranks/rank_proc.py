@@ -53,27 +53,27 @@ class Inbox:
         return self._orders.get()
 
     def _run(self) -> None:
-        while (message := self._receive()) is not RankOrder.LEAVE:
+        while (message := self._receive()) is not RankOrder.STOP:
             if isinstance(message, TokenMasks):
                 self._awaited_masks.popleft().set_result(message)
             elif isinstance(message, StepPlan):
                 self._orders.put(self._with_masks(message))
             else:
                 self._orders.put(message)
-        self._orders.put(RankOrder.LEAVE)
+        self._orders.put(RankOrder.STOP)
         # The main thread exits the process meanwhile, unless it is in a step or waits for a rank that has
         # exited.
         time.sleep(STOP_GRACE_S)
-        leave(self._start)
+        exit_process(self._start)
 
     def _receive(self) -> StepPlan | TokenMasks | RankOrder:
         with suppress(EOFError, OSError):
             while not self._channel.poll(PARENT_POLL_S):
                 if os.getppid() != self._start.parent_pid:
-                    return RankOrder.LEAVE
+                    return RankOrder.STOP
             message: StepPlan | TokenMasks | RankOrder = self._channel.recv()
             return message
-        return RankOrder.LEAVE
+        return RankOrder.STOP
 
     def _with_masks(self, step: StepPlan) -> SchedulerOutput:
         if step.has_masks:
@@ -99,7 +99,7 @@ def main() -> None:
         settle()
         channel.send(RankReady(executor.info, executor.max_concurrent_batches))
         _serve(executor, inbox, channel, start.rank)
-    leave(start)
+    exit_process(start)
 
 
 def _load(start: RankStart) -> Executor:
@@ -108,7 +108,7 @@ def _load(start: RankStart) -> Executor:
     return load(start)
 
 
-def leave(start: RankStart) -> NoReturn:
+def exit_process(start: RankStart) -> NoReturn:
     """Exit at once, as the engine core does: native libraries may hang in the interpreter's shutdown."""
     shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
@@ -117,13 +117,13 @@ def leave(start: RankStart) -> NoReturn:
 
 
 def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
-    under_way: deque[PendingOutput] = deque()
+    in_flight: deque[PendingOutput] = deque()
     with suppress(OSError):  # the core has exited
-        while (order := inbox.next_order()) is not RankOrder.LEAVE:
+        while (order := inbox.next_order()) is not RankOrder.STOP:
             if isinstance(order, SchedulerOutput):
-                under_way.append(_submitted(executor, order))
+                in_flight.append(_submitted(executor, order))
             else:
-                channel.send(_answer(under_way.popleft(), rank))
+                channel.send(_answer(in_flight.popleft(), rank))
     executor.shutdown()
 
 

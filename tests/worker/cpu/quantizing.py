@@ -1,4 +1,4 @@
-"""Weights rounded to 8 and 4 bits, by what is said of the formats."""
+"""Weights quantized to 8 and 4 bits, by what is said of the formats."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ import torch
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.worker.cpu import cores
-from engine.worker.cpu.cores import TOLD_BY_USER, cores_for, usable_cpus
+from engine.worker.cpu.cores import AFFINITY_VARIABLES, cores_for, usable_cpus
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.cpu.compiled_steps import has_compiled_steps
 
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TOLD_BY_USER:
+    for name in AFFINITY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -1,4 +1,4 @@
-"""The compiled code as CPUs with tiles (AMX) run it: tiles are emulated, wherever bf16 has products."""
+"""The compiled code as CPUs with AMX run it: AMX is emulated, on any CPU with AVX512_BF16."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.worker.cpu.attention_kernel import CpuKernel
 from engine.worker.cpu.kernels.library import KernelUnavailable
-from engine.worker.cpu.kernels.weights import CompiledProduct
+from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import interleaved_linear
 from tests.worker.attention_reference import AttentionCase, paged_output, reference_output
 from tests.worker.cpu.test_paged_attention import Kernels, backend_with, cases, only, use_compiler, windows
@@ -23,22 +23,22 @@ TILES = Path(__file__).with_name("emulated_amx.h")
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is loaded meanwhile was compiled with emulated tiles."""
+    """What is loaded meanwhile was compiled with emulated AMX."""
     with pytest.MonkeyPatch.context() as patch:
         use_compiler(tmp_path_factory.mktemp("tiles"), patch, f'exec c++ -include "{TILES}" "$@"')
         yield
 
 
 @pytest.fixture(scope="module")
-def product(libraries: None) -> CompiledProduct:
+def gemm(libraries: None) -> CompiledGemm:
     try:
-        return CompiledProduct.load(HEAD_DIM)
+        return CompiledGemm.load(HEAD_DIM)
     except KernelUnavailable as error:
-        pytest.skip(f"there are no compiled products: {error}")
+        pytest.skip(f"there is no compiled GEMM: {error}")
 
 
 @pytest.fixture(scope="module")
-def kernels(product: CompiledProduct) -> Kernels:
+def kernels(gemm: CompiledGemm) -> Kernels:
     kernel = CpuKernel.load(HEAD_DIM, torch.bfloat16)
     return lambda head_dim, dtype: kernel
 
@@ -58,10 +58,10 @@ def test_attention_equals_the_reference(kernels: Kernels, case: AttentionCase, w
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [1, 7, 16, 17, 33, 65, 129])
-def test_a_product_is_the_plain_one(num_rows: int, product: CompiledProduct) -> None:
+def test_a_product_is_the_plain_one(num_rows: int, gemm: CompiledGemm) -> None:
     """For rows that fill tiles and rows that do not."""
     plain = nn.Linear(1056, 200, dtype=torch.bfloat16)
     x = torch.randn(num_rows, 1056).bfloat16()
     exact = x.double() @ plain.weight.double().T + plain.bias.double()
-    found = interleaved_linear(plain, product)(x)
+    found = interleaved_linear(plain, gemm)(x)
     torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=1e-2)

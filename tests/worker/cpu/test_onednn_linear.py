@@ -12,11 +12,11 @@ import torch
 from transformers import AutoConfig
 
 from engine.config import ModelConfig
-from engine.worker.cpu.onednn_linear import PackedLinear, PackedTable, can_pack
-from engine.worker.cpu.packed_weights import PackedEmbedding, compiled_product
+from engine.worker.cpu.onednn_linear import OneDNNEmbedding, OneDNNLinear, can_pack
+from engine.worker.cpu.packed_weights import PackedEmbedding, compiled_gemm
 from engine.worker.loading.loader import load_model
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 
@@ -48,7 +48,7 @@ def test_a_packed_product_is_the_plain_one(num_rows: int, dtype: torch.dtype) ->
         x, bias = torch.randn(num_rows, num_inputs, generator=generator).to(dtype), weight[:, 0].clone()
         for given in (bias, None):
             plain = torch.nn.functional.linear(x, weight, given)
-            torch.testing.assert_close(PackedLinear(weight, given)(x), plain, rtol=2e-2, atol=1e-3)
+            torch.testing.assert_close(OneDNNLinear(weight, given)(x), plain, rtol=2e-2, atol=1e-3)
 
 
 @torch.inference_mode()
@@ -57,11 +57,11 @@ def test_a_packed_product_is_the_plain_one(num_rows: int, dtype: torch.dtype) ->
 def test_a_packed_table_is_still_a_table(num_vectors: int, dtype: torch.dtype) -> None:
     """Each vector is found again, bit for bit, and multiplied as the plain table multiplies it."""
     weight = torch.randn(num_vectors, 100, generator=torch.Generator().manual_seed(0)).to(dtype)
-    plain, packed = Table(torch.nn.Parameter(weight, requires_grad=False)), PackedTable(weight)
+    plain, packed = Embedding(torch.nn.Parameter(weight, requires_grad=False)), OneDNNEmbedding(weight)
     ids = torch.arange(num_vectors).flip(0)
     assert torch.equal(packed(ids), weight[ids])
     x = weight[:5]
-    torch.testing.assert_close(packed.products(x), plain.products(x), rtol=2e-2, atol=1e-3)
+    torch.testing.assert_close(packed.logits(x), plain.logits(x), rtol=2e-2, atol=1e-3)
 
 
 def test_a_weight_is_held_once(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_weight_is_held_once(tmp_path: Path) -> None:
     loaded = load_model(ModelConfig(model=str(tmp_path), load_format="dummy", dtype="bfloat16"))
     assert resident_bytes() - before < 1.2 * num_bytes
     assert isinstance(loaded.model, Decoder)
-    product = compiled_product(64, CPU, torch.bfloat16)
-    packed = PackedTable if DTYPES else Table
-    assert isinstance(loaded.model.embedding, packed if product is None else PackedEmbedding)
+    gemm = compiled_gemm(64, CPU, torch.bfloat16)
+    packed = OneDNNEmbedding if DTYPES else Embedding
+    assert isinstance(loaded.model.embedding, packed if gemm is None else PackedEmbedding)
 
 
 @pytest.mark.usefixtures("without_onednn")
@@ -94,7 +94,7 @@ def test_nothing_needs_onednn(model_folders: ModelFolders) -> None:
     folder, prompt = model_folders("llama-yarn-tied"), random_tokens(30, seed=1)
     model = load_model(ModelConfig(model=str(folder))).model
     assert isinstance(model, Decoder)
-    assert isinstance(model.embedding, Table)
+    assert isinstance(model.embedding, Embedding)
     assert SmallEngine(folder).generate(prompt) == Reference(folder).greedy(prompt, 24)
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from engine.worker import memory
-from engine.worker.cpu.kernels.weights import CompiledProduct
+from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import (
     PackedEmbedding,
+    interleaved_embedding,
     interleaved_linear,
-    interleaved_table,
 )
-from engine.worker.memory import empty_pages, use_large_pages
-from engine.worker.models.linears import Table
+from engine.worker.memory import empty_pages, use_huge_pages
+from engine.worker.models.linears import Embedding
 
 LARGE_PAGE = 2**21
 LARGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -31,7 +31,7 @@ def random_bf16(*shape: int) -> torch.Tensor:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
-def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledProduct) -> None:
+def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledGemm) -> None:
     """For any number of rows, with and without a bias, for outputs that fill no block, and for those whose
     rows are laid out in several parts."""
     for num_outputs, num_inputs in ((64, 256), (200, 1056), (1003, 96), (2500, 64)):
@@ -47,33 +47,33 @@ def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledProduct) ->
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_vectors", [64, 1003, 5003])
-def test_a_table_is_still_a_table(num_vectors: int, compiled: CompiledProduct) -> None:
+def test_a_table_is_still_a_table(num_vectors: int, compiled: CompiledGemm) -> None:
     """Each vector is found again, bit for bit, and multiplied with."""
     weight = random_bf16(num_vectors, 96)
-    table = interleaved_table(Table(nn.Parameter(weight, requires_grad=False)), compiled)
+    table = interleaved_embedding(Embedding(nn.Parameter(weight, requires_grad=False)), compiled)
     assert isinstance(table, PackedEmbedding)
     ids = torch.arange(num_vectors).flip(0)
     assert torch.equal(table(ids), weight[ids])
     exact = weight[:5].double() @ weight.double().T
-    torch.testing.assert_close(table.products(weight[:5]).double(), exact, rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(table.logits(weight[:5]).double(), exact, rtol=2e-2, atol=1e-2)
 
 
-def test_inputs_that_fill_no_word_stay_plain(compiled: CompiledProduct) -> None:
+def test_inputs_that_fill_no_word_stay_plain(compiled: CompiledGemm) -> None:
     plain = nn.Linear(48, 64, dtype=torch.bfloat16)
-    table = Table(nn.Parameter(random_bf16(64, 48), requires_grad=False))
+    table = Embedding(nn.Parameter(random_bf16(64, 48), requires_grad=False))
     assert interleaved_linear(plain, compiled) is plain
-    assert interleaved_table(table, compiled) is table
+    assert interleaved_embedding(table, compiled) is table
 
 
 def test_large_pages_hold_what_small_ones_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tensors that are a multiple of a large page, that are not, and that are smaller than one."""
-    monkeypatch.setattr(memory, "BEHIND_START_S", 0.0)
+    monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 0.0)
     numbers = [LARGE_PAGE, 3 * LARGE_PAGE + 4096, LARGE_PAGE // 2]
     tensors = [empty_pages((number // 4,), torch.int32) for number in numbers]
     for tensor in tensors:
         assert tensor.data_ptr() % LARGE_PAGE == 0
         torch.arange(len(tensor), out=tensor)
-    use_large_pages(tensors)
+    use_huge_pages(tensors)
     for thread in threading.enumerate():
         if thread.name == "large-pages":
             thread.join()

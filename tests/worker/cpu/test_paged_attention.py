@@ -27,7 +27,7 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
 SHAPES = ((128, torch.bfloat16), (80, torch.bfloat16), (96, torch.float32))
-"""head_dim and type: the widest vectors with and without bf16 products, and half as wide ones."""
+"""head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide ones."""
 SELECTION_LOGGER = "engine.worker.attention.selection"
 
 pytestmark = pytest.mark.skipif(
@@ -98,12 +98,12 @@ def test_alone_as_in_company(
 ) -> None:
     """A sequence gets the same bits whoever else is in the batch, and however many threads there are."""
     together = paged_output(case, window, backend_with(kernels))
-    knows_prompts = kernels(case.pool.shape[-1], case.pool.dtype).knows_prompts
+    has_prefill = kernels(case.pool.shape[-1], case.pool.dtype).has_prefill
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         starts = case.batch.query_lens.cumsum() - case.batch.query_lens
-        for row in range(len(starts) if knows_prompts else case.batch.num_decodes):
+        for row in range(len(starts) if has_prefill else case.batch.num_decodes):
             tokens = slice(starts[row], starts[row] + case.batch.query_lens[row])
             alone = paged_output(only(case, row, tokens), window, backend_with(kernels))
             assert torch.equal(alone, together[tokens])

@@ -1,4 +1,4 @@
-"""Weights rounded to 8 and 4 bits: what the format says, and a whole model as transformers computes it."""
+"""Weights quantized to 8 and 4 bits: what the format says, and a whole model as transformers computes it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from engine.worker.cpu.kernels.weights import CompiledProduct
-from engine.worker.cpu.packed_weights import compiled_product, interleaved_linear
+from engine.worker.cpu.kernels.weights import CompiledGemm
+from engine.worker.cpu.packed_weights import compiled_gemm, interleaved_linear
 from engine.worker.cpu.quantization import GROUP_SIZE
 from engine.worker.cpu.quantized_linear import (
     Int4Linear,
+    Int8Embedding,
     Int8Linear,
-    Int8Table,
     int4_linear,
+    int8_embedding,
     int8_linear,
-    int8_table,
 )
 from engine.worker.loading.loader import load_model
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.linears import Table
+from engine.worker.models.linears import Embedding
 from tests.worker.conftest import ModelFolders
 from tests.worker.cpu.quantizing import round_weights, rounded
 from tests.worker.cpu.test_onednn_linear import resident_bytes
 from tests.worker.generation import Reference, random_tokens
 
 WITHIN = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 1e-2), torch.float16: (2e-3, 2e-3)}
-"""How far a product may be from that in 64 bits: relative, absolute."""
+"""How far a result may be from that in 64 bits: relative, absolute."""
 DTYPES = tuple(WITHIN)
 CPU = torch.device("cpu")
 
@@ -50,39 +50,39 @@ def made(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = 
 
 
 @pytest.fixture(params=["torch", "compiled"])
-def product(request: pytest.FixtureRequest) -> CompiledProduct | None:
+def gemm(request: pytest.FixtureRequest) -> CompiledGemm | None:
     """What multiplies; None: torch."""
     if request.param == "torch":
         return None
-    found: CompiledProduct = request.getfixturevalue("compiled")
+    found: CompiledGemm = request.getfixturevalue("compiled")
     return found
 
 
-def types_of(product: CompiledProduct | None) -> tuple[torch.dtype, ...]:
-    return DTYPES if product is None else (torch.bfloat16,)
+def types_of(gemm: CompiledGemm | None) -> tuple[torch.dtype, ...]:
+    return DTYPES if gemm is None else (torch.bfloat16,)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
-def test_a_product_is_that_of_the_rounded_weight(num_rows: int, product: CompiledProduct | None) -> None:
+def test_a_product_is_that_of_the_rounded_weight(num_rows: int, gemm: CompiledGemm | None) -> None:
     """For any number of rows, with and without a bias, whatever the sizes."""
-    for dtype in types_of(product):
+    for dtype in types_of(gemm):
         for num_outputs, num_inputs in ((64, 256), (1003, 96), (96, 320)):
             plain = made(num_outputs, num_inputs, dtype)
             without_bias = made(num_outputs, num_inputs, dtype, bias=False)
             x = torch.randn(num_rows, num_inputs).to(dtype)
             for bits, linear in ((8, int8_linear), (4, int4_linear)):
-                if product is None and num_outputs % 16:
-                    bits = 8  # torch has no product of 4 for these
+                if gemm is None and num_outputs % 16:
+                    bits = 8  # torch has no int4 GEMM for these
                 weight = rounded(plain.weight, bits, num_inputs if bits == 8 else GROUP_SIZE)
-                found = linear(plain, product)(x)
+                found = linear(plain, gemm)(x)
                 assert found.dtype == dtype
                 assert_near(found, x.double() @ weight.T + plain.bias.double(), dtype)
-                assert_near(linear(without_bias, product)(x), x.double() @ weight.T, dtype)
+                assert_near(linear(without_bias, gemm)(x), x.double() @ weight.T, dtype)
 
 
 @torch.inference_mode()
-def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
+def test_the_bits_of_a_row_are_its_own(compiled: CompiledGemm) -> None:
     """Alone, among a few and among many a row gets the same, however many threads there are. Not by torch."""
     plain = made(192, 640, torch.bfloat16)
     x = torch.randn(600, 640).bfloat16()
@@ -104,37 +104,37 @@ def test_the_bits_of_a_row_are_its_own(compiled: CompiledProduct) -> None:
             torch.set_num_threads(before)
 
 
-def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(product: CompiledProduct | None) -> None:
+def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(gemm: CompiledGemm | None) -> None:
     """Other types, and inputs that fill no group."""
-    assert compiled_product(32, CPU, torch.float32) is None
+    assert compiled_gemm(32, CPU, torch.float32) is None
     plain = made(64, 48, torch.bfloat16)
-    assert isinstance(int8_linear(plain, product), Int8Linear)
-    assert isinstance(int4_linear(plain, product), Int8Linear)
-    table = Table(nn.Parameter(plain.weight, requires_grad=False))
-    assert isinstance(int8_table(table, product), Int8Table)
+    assert isinstance(int8_linear(plain, gemm), Int8Linear)
+    assert isinstance(int4_linear(plain, gemm), Int8Linear)
+    table = Embedding(nn.Parameter(plain.weight, requires_grad=False))
+    assert isinstance(int8_embedding(table, gemm), Int8Embedding)
     assert isinstance(int4_linear(made(64, 64, torch.bfloat16)), Int4Linear)
 
 
 @torch.inference_mode()
-def test_a_table_finds_what_it_multiplies_with(product: CompiledProduct | None) -> None:
-    """Each vector is the rounded one, looked up and multiplied alike, though they were rounded in parts."""
-    for dtype in types_of(product):
+def test_a_table_finds_what_it_multiplies_with(gemm: CompiledGemm | None) -> None:
+    """Each vector is the quantized one, looked up and multiplied alike, though quantized in parts."""
+    for dtype in types_of(gemm):
         weight = made(5003, 64, dtype).weight
-        table = int8_table(Table(nn.Parameter(weight, requires_grad=False)), product)
+        table = int8_embedding(Embedding(nn.Parameter(weight, requires_grad=False)), gemm)
         vectors = rounded(weight, 8, 64)
         ids = torch.arange(5003).flip(0)
         assert_near(table(ids), vectors[ids], dtype)
         for num_rows in (1, 5, 70):
             x = torch.randn(num_rows, 64).to(dtype)
-            assert_near(table.products(x), x.double() @ vectors.T, dtype)
+            assert_near(table.logits(x), x.double() @ vectors.T, dtype)
 
 
 @torch.inference_mode()
-def test_nothing_but_zeros_stays_nothing(product: CompiledProduct | None) -> None:
-    for dtype in types_of(product):
+def test_nothing_but_zeros_stays_nothing(gemm: CompiledGemm | None) -> None:
+    for dtype in types_of(gemm):
         plain = nn.Linear(64, 32, bias=False, dtype=dtype)
         nn.init.zeros_(plain.weight)
-        for linear in (int8_linear(plain, product), int4_linear(plain, product)):
+        for linear in (int8_linear(plain, gemm), int4_linear(plain, gemm)):
             assert not linear(torch.ones(2, 64, dtype=dtype)).any()
 
 
@@ -144,7 +144,7 @@ def test_nothing_but_zeros_stays_nothing(product: CompiledProduct | None) -> Non
 def test_the_tokens_are_those_of_transformers(
     quantization: str, name: str, model_folders: ModelFolders
 ) -> None:
-    """With the same rounded weights, tied or not, with biases or without."""
+    """With the same quantized weights, tied or not, with biases or without."""
     reference = Reference(model_folders(name))
     round_weights(reference.model, quantization, torch.float32)
     prompt = random_tokens(30, seed=3)

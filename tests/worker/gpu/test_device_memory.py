@@ -57,5 +57,5 @@ def test_both_graphs_and_the_peak_of_steps_are_counted(
     monkeypatch.setattr(backend, "GPUBackend", lambda *_: Path(memory))
     loaded = load_model(ModelConfig(model=str(model_folders("qwen3")), device="cpu", max_model_len=20))
     config = EngineConfig(model=ModelConfig(model=""), cache=CacheConfig(block_size=4))
-    taken = profile_run.measure_device_path(loaded, spec_of(loaded, block_size=4), config, ALONE)
+    taken = profile_run.measure_gpu_steps(loaded, spec_of(loaded, block_size=4), config, ALONE)
     assert taken == PEAK + GRAPHS

@@ -296,7 +296,7 @@ def test_an_engine_on_a_cpu_may_have_the_pool_of_a_device(
     def select(
         blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool
     ) -> HostTransfers | None:
-        return select_host_pool(blocks, num_slots, disk, beside_steps=True)
+        return select_host_pool(blocks, num_slots, disk, during_steps=True)
 
     monkeypatch.setattr(executor, "select_host_pool", select)
     check_turns(model_folders("qwen3"), **disk_in(tmp_path))

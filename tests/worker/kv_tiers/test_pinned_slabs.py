@@ -100,7 +100,7 @@ def test_each_block_goes_with_its_row_in_as_few_copies_as_may_be(pairs: list[tup
     slabs = slabs_of(20, HostCopyStreams(), rows_per_slab=7)
     for number in range(20):
         slabs.row(number).fill_(number)
-    copies = list(slabs.beside(blocks, block_ids, rows))
+    copies = list(slabs.copy_pairs(blocks, block_ids, rows))
     found = [(int(block[0, 0]), int(row[0, 0])) for part in copies for block, row in zip(*part, strict=True)]
     assert found == pairs
     goes_on = [

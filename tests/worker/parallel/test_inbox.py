@@ -23,7 +23,7 @@ from engine.worker.ranks.rank_proc import Inbox
 def inbox_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connection[Any, Any], Inbox]]:
     """And the core's end of its channel."""
     left = threading.Event()
-    monkeypatch.setattr(rank_proc, "leave", lambda _: left.set())
+    monkeypatch.setattr(rank_proc, "exit_process", lambda _: left.set())
     monkeypatch.setattr(rank_proc, "STOP_GRACE_S", 0.0)
     core, channel = Pipe()
     config = EngineConfig(model=ModelConfig(model=""))

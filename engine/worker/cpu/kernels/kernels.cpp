@@ -14,7 +14,7 @@ using Element = float;
 #endif
 
 // Keeps each sequence's new key and value, and writes its attention to the output.
-extern "C" void continuum_attend_decodes(
+extern "C" void continuum_attend_decode(
     const Pool* pool, const Sequences* decodes, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
     Decoder<Element, CONTINUUM_HEAD_DIM>(*pool, *decodes, layer, *heads).run(static_cast<int>(num_threads));
 }
@@ -47,7 +47,7 @@ extern "C" void continuum_multiply(
 #if defined(CONTINUUM_BF16) && defined(__AVX512BF16__) && CONTINUUM_HEAD_DIM % 32 == 0
 
 // The same for sequences that compute several tokens. Missing where the CPU cannot multiply pairs of bf16.
-extern "C" void continuum_attend_prompts(
+extern "C" void continuum_attend_prefill(
     const Pool* pool, const Sequences* prompts, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
     Prompter<CONTINUUM_HEAD_DIM>(*pool, *prompts, layer, *heads).run(static_cast<int>(num_threads));
 }

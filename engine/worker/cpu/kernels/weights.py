@@ -30,7 +30,7 @@ class WeightAddress(ctypes.Structure):
     )
 
 
-class CompiledProduct:
+class CompiledGemm:
     """The GEMM of bf16 rows with a packed weight, given by its WeightAddress."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -41,7 +41,7 @@ class CompiledProduct:
         self._interleave = typed(library.continuum_interleave, address, number, number, address, number)
 
     @classmethod
-    def load(cls, head_dim: int) -> CompiledProduct:
+    def load(cls, head_dim: int) -> CompiledGemm:
         """Load it from the library for this head size. Raises KernelUnavailable if there is no compiler, or
         the CPU lacks AVX512_BF16."""
         library = load_library(head_dim, torch.bfloat16)
@@ -62,6 +62,6 @@ class CompiledProduct:
     def __call__(self, x: torch.Tensor, weight: WeightAddress) -> torch.Tensor:
         """x [n, inputs], bf16 -> [n, outputs]"""
         rows = nn.functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS)).contiguous()
-        product = x.new_empty(len(x), weight.num_outputs)
-        self._multiply(weight, rows.data_ptr(), len(x), product.data_ptr(), torch.get_num_threads())
-        return product
+        output = x.new_empty(len(x), weight.num_outputs)
+        self._multiply(weight, rows.data_ptr(), len(x), output.data_ptr(), torch.get_num_threads())
+        return output
