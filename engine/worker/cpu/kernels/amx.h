@@ -1,4 +1,5 @@
-// Tiles (AMX): products of 16 by 16 numbers in one instruction, on CPUs that have them where the system lets us.
+// Intel AMX: multiplies matrix tiles of 16 rows in one instruction, on CPUs that have it if the system
+// permits its use.
 
 #pragma once
 
@@ -17,33 +18,33 @@ constexpr int TILE_ROWS = 16;
 
 #if defined(__AMX_BF16__)
 
-// Whether the system lets this process use tiles (Linux's ARCH_REQ_XCOMP_PERM for XTILEDATA).
-inline bool may_use_tiles() {
+// Whether the system lets this process use AMX (Linux's ARCH_REQ_XCOMP_PERM for XTILEDATA).
+inline bool has_amx() {
     static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
     return allowed;
 }
 
-// Eight tiles of 16 rows of 64 bytes for the calling thread, until end_tiles.
-inline void begin_tiles() {
-    if (!may_use_tiles()) return;
+// Configures eight tiles of 16 rows of 64 bytes for the calling thread, until end_amx.
+inline void begin_amx() {
+    if (!has_amx()) return;
     struct alignas(64) Config {
         std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
         std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     };
-    static const Config config;  // kept in memory: the compiler would not see that all of it is read
+    static const Config config;  // static: the compiler does not see that all of it is read
     _tile_loadconfig(&config);
 }
 
-inline void end_tiles() {
-    if (may_use_tiles()) _tile_release();
+inline void end_amx() {
+    if (has_amx()) _tile_release();
 }
 
-// Sums of 16 rows and 32 columns of floats or, with BOTH, 32 rows, in the tiles 0 to 3. Strides are in numbers of four
-// bytes, from row to row.
+// Accumulators of 16 rows or, with BOTH, 32 rows and 32 columns of floats, in the tiles 0 to 3. Strides are
+// in 4-byte elements, from row to row.
 
 template <bool BOTH>
-inline void zero_sums() {
+inline void zero_accumulators() {
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (BOTH) _tile_zero(2);
@@ -51,7 +52,7 @@ inline void zero_sums() {
 }
 
 template <bool BOTH>
-inline void load_sums(const float* from, std::int64_t stride) {
+inline void load_accumulators(const float* from, std::int64_t stride) {
     _tile_loadd(0, from, stride * 4);
     _tile_loadd(1, from + 16, stride * 4);
     if constexpr (BOTH) _tile_loadd(2, from + TILE_ROWS * stride, stride * 4);
@@ -59,17 +60,17 @@ inline void load_sums(const float* from, std::int64_t stride) {
 }
 
 template <bool BOTH>
-inline void store_sums(float* to, std::int64_t stride) {
+inline void store_accumulators(float* to, std::int64_t stride) {
     _tile_stored(0, to, stride * 4);
     _tile_stored(1, to + 16, stride * 4);
     if constexpr (BOTH) _tile_stored(2, to + TILE_ROWS * stride, stride * 4);
     if constexpr (BOTH) _tile_stored(3, to + TILE_ROWS * stride + 16, stride * 4);
 }
 
-// sums += a . b over 16 words, which are pairs of bf16; a: [rows, word], of which the second TILE_ROWS rows begin at `lower`;
-// b: [word, column]
+// accumulators += a . b over 16 words, which are pairs of bf16; a: [rows, word], of which the second
+// TILE_ROWS rows start at `lower`; b: [word, column]
 template <bool BOTH>
-inline void add_products(
+inline void multiply_add(
     const std::uint32_t* a, const std::uint32_t* lower, std::int64_t a_stride, const std::uint32_t* b,
     std::int64_t b_stride) {
     _tile_loadd(6, b, b_stride * 4);
@@ -86,9 +87,9 @@ inline void add_products(
 
 #else
 
-inline bool may_use_tiles() { return false; }
-inline void begin_tiles() {}
-inline void end_tiles() {}
+inline bool has_amx() { return false; }
+inline void begin_amx() {}
+inline void end_amx() {}
 
 #endif
 

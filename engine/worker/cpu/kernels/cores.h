@@ -1,4 +1,4 @@
-// A core for each thread of a step, so that no two wait for each other on one. Linux only.
+// Pins each thread of a step to a core of its own, so that no two share one. Linux only.
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct CpuSet {
 };
 
 struct Cores {
-    CpuSet all;          // on which the process may run
+    CpuSet all;          // CPUs on which the process may run
     const CpuSet* each;  // [num_cores] the CPUs of a core
     std::int64_t num_cores;
 };
@@ -29,53 +29,54 @@ struct Cores {
 
 namespace {
 
-// Which core each thread has: of one caller and those that compute with it.
-struct Places {
+// The core of each thread: of one caller and the threads that compute with it.
+struct ThreadCores {
     std::vector<std::int64_t> core_of;  // [threads]
     std::vector<pid_t> ids;             // [threads] 0: not known yet
-    std::int64_t version = 0;           // another one whenever it begins anew
+    std::int64_t version = 0;           // changes at every reset
 };
 
-// Keeps the threads of a parallel region each on a core. The first one is kept where it is, and free again behind the
-// region: between steps it does other things, wherever there is room. The others stay; but for the one whose core the first
-// has come to, which is sent, while it sleeps, to where the first was.
-class OneForEach {
+// Pins the threads of a parallel region to one core each. The first thread is pinned to the core where it is,
+// and unpinned after the region, because it does other work between steps. The others stay pinned; only a
+// thread whose core the first one has moved to is moved, while it sleeps, to the first one's former core.
+class PinnedThreads {
   public:
-    // Made by the first thread, before the region.
-    OneForEach(const Cores& cores, std::int64_t num_threads) : cores_(cores), places_(kept_places()) {
-        const bool has_all = num_threads == cores.num_cores;  // else other work has a core: the system chooses which
-        if (!has_all || num_threads != static_cast<std::int64_t>(places_.core_of.size())) begin();
+    // Constructed by the first thread, before the region.
+    PinnedThreads(const Cores& cores, std::int64_t num_threads) : cores_(cores), threads_(kept_cores()) {
+        const bool has_all = num_threads == cores.num_cores;  // else another process has a core, and the system chooses which
+        if (!has_all || num_threads != static_cast<std::int64_t>(threads_.core_of.size())) begin();
         is_kept_ = has_all && is_free() && take_core(core_here());
     }
 
-    ~OneForEach() {
+    ~PinnedThreads() {
         if (is_kept_) run_on(0, cores_.all);
     }
 
-    OneForEach(const OneForEach&) = delete;
-    OneForEach& operator=(const OneForEach&) = delete;
+    PinnedThreads(const PinnedThreads&) = delete;
+    PinnedThreads& operator=(const PinnedThreads&) = delete;
 
-    // By each thread of the region.
+    // Called by each thread of the region.
     void stay() const {
         static thread_local std::int64_t known = 0;
         const int thread = omp_get_thread_num();
-        if (!is_kept_ || thread == 0 || known == places_.version) return;
-        places_.ids[thread] = static_cast<pid_t>(syscall(SYS_gettid));
-        if (run_on(0, cores_.each[places_.core_of[thread]])) known = places_.version;
+        if (!is_kept_ || thread == 0 || known == threads_.version) return;
+        threads_.ids[thread] = static_cast<pid_t>(syscall(SYS_gettid));
+        if (run_on(0, cores_.each[threads_.core_of[thread]])) known = threads_.version;
     }
 
   private:
-    static Places& kept_places() {
-        static thread_local Places places;
+    static ThreadCores& kept_cores() {
+        static thread_local ThreadCores places;
         return places;
     }
 
-    // Anew after a step without some of the threads: they may have ended since, and others have their ids.
+    // Resets after a step without some of the threads: they may have exited since, and others may have their
+    // ids.
     void begin() {
-        places_.core_of.resize(cores_.num_cores);
-        std::iota(places_.core_of.begin(), places_.core_of.end(), 0);
-        places_.ids.assign(cores_.num_cores, 0);
-        ++places_.version;
+        threads_.core_of.resize(cores_.num_cores);
+        std::iota(threads_.core_of.begin(), threads_.core_of.end(), 0);
+        threads_.ids.assign(cores_.num_cores, 0);
+        ++threads_.version;
     }
 
     std::int64_t core_here() const {
@@ -85,18 +86,18 @@ class OneForEach {
         return -1;
     }
 
-    // Whoever had it gets the one that the first thread had.
+    // Pins the first thread to `core`; the thread that had it gets the first thread's former core.
     bool take_core(std::int64_t core) {
         if (core < 0 || !run_on(0, cores_.each[core])) return false;
         for (std::int64_t thread = 1; thread < cores_.num_cores; ++thread)
-            if (places_.core_of[thread] == core) {
-                std::swap(places_.core_of[0], places_.core_of[thread]);
-                if (places_.ids[thread] != 0) run_on(places_.ids[thread], cores_.each[places_.core_of[thread]]);
+            if (threads_.core_of[thread] == core) {
+                std::swap(threads_.core_of[0], threads_.core_of[thread]);
+                if (threads_.ids[thread] != 0) run_on(threads_.ids[thread], cores_.each[threads_.core_of[thread]]);
             }
         return true;
     }
 
-    // Not where somebody has given the first thread other CPUs since: those are theirs to choose.
+    // False if the first thread's affinity was changed by someone else since: then it is theirs to choose.
     bool is_free() const {
         CpuSet now{};
         return sched_getaffinity(0, sizeof now, reinterpret_cast<cpu_set_t*>(&now)) == 0 &&
@@ -108,7 +109,7 @@ class OneForEach {
     }
 
     const Cores& cores_;
-    Places& places_;
+    ThreadCores& threads_;
     bool is_kept_ = false;
 };
 

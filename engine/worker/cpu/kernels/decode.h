@@ -1,8 +1,9 @@
-// Attention of sequences that compute a single token, straight from their pages.
+// Decode attention: one new token per sequence, reading KV blocks in place.
 //
-// A long sequence is attended in parts of PART tokens, which then are merged (Flash-Decoding: Dao, Haziza, Massa,
-// Sizov 2023; the running maximum and sum of a softmax: Milakov, Gimelshein 2018, arXiv:1805.02867). Parts begin at
-// multiples of PART, so a result depends neither on the threads nor on who else is in the batch.
+// A long sequence is split into parts of PART tokens, which are merged afterwards (Flash-Decoding: Dao,
+// Haziza, Massa, Sizov 2023; the running maximum and sum of a softmax: Milakov, Gimelshein 2018,
+// arXiv:1805.02867). Parts begin at multiples of PART, so a result depends neither on the threads nor on the
+// rest of the batch.
 
 #pragma once
 
@@ -16,13 +17,13 @@
 
 namespace {
 
-constexpr int PART = 256;          // tokens of one sequence that are attended in one piece
-constexpr int ROWS = 4;            // keys whose products with a query are summed together
-constexpr int SCORES = PART + 16;  // places for a query's scores: the last ones are written, not read
+constexpr int PART = 256;          // tokens of one sequence per part
+constexpr int ROWS = 4;            // keys whose dot products with a query are summed together
+constexpr int SCORES = PART + 16;  // buffer for a query's scores: the last ones are written, not read
 constexpr int MAX_QUERIES = 4;     // query heads that share one read of a key or value
 constexpr int ITEMS_PER_THREAD = 4;
-constexpr int RUN = 4;                     // tokens whose heads are seen one after another: they lie side by side
-constexpr std::size_t BYTES_AHEAD = 8192;  // of runs, which are fetched before they are seen; the nearest cache holds more
+constexpr int RUN = 4;                     // tokens processed head by head: they are adjacent in memory
+constexpr std::size_t BYTES_AHEAD = 8192;  // of runs that are prefetched; L1 holds more
 
 template <int VALUE>
 struct Constant {
@@ -52,7 +53,7 @@ inline void score_rows(const T* const (&rows)[ROWS], const float* queries, float
 }
 
 #if defined(__AVX512BF16__)
-// The same by the instruction that multiplies pairs of bf16 and adds them up in fp32.
+// The same by AVX512_BF16, which multiplies pairs of bf16 and accumulates in fp32.
 template <int HEAD_DIM, int QUERIES>
 inline void score_rows_bf16(const Bf16* const (&rows)[ROWS], const Bf16* queries, float* scores) {
     Floats<16> sums[QUERIES][ROWS] = {};
@@ -74,7 +75,7 @@ inline void score_rows_bf16(const Bf16* const (&rows)[ROWS], const Bf16* queries
 }
 #endif
 
-// RUN tokens at most of one KV head on one page, and where those lie that are fetched meanwhile.
+// At most RUN tokens of one KV head in one block, and the rows to prefetch meanwhile.
 template <typename T>
 struct Run {
     const T* rows;
@@ -103,7 +104,7 @@ void score_run(const Run<T>& run, const float* queries, const T* raw_queries, fl
     }
 }
 
-// Pairs of vectors whose sums stay in registers for so many queries; divides HEAD_DIM / (2 * LANES).
+// Pairs of vectors whose sums fit in registers for this number of queries; divides HEAD_DIM / (2 * LANES).
 constexpr int pairs_at_once(int num_pairs, int num_queries) {
     int pairs = num_pairs;
     while (num_pairs % pairs != 0 || (pairs > 1 && pairs * num_queries * 2 > NUM_VECTOR_REGISTERS * 3 / 4)) --pairs;
@@ -149,7 +150,7 @@ struct Softmax {
     float maximum, sum;
 };
 
-// Scores of PART tokens at most become weights, not yet divided by their sum.
+// Turns the scores of at most PART tokens into weights, not yet divided by their sum.
 Softmax weigh(float* scores, int num_tokens, float scale) {
     constexpr int LANES = lanes_for(32);
     using F = Floats<LANES>;
@@ -173,10 +174,10 @@ Softmax weigh(float* scores, int num_tokens, float scale) {
     return {maximum, sum};
 }
 
-// A part of a sequence, and some of its KV heads.
+// A work item: a part of a sequence, and some of its KV heads.
 struct Item {
     std::int32_t seq, part, first_head, num_heads;
-    std::int32_t partial;  // where its result is kept until it is merged; -1 if it is the whole sequence
+    std::int32_t partial;  // index of its partial result until it is merged; -1
 };
 
 struct Merge {
@@ -202,14 +203,14 @@ Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t windo
         for (std::int32_t i = 0; i < num_parts; ++i)
             parts.push_back({static_cast<std::int32_t>(seq), first_part + i, 0, 0, whole ? -1 : plan.num_partials++});
     }
-    // Parts that begin on one page are the same tokens, of a prefix that sequences share. One after another they come
-    // from memory once.
+    // Parts that begin in the same block are the same tokens, of a prefix that sequences share. Processed in
+    // sequence, they are read from memory once.
     const auto page_of = [&](const Item& part) {
         return decodes.block_tables[part.seq * decodes.max_blocks + part.part * PART / pool.block_size];
     };
     std::stable_sort(parts.begin(), parts.end(),
                      [&](const Item& left, const Item& right) { return page_of(left) < page_of(right); });
-    // Heads are independent of each other: how they are dealt out changes no result.
+    // Heads are independent: how they are distributed changes no result.
     const auto num_kv_heads = static_cast<std::int32_t>(pool.num_kv_heads);
     std::int32_t shares = 1;
     while (shares < num_kv_heads && num_threads > 1 &&
@@ -225,18 +226,18 @@ Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t windo
     return plan;
 }
 
-// What a thread needs for one item at a time; kept between items.
+// A thread's buffers for one item; kept between items.
 template <typename T>
 struct Scratch {
     Lines<float> queries, scores, sums;
-    std::vector<Run<T>> runs;  // of the item's first head; keys, and behind them the same of values
+    std::vector<Run<T>> runs;  // of the item's first head: keys, then values
     std::vector<Softmax> softmax;
 };
 
 template <typename T, int HEAD_DIM>
-class Decoder {
+class DecodeAttention {
   public:
-    Decoder(const Pool& pool, const Sequences& decodes, std::int64_t layer, const Heads& heads)
+    DecodeAttention(const Pool& pool, const Sequences& decodes, std::int64_t layer, const Heads& heads)
         : pool_(pool),
           decodes_(decodes),
           heads_(heads),
@@ -245,7 +246,7 @@ class Decoder {
 
     void run(int num_threads) const {
         const Plan plan = plan_decodes(pool_, decodes_, heads_.window, num_threads);
-        static thread_local Lines<float> kept;  // from call to call: fresh memory is dear
+        static thread_local Lines<float> kept;  // kept between calls: fresh memory is expensive
         kept.resize(num_partial_floats(plan, heads_.num_heads));
         float* const partials = kept.data();
 #pragma omp parallel num_threads(num_threads)
@@ -256,13 +257,13 @@ class Decoder {
         return static_cast<std::size_t>(plan.num_partials) * num_heads * PARTIAL;
     }
 
-    // By all threads of a team.
+    // Run by all threads of a team.
     void work(const Plan& plan, float* partials) const {
         const auto num_items = static_cast<std::int64_t>(plan.items.size());
         const auto num_merges = static_cast<std::int64_t>(plan.merges.size()) * heads_.num_heads;
 #pragma omp for schedule(static)
         for (std::int64_t seq = 0; seq < decodes_.num_seqs; ++seq)
-            pages_.keep(seq, decodes_.seq_lens[seq] - 1, seq, heads_);
+            pages_.write(seq, decodes_.seq_lens[seq] - 1, seq, heads_);
 #pragma omp for schedule(dynamic, 1)
         for (std::int64_t i = 0; i < num_items; ++i) attend(plan.items[i], partials);
         if (num_merges == 0) return;
@@ -317,7 +318,7 @@ class Decoder {
         }
     }
 
-    // The runs of the item's tokens; how many tokens these are.
+    // Finds the runs of the item's tokens; returns the number of tokens.
     int find_runs(const Item& item, std::vector<Run<T>>& runs) const {
         const std::int64_t length = decodes_.seq_lens[item.seq];
         const std::int64_t seen = heads_.window > 0 ? std::max<std::int64_t>(0, length - heads_.window) : 0;
@@ -346,7 +347,7 @@ class Decoder {
         }
     }
 
-    // visit(constant, query) for the query heads of a KV head, as many at once as share one read.
+    // Calls visit(constant, query) for the query heads of a KV head, as many at once as share one read.
     template <typename Visit>
     void for_each_tile(int head, Visit visit) const {
         int query = head * group_;
@@ -374,7 +375,7 @@ class Decoder {
         });
     }
 
-    // A sequence's parts become one: each is weighted by how far its maximum lies below that of all.
+    // Merges a sequence's parts: each is weighted by the distance of its maximum from the overall one.
     void merge(const Merge& merge, std::int64_t head, const float* partials) const {
         const auto part = [&](std::int32_t i) {
             return partials + ((merge.first_partial + i) * heads_.num_heads + head) * PARTIAL;

@@ -1,7 +1,8 @@
-// The arithmetic of attention of prompts: products of pairs of bf16 with a panel, and the softmax of one.
+// The arithmetic of prefill attention: GEMMs of bf16 with a panel, and a panel's softmax.
 //
-// A panel is up to PANEL rows beside each other, a lane for each: [word, row] of queries, [key, row] of scores, [pair of
-// keys, row] of weights, [column, row] of outputs. What is multiplied with it may lie as it likes, as keys do in pages.
+// A panel is up to PANEL rows side by side, a lane for each: [word, row] of queries, [key, row] of scores,
+// [pair of keys, row] of weights, [column, row] of outputs. The other operand may have any layout, as keys in
+// KV blocks do.
 
 #pragma once
 
@@ -16,14 +17,14 @@
 namespace {
 
 constexpr int PANEL = 64;
-constexpr int TOGETHER = 8;  // keys, or columns, whose sums with rows of a panel stay in registers, at most
+constexpr int TOGETHER = 8;  // max keys, or columns, whose sums with a panel's rows stay in registers
 constexpr int together(int num_vectors) { return num_vectors == 4 ? 6 : TOGETHER; }
 constexpr float MASKED = -1e30f;
 
-// c[i] = scale * c[i] + a[i] . b for ROWS rows a[i], whose words lie STEP apart, and 16 * VECTORS columns; a word is a pair
-// of bf16. b: [num_words, PANEL]; c: [ROWS, PANEL]; scale: [columns], or nullptr for zeros
+// c[i] = scale * c[i] + a[i] . b for ROWS rows a[i], whose words are STEP apart, and 16 * VECTORS columns; a
+// word is a pair of bf16. b: [num_words, PANEL]; c: [ROWS, PANEL]; scale: [columns], or nullptr for zeros
 template <int ROWS, int VECTORS, int STEP>
-inline void multiply_in_registers(
+inline void multiply_avx512(
     const std::uint32_t* const* a, const std::uint32_t* b, int num_words, const float* scale, float* c) {
     const std::uint32_t* rows[ROWS];
     __m512 sums[ROWS][VECTORS];
@@ -65,21 +66,21 @@ inline void scale_columns(const float* scale, float* c) {
         }
 }
 
-// The same for twice TILE_ROWS rows, a_stride words apart, the second half from `lower` on; columns by pairs of vectors.
-// num_words is a multiple of 16.
+// The same by AMX for twice TILE_ROWS rows, a_stride words apart, the second half from `lower` on; columns in
+// pairs of vectors. num_words is a multiple of 16.
 template <int VECTORS>
-inline void multiply_in_tiles(
+inline void multiply_amx(
     const std::uint32_t* a, const std::uint32_t* lower, std::int64_t a_stride, const std::uint32_t* b, int num_words,
     const float* scale, float* c) {
     if (scale != nullptr) scale_columns<VECTORS>(scale, c);
     for (int column = 0; column < 16 * VECTORS; column += 32) {
         if (scale == nullptr)
-            zero_sums<true>();
+            zero_accumulators<true>();
         else
-            load_sums<true>(c + column, PANEL);
+            load_accumulators<true>(c + column, PANEL);
         for (int word = 0; word < num_words; word += 16)
-            add_products<true>(a + word, lower + word, a_stride, b + word * PANEL + column, PANEL);
-        store_sums<true>(c + column, PANEL);
+            multiply_add<true>(a + word, lower + word, a_stride, b + word * PANEL + column, PANEL);
+        store_accumulators<true>(c + column, PANEL);
     }
 }
 
@@ -111,28 +112,28 @@ inline void transpose_words(const std::uint32_t* const* rows, std::uint32_t* to,
     }
 }
 
-// 16 words, each of an even and an odd number
+// 16 words, each of an even and an odd element
 inline __m512i pairs_of(__m256i even, __m256i odd) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
 
-// 2^x for x <= 0, to 3.5e-6 of it: what becomes bf16 needs no more. x is whole + f, 0 <= f < 1, and 2^f a polynomial
-// that is exact at both ends (least relative error by Lawson's reweighting).
+// 2^x for x <= 0, with a relative error of 3.5e-6, which is enough for bf16. x is an integer + f, 0 <= f < 1,
+// and 2^f a polynomial that is exact at both ends (least relative error by Lawson's reweighting).
 inline __m512 exp2_negative(__m512 x) {
     const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(1.355574723e-2f), _mm512_set1_ps(5.203236901e-2f));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(2.413797629e-1f));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(6.930321208e-1f));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x);  // takes the whole part itself
+    return _mm512_scalef_ps(p, x);  // uses the integer part
 }
 
-// A softmax of 16 rows that goes along with the keys: their greatest scores so far, and the sums of their weights.
+// An online softmax of 16 rows: their maximum scores so far, and the sums of their weights.
 struct RunningSoftmax {
     float *maxima, *sums;  // [16]
 
-    // The score(key) of the keys [first, end) become weights, pairs of bf16 [pair of keys, PANEL]. corrections [16]: by how
-    // much what was summed before shrinks. A score times `factor` is a power of two.
+    // Turns score(key) of the keys [first, end) into weights, pairs of bf16 [pair of keys, PANEL].
+    // corrections [16]: the factors by which earlier sums shrink. Scores are scaled by `factor`, to base 2.
     template <typename Score>
     void add(Score score, int first, int end, float factor, std::uint32_t* weights, float* corrections) const {
         const __m512 zero = _mm512_setzero_ps(), factors = _mm512_set1_ps(factor), before = _mm512_loadu_ps(maxima);
@@ -142,7 +143,7 @@ struct RunningSoftmax {
             odd = _mm512_max_ps(odd, score(key + 1));
         }
         const __m512 maximum = _mm512_max_ps(before, _mm512_mul_ps(_mm512_max_ps(even, odd), factors));
-        // Above 0 is only what was rounded, of a score that is all masked by far.
+        // Clamped to 0: only rounding errors of fully masked scores are above it.
         const auto weigh = [&](__m512 x) { return exp2_negative(_mm512_min_ps(_mm512_fmsub_ps(x, factors, maximum), zero)); };
         __m512 even_sum = zero, odd_sum = zero;
         for (int key = first; key < end; key += 2) {

@@ -1,8 +1,9 @@
-// Attention of several new tokens per sequence, straight from the pages.
+// Prefill attention: several new tokens per sequence, reading KV blocks in place.
 //
-// All is computed turned round, with a lane for each row, which is a query head of a token: so keys need no laying out, and
-// the softmax goes down the lanes, along with the blocks of keys (FlashAttention-2: Dao 2023, arXiv:2307.08691). Blocks begin
-// at multiples of BLOCK, and rows know nothing of each other, so a result does not depend on the threads or on the batch.
+// Everything is computed transposed, with a lane for each row, which is a query head of a token: so keys need
+// no packing, and the softmax runs down the lanes along with the blocks of keys (FlashAttention-2: Dao 2023,
+// arXiv:2307.08691). Blocks begin at multiples of BLOCK, and rows are independent, so a result does not
+// depend on the threads or on the batch.
 
 #pragma once
 
@@ -21,9 +22,9 @@
 
 namespace {
 
-constexpr int BLOCK = 256;  // keys and values at a time: together they fit in a core's own cache
+constexpr int BLOCK = 256;  // keys and values at a time: they fit in L2
 #if defined(__AMX_BF16__)
-constexpr int KEYS_EACH = 2 * TILE_ROWS;  // keys come in multiples of it
+constexpr int KEYS_EACH = 2 * TILE_ROWS;  // keys are processed in multiples of it
 constexpr int MAX_ROWS = 192;             // rows that share a block
 #else
 constexpr int KEYS_EACH = 2;
@@ -31,34 +32,34 @@ constexpr int MAX_ROWS = 384;
 #endif
 constexpr int MIN_ROWS = 48;
 
-// Some query tokens of one sequence, with the query heads of one KV head: an item of work.
+// A work item: some query tokens of one sequence, with the query heads of one KV head.
 struct QueryBlock {
     std::int32_t seq, kv_head, first_query, num_queries;
 };
 
-// Some query tokens of one sequence that are asked for.
+// Some query tokens of one sequence.
 struct QueryRange {
     std::int32_t seq, first, end;
 };
 
-// The tokens [first, end) of the sequence that a row sees.
+// The tokens [first, end) of the sequence that a row attends to.
 struct Seen {
     std::int64_t first, end;
 };
 
-// Where the tokens of a block lie, and zeros behind them.
+// Pointers to the tokens of a block, followed by pointers to zeros.
 struct TokenRows {
     static constexpr int SPARE = KEYS_EACH + TOGETHER;
     const Bf16 *keys[BLOCK + SPARE], *values[BLOCK + SPARE];
     int num_tokens = 0;
 };
 
-// The tokens of the next block, fetched little by little between the products: many at once would be in the way of what those
-// read, and one by one within them would cost the registers that they need.
+// Prefetches the tokens of the next block little by little between the GEMMs: many at once would slow down
+// the GEMMs' own reads, and one by one within them would cost registers.
 template <int HEAD_DIM>
-class TokensAhead {
+class TokenPrefetcher {
   public:
-    TokensAhead(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
+    TokenPrefetcher(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
 
     void operator()() {
         for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_) {
@@ -73,10 +74,10 @@ class TokensAhead {
     int next_ = 0;
 };
 
-// What a thread needs for one item at a time; kept between items.
-struct PromptScratch {
+// A thread's buffers for one item; kept between items.
+struct PrefillScratch {
     Lines<std::uint32_t> queries;  // [panel, word, row]
-    Lines<std::uint32_t> copied;   // [key, word]: keys that do not lie as tiles are read
+    Lines<std::uint32_t> copied;   // [key, word]: keys that are not laid out for tile loads
     Lines<std::uint32_t> values;   // a word for each pair of keys and each column
     Lines<std::uint32_t> weights;  // [pair of keys, row]
     Lines<float> scores;           // [key, row]
@@ -84,13 +85,13 @@ struct PromptScratch {
     Lines<float> maxima, sums;     // [row]
     TokenRows tokens[2];
 
-    // For num_rows rows, whole panels, that have seen nothing yet.
+    // Resets the buffers for num_rows rows, a multiple of PANEL.
     void begin(int num_rows, int head_dim) {
-        make_room(queries, num_rows * head_dim / 2);
-        make_room(copied, KEYS_EACH * head_dim / 2);
-        make_room(values, BLOCK * head_dim / 2);
-        make_room(weights, BLOCK / 2 * PANEL);
-        make_room(scores, (BLOCK + TOGETHER) * PANEL);
+        grow(queries, num_rows * head_dim / 2);
+        grow(copied, KEYS_EACH * head_dim / 2);
+        grow(values, BLOCK * head_dim / 2);
+        grow(weights, BLOCK / 2 * PANEL);
+        grow(scores, (BLOCK + TOGETHER) * PANEL);
         output.assign(num_rows * head_dim, 0.0f);
         maxima.assign(num_rows, MASKED);
         sums.assign(num_rows, 0.0f);
@@ -98,33 +99,33 @@ struct PromptScratch {
 };
 
 template <int HEAD_DIM>
-class Prompter {
+class PrefillAttention {
   public:
-    Prompter(const Pool& pool, const Sequences& prompts, std::int64_t layer, const Heads& heads)
+    PrefillAttention(const Pool& pool, const Sequences& prefills, std::int64_t layer, const Heads& heads)
         : pool_(pool),
-          prompts_(prompts),
+          prefills_(prefills),
           heads_(heads),
-          pages_(pool, prompts, layer),
+          pages_(pool, prefills, layer),
           group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {
         first_tokens_.push_back(0);
-        for (std::int64_t seq = 0; seq < prompts.num_seqs; ++seq)
-            first_tokens_.push_back(first_tokens_.back() + prompts.query_lens[seq]);
+        for (std::int64_t seq = 0; seq < prefills.num_seqs; ++seq)
+            first_tokens_.push_back(first_tokens_.back() + prefills.query_lens[seq]);
     }
 
     void run(int num_threads) const {
         const std::vector<QueryBlock> items = plan(all_queries(), num_threads);
 #pragma omp parallel num_threads(num_threads)
         {
-            begin_tiles();
+            begin_amx();
             work(items);
-            end_tiles();
+            end_amx();
         }
     }
 
     std::vector<QueryRange> all_queries() const {
         std::vector<QueryRange> ranges;
-        for (std::int32_t seq = 0; seq < prompts_.num_seqs; ++seq)
-            ranges.push_back({seq, 0, static_cast<std::int32_t>(prompts_.query_lens[seq])});
+        for (std::int32_t seq = 0; seq < prefills_.num_seqs; ++seq)
+            ranges.push_back({seq, 0, static_cast<std::int32_t>(prefills_.query_lens[seq])});
         return ranges;
     }
 
@@ -142,13 +143,14 @@ class Prompter {
         }
     }
 
-    // By all threads of a team. The keys and values of all tokens are kept, whatever is asked for.
+    // Run by all threads of a team. Writes the keys and values of all tokens, whichever queries are
+    // requested.
     void work(const std::vector<QueryBlock>& items) const {
         const auto num_items = static_cast<std::int64_t>(items.size());
-        for (std::int64_t seq = 0; seq < prompts_.num_seqs; ++seq) {
+        for (std::int64_t seq = 0; seq < prefills_.num_seqs; ++seq) {
 #pragma omp for schedule(static) nowait
-            for (std::int64_t i = 0; i < prompts_.query_lens[seq]; ++i)
-                pages_.keep(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
+            for (std::int64_t i = 0; i < prefills_.query_lens[seq]; ++i)
+                pages_.write(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
         }
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
@@ -157,24 +159,24 @@ class Prompter {
 
   private:
     static constexpr int WORDS = HEAD_DIM / 2;
-    // From a word of what is laid out of the values to that of the next pair of keys, and of the next column.
+    // Strides of the packed values, in words: to the next pair of keys, and to the next column.
 #if defined(__AMX_BF16__)
     static constexpr int NEXT_PAIR = 1, NEXT_COLUMN = BLOCK / 2;
 #else
     static constexpr int NEXT_PAIR = HEAD_DIM, NEXT_COLUMN = 1;
 #endif
-    static constexpr int PRODUCTS = BLOCK / TOGETHER + HEAD_DIM / TOGETHER;  // of a panel with a block, about
+    static constexpr int GEMMS = BLOCK / TOGETHER + HEAD_DIM / TOGETHER;  // per panel and block, approximately
 
-    using Ahead = TokensAhead<HEAD_DIM>;
+    using Prefetcher = TokenPrefetcher<HEAD_DIM>;
 
-    // A panel, and the keys [first, end) of the block from `start` on that it looks at.
+    // A panel, and the keys [first, end) of the block from `start` on that it attends to.
     struct View {
         std::int64_t start;
         int first_row, first, end;
-        bool is_whole;  // each of its rows sees all of them
+        bool is_whole;  // each of its rows attends to all of them
     };
 
-    std::int64_t context_of(std::int64_t seq) const { return prompts_.seq_lens[seq] - prompts_.query_lens[seq]; }
+    std::int64_t context_of(std::int64_t seq) const { return prefills_.seq_lens[seq] - prefills_.query_lens[seq]; }
 
     Seen seen_by(const QueryBlock& item, int row) const {
         const std::int64_t end = context_of(item.seq) + item.first_query + row / group_ + 1;
@@ -190,23 +192,23 @@ class Prompter {
     }
 
     void attend(const QueryBlock& item) const {
-        static thread_local PromptScratch scratch;
+        static thread_local PrefillScratch scratch;
         const int num_rows = item.num_queries * group_;
         const int num_panels = (num_rows + PANEL - 1) / PANEL;
         scratch.begin(num_panels * PANEL, HEAD_DIM);
-        take_queries(item, num_rows, scratch);
+        load_queries(item, num_rows, scratch);
         TokenRows *now = &scratch.tokens[0], *next = &scratch.tokens[1];
         const std::int64_t end = seen_by(item, num_rows - 1).end;
         std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK;
         for (find_tokens(item, start, end, *next); start < end; start += BLOCK) {
             std::swap(now, next);
             find_tokens(item, start + BLOCK, end, *next);
-            lay_out_values(*now, scratch);
-            Ahead ahead(*next, num_panels * PRODUCTS);
+            pack_values(*now, scratch);
+            Prefetcher ahead(*next, num_panels * GEMMS);
             for (int row = 0; row < num_rows; row += PANEL)
                 attend_panel(item, start, row, std::min(row + PANEL, num_rows) - 1, *now, scratch, ahead);
         }
-        for (int row = 0; row < num_rows; row += 16) put_rows(item, row, std::min(16, num_rows - row), scratch);
+        for (int row = 0; row < num_rows; row += 16) store_queries(item, row, std::min(16, num_rows - row), scratch);
     }
 
     static const Bf16* zeros() {
@@ -214,14 +216,14 @@ class Prompter {
         return numbers;
     }
 
-    // From a row's token and head to its numbers, in what all tokens bring or get.
+    // The offset of a row's token and head in the queries or in the output.
     std::int64_t offset_of(const QueryBlock& item, int row, std::int64_t stride) const {
         const std::int64_t token = first_tokens_[item.seq] + item.first_query + row / group_;
         return token * stride + (item.kv_head * group_ + row % group_) * HEAD_DIM;
     }
 
-    // Rows behind the last one, up to 16, are zeros.
-    void take_queries(const QueryBlock& item, int num_rows, PromptScratch& scratch) const {
+    // Loads and transposes the queries; rows after the last one, up to 16, are zeros.
+    void load_queries(const QueryBlock& item, int num_rows, PrefillScratch& scratch) const {
         const auto* queries = static_cast<const Bf16*>(heads_.query);
         for (int first = 0; first < num_rows; first += 16) {
             const std::uint32_t* rows[16];
@@ -238,7 +240,8 @@ class Prompter {
         }
     }
 
-    // The tokens of the block from `start` on. Those behind them are zeros: they get a weight of 0, and 0 * NaN would not vanish.
+    // Finds the tokens of the block from `start` on. Those after the last are zeros: they get a weight of 0,
+    // and 0 * NaN would not vanish.
     void find_tokens(const QueryBlock& item, std::int64_t start, std::int64_t end, TokenRows& rows) const {
         rows.num_tokens = static_cast<int>(std::clamp<std::int64_t>(end - start, 0, BLOCK));
         for (int i = 0; i < rows.num_tokens; ++i) {
@@ -250,21 +253,21 @@ class Prompter {
         std::fill_n(rows.values + rows.num_tokens, TokenRows::SPARE, zeros());
     }
 
-    // Reads a row before it is needed: so more reads are under way at once.
+    // Reads a row before it is needed, so that more reads are in flight at once.
     static void touch(const Bf16* row) {
         constexpr int LINE = 64 / sizeof(Bf16);
         for (int i = 0; i < HEAD_DIM; i += LINE) static_cast<void>(*static_cast<const volatile Bf16*>(row + i));
     }
 
-    void lay_out_values(const TokenRows& rows, PromptScratch& scratch) const {
+    void pack_values(const TokenRows& rows, PrefillScratch& scratch) const {
         for (int i = 0; i < rows.num_tokens; ++i) touch(rows.keys[i]), touch(rows.values[i]);
         for (int key = 0; key < rows.num_tokens; key += KEYS_EACH)
             for (int column = 0; column < HEAD_DIM; column += 16)
-                lay_out_columns(rows.values + key, column, scratch.values.data() + key / 2 * NEXT_PAIR + column * NEXT_COLUMN);
+                pack_columns(rows.values + key, column, scratch.values.data() + key / 2 * NEXT_PAIR + column * NEXT_COLUMN);
     }
 
     // 16 columns of KEYS_EACH values
-    static void lay_out_columns(const Bf16* const* rows, int column, std::uint32_t* to) {
+    static void pack_columns(const Bf16* const* rows, int column, std::uint32_t* to) {
         const auto pairs = [&](int key) {
             return pairs_of(load<__m256i>(rows[key] + column), load<__m256i>(rows[key + 1] + column));
         };
@@ -279,8 +282,8 @@ class Prompter {
     }
 
     void attend_panel(
-        const QueryBlock& item, std::int64_t start, int first_row, int last_row, const TokenRows& rows, PromptScratch& scratch,
-        Ahead& ahead) const {
+        const QueryBlock& item, std::int64_t start, int first_row, int last_row, const TokenRows& rows, PrefillScratch& scratch,
+        Prefetcher& ahead) const {
         const View view = view_of(item, start, first_row, last_row);
         if (view.first >= view.end) return;
         switch ((last_row - first_row) / 16) {
@@ -293,7 +296,7 @@ class Prompter {
 
     template <int VECTORS>
     void attend_vectors(
-        const QueryBlock& item, const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+        const QueryBlock& item, const View& view, const TokenRows& rows, PrefillScratch& scratch, Prefetcher& ahead) const {
         alignas(64) float corrections[PANEL];
         score<VECTORS>(view, rows, scratch, ahead);
         for (int row = 0; row < 16 * VECTORS; row += 16) weigh(item, view, row, scratch, corrections + row);
@@ -301,16 +304,16 @@ class Prompter {
     }
 
     template <int VECTORS>
-    void score(const View& view, const TokenRows& rows, PromptScratch& scratch, Ahead& ahead) const {
+    void score(const View& view, const TokenRows& rows, PrefillScratch& scratch, Prefetcher& ahead) const {
         const std::uint32_t* queries = scratch.queries.data() + view.first_row * WORDS;
         const auto words = [&](int key) { return reinterpret_cast<const std::uint32_t*>(rows.keys[key]); };
 #if defined(__AMX_BF16__)
-        if (may_use_tiles()) {
+        if (has_amx()) {
             for (int key = view.first; key < view.end; key += KEYS_EACH, ahead()) {
                 const bool as_tiles = pool_.block_size % TILE_ROWS == 0 && key + KEYS_EACH <= rows.num_tokens;
                 const std::uint32_t* keys = as_tiles ? words(key) : copy_keys(rows, key, scratch);
                 const std::uint32_t* lower = as_tiles ? words(key + TILE_ROWS) : keys + TILE_ROWS * WORDS;
-                multiply_in_tiles<VECTORS>(keys, lower, as_tiles ? pool_.token_stride / 2 : WORDS, queries, WORDS, nullptr,
+                multiply_amx<VECTORS>(keys, lower, as_tiles ? pool_.token_stride / 2 : WORDS, queries, WORDS, nullptr,
                                            scratch.scores.data() + key * PANEL);
             }
             return;
@@ -320,19 +323,20 @@ class Prompter {
         for (int key = view.first; key < view.end; key += COUNT, ahead()) {
             const std::uint32_t* keys[COUNT];
             for (int i = 0; i < COUNT; ++i) keys[i] = words(key + i);
-            multiply_in_registers<COUNT, VECTORS, 1>(keys, queries, WORDS, nullptr, scratch.scores.data() + key * PANEL);
+            multiply_avx512<COUNT, VECTORS, 1>(keys, queries, WORDS, nullptr, scratch.scores.data() + key * PANEL);
         }
     }
 
-    // Keys one behind the other, of pages that do not hold whole tiles, or with zeros behind the last.
-    static const std::uint32_t* copy_keys(const TokenRows& rows, int first, PromptScratch& scratch) {
+    // Copies keys to a contiguous buffer, if blocks do not hold whole tiles, or the last keys are followed by
+    // zeros.
+    static const std::uint32_t* copy_keys(const TokenRows& rows, int first, PrefillScratch& scratch) {
         for (int i = 0; i < KEYS_EACH; ++i)
             std::memcpy(scratch.copied.data() + i * WORDS, rows.keys[first + i], HEAD_DIM * sizeof(Bf16));
         return scratch.copied.data();
     }
 
-    // 16 rows of a panel, from its `row` on.
-    void weigh(const QueryBlock& item, const View& view, int row, PromptScratch& scratch, float* corrections) const {
+    // The softmax of 16 rows of a panel, from its `row` on.
+    void weigh(const QueryBlock& item, const View& view, int row, PrefillScratch& scratch, float* corrections) const {
         const int first_row = view.first_row + row;
         const RunningSoftmax softmax{scratch.maxima.data() + first_row, scratch.sums.data() + first_row};
         const auto factor = static_cast<float>(heads_.scale * 1.4426950408889634);  // log2(e)
@@ -356,15 +360,15 @@ class Prompter {
     }
 
     template <int VECTORS>
-    void add_values(const View& view, const float* corrections, PromptScratch& scratch, Ahead& ahead) const {
+    void add_values(const View& view, const float* corrections, PrefillScratch& scratch, Prefetcher& ahead) const {
         const std::uint32_t* values = scratch.values.data() + view.first / 2 * NEXT_PAIR;
         const std::uint32_t* weights = scratch.weights.data() + view.first / 2 * PANEL;
         float* output = scratch.output.data() + view.first_row * HEAD_DIM;
         const int num_pairs = (view.end - view.first) / 2;
 #if defined(__AMX_BF16__)
-        if (may_use_tiles()) {
+        if (has_amx()) {
             for (int column = 0; column < HEAD_DIM; column += 2 * TILE_ROWS, ahead())
-                multiply_in_tiles<VECTORS>(values + column * NEXT_COLUMN, values + (column + TILE_ROWS) * NEXT_COLUMN,
+                multiply_amx<VECTORS>(values + column * NEXT_COLUMN, values + (column + TILE_ROWS) * NEXT_COLUMN,
                                            NEXT_COLUMN, weights, num_pairs, corrections, output + column * PANEL);
             return;
         }
@@ -373,7 +377,7 @@ class Prompter {
         const std::uint32_t* columns[COUNT];
         const auto add = [&](int column, auto count) {
             for (int i = 0; i < count; ++i) columns[i] = values + (column + i) * NEXT_COLUMN;
-            multiply_in_registers<count, VECTORS, NEXT_PAIR>(columns, weights, num_pairs, corrections, output + column * PANEL);
+            multiply_avx512<count, VECTORS, NEXT_PAIR>(columns, weights, num_pairs, corrections, output + column * PANEL);
             ahead();
             return column + count;
         };
@@ -382,8 +386,8 @@ class Prompter {
         while (column < HEAD_DIM) column = add(column, std::integral_constant<int, COUNT>());
     }
 
-    // 16 rows, of which the first num_rows are there.
-    void put_rows(const QueryBlock& item, int first_row, int num_rows, PromptScratch& scratch) const {
+    // Normalizes and stores 16 rows, of which the first num_rows exist.
+    void store_queries(const QueryBlock& item, int first_row, int num_rows, PrefillScratch& scratch) const {
         const float* output = scratch.output.data() + first_row / PANEL * PANEL * HEAD_DIM + first_row % PANEL;
         const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.sums.data() + first_row));
         for (int column = 0; column < HEAD_DIM; column += 16) {
@@ -402,11 +406,11 @@ class Prompter {
     }
 
     const Pool& pool_;
-    const Sequences& prompts_;
+    const Sequences& prefills_;
     const Heads& heads_;
     const Pages<Bf16, HEAD_DIM> pages_;
     const int group_;
-    std::vector<std::int64_t> first_tokens_;  // of each sequence, and behind them the number of all
+    std::vector<std::int64_t> first_tokens_;  // of each sequence, then the number of all tokens
 };
 
 }  // namespace

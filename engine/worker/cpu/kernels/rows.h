@@ -1,4 +1,4 @@
-// Products of whole weights: of the few rows of a small step, and of any number.
+// GEMMs with whole weights: for the few rows of a small step, and blocked for any number.
 
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace {
 
-// Of the outputs of a weight UNIT are computed together, HALF_UNIT after each of two. The last unit may have but one half:
-// what the other one is then is not looked at.
+// UNIT outputs of a weight are computed together: HALF_UNIT outputs from each of two. The last unit may have
+// only one half; the other one is then ignored.
 struct Halves {
     std::int64_t first, second;
 };
@@ -24,9 +24,9 @@ inline Halves halves_of(const Weight& weight, std::int64_t unit) {
     return {first, second < weight.num_outputs ? second : first};
 }
 
-inline Rows plain_rows(const Weight& weight, const Bf16* x) { return {x, Place::plain(2 * weight.num_words)}; }
+inline Rows plain_rows(const Weight& weight, const Bf16* x) { return {x, Layout::plain(2 * weight.num_words)}; }
 
-// sums as multiply_halves', of a unit of a weight
+// sums = x times a unit of a weight; see multiply_halves
 inline void multiply_unit(const Weight& weight, std::int64_t unit, const Rows& x, int num_rows, float* sums) {
     const Halves outputs = halves_of(weight, unit);
     with_unit(weight, outputs.first, outputs.second, [&](const auto& words) {
@@ -34,7 +34,8 @@ inline void multiply_unit(const Weight& weight, std::int64_t unit, const Rows& x
     });
 }
 
-// finish(row, output, the HALF_UNIT results from that output on) for both halves of a unit, whose sums these are.
+// Calls finish(row, output, the HALF_UNIT results from that output on) for both halves of a unit with these
+// sums.
 template <typename Finish>
 inline void finish_row(const Weight& weight, std::int64_t unit, std::int64_t row, const float* sums, Finish finish) {
     const std::int64_t end = std::min<std::int64_t>((unit + 1) * UNIT, weight.num_outputs);
@@ -42,20 +43,20 @@ inline void finish_row(const Weight& weight, std::int64_t unit, std::int64_t row
         finish(row, output, result_of(weight, output, sums + output % UNIT));
 }
 
-constexpr std::int64_t SLICE_WORDS = 128;  // of each output of a unit: a core's nearest cache keeps them while rows pass
-constexpr std::int64_t GROUP_ROWS = 256;   // so many that the next cache keeps them for all outputs
-constexpr std::int64_t BLOCK_ROWS = 2 * TILE_ROWS;  // of which a product is computed at a time
+constexpr std::int64_t SLICE_WORDS = 128;  // of each output of a unit: they stay in L1 for all rows of a group
+constexpr std::int64_t GROUP_ROWS = 256;   // rows of a group: they stay in L2 for all outputs
+constexpr std::int64_t BLOCK_ROWS = 2 * TILE_ROWS;  // rows that are multiplied at a time
 
-// Words of a unit, in bf16.
+// A slice of a unit's words, expanded to bf16.
 struct Slice {
-    alignas(64) std::uint32_t room[2][SLICE_WORDS * HALF_UNIT];
+    alignas(64) std::uint32_t buffer[2][SLICE_WORDS * HALF_UNIT];
 
     template <typename Words>
     Unit<PackedWeights> of(const Unit<Words>& unit, std::int64_t begin, std::int64_t num_words) {
         for (int half = 0; half < 2; ++half)
             for (std::int64_t word = 0; word < num_words; word += CHUNK_WORDS)
-                unit.halves[half].chunk(begin + word, *reinterpret_cast<Chunk*>(room[half] + word * HALF_UNIT));
-        return {{room[0]}, {room[1]}};
+                unit.halves[half].chunk(begin + word, *reinterpret_cast<Chunk*>(buffer[half] + word * HALF_UNIT));
+        return {{buffer[0]}, {buffer[1]}};
     }
 
     Unit<PackedWeights> of(const Unit<StreamedWeights>& unit, std::int64_t begin, std::int64_t) {
@@ -64,17 +65,17 @@ struct Slice {
     }
 };
 
-// What a core needs next of a weight, fetched into its own cache little by little.
+// Prefetches the next words of a weight into the core's cache little by little.
 template <typename Words>
-struct Ahead {
-    Ahead(const Unit<Words>&, std::int64_t, std::int64_t) {}  // who makes pairs of bf16 fetches for himself
+struct Prefetcher {
+    Prefetcher(const Unit<Words>&, std::int64_t, std::int64_t) {}  // quantized weights prefetch on their own
     void operator()() {}
 };
 
 template <>
-struct Ahead<StreamedWeights> {
-    // SLICE_WORDS of a unit from `begin` on, in `num_calls` calls.
-    Ahead(const Unit<StreamedWeights>& unit, std::int64_t begin, std::int64_t num_calls)
+struct Prefetcher<StreamedWeights> {
+    // Prefetches SLICE_WORDS of a unit from `begin` on, in `num_calls` calls.
+    Prefetcher(const Unit<StreamedWeights>& unit, std::int64_t begin, std::int64_t num_calls)
         : unit_(unit), next_(begin), end_(begin + SLICE_WORDS), share_((SLICE_WORDS + num_calls - 1) / num_calls) {}
 
     void operator()() {
@@ -88,13 +89,13 @@ struct Ahead<StreamedWeights> {
     const std::int64_t end_, share_;
 };
 
-// The product of rows, in room for whole tiles, with a weight.
-class ManyRows {
+// A GEMM blocked for caches; rows are padded to a multiple of TILE_ROWS.
+class BlockedGemm {
   public:
-    ManyRows(const Weight& weight, const Rows& x, std::int64_t num_rows) : weight_(weight), x_(x), num_rows_(num_rows) {}
+    BlockedGemm(const Weight& weight, const Rows& x, std::int64_t num_rows) : weight_(weight), x_(x), num_rows_(num_rows) {}
 
-    // finish(unit, row, the sums of its UNIT outputs) for all rows and units. Run by all threads of a team, and ended when all
-    // have done theirs.
+    // Calls finish(unit, row, the sums of its UNIT outputs) for all rows and units. Run by all threads of a
+    // team; ends with a barrier.
     template <typename OutputsOf, typename Finish>
     void multiply(std::int64_t num_units, OutputsOf outputs_of, Finish finish) const {
         for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS) {
@@ -125,7 +126,7 @@ class ManyRows {
             const std::int64_t next = std::min(word + SLICE_WORDS, num_words);
             const Unit<PackedWeights> plain = slice.of(unit, word, next - word);
             const bool is_last = next == num_words;
-            Ahead<Words> ahead(is_last ? following : unit, is_last ? 0 : next, calls_a_chunk * (next - word) / CHUNK_WORDS);
+            Prefetcher<Words> ahead(is_last ? following : unit, is_last ? 0 : next, calls_a_chunk * (next - word) / CHUNK_WORDS);
             for (std::int64_t row = begin; row < end; row += BLOCK_ROWS) {
                 const int count = static_cast<int>(std::min(BLOCK_ROWS, end - row));
                 float* const sums = kept.data() + (row - begin) * UNIT;
@@ -145,30 +146,30 @@ class ManyRows {
     const std::int64_t num_rows_;
 };
 
-// finish as finish_row's for all rows of x, which has room for whole tiles, and all outputs of a weight. Run by all threads
-// of a team, and ended when all have done theirs.
+// Calls finish, as finish_row does, for all outputs of a weight and all rows of x, which is padded to a
+// multiple of TILE_ROWS. Run by all threads of a team; ends with a barrier.
 template <typename Finish>
 void multiply_rows(const Weight& weight, const Rows& x, std::int64_t num_rows, Finish finish) {
     const std::int64_t num_units = num_units_of(weight);
-    if (!pass_at_once(num_rows)) {
+    if (!fits_one_block(num_rows)) {
         const auto outputs_of = [&](std::int64_t unit) { return halves_of(weight, unit); };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
             finish_row(weight, unit, row, sums, finish);
         };
-        return ManyRows(weight, x, num_rows).multiply(num_units, outputs_of, keep);
+        return BlockedGemm(weight, x, num_rows).multiply(num_units, outputs_of, keep);
     }
 #pragma omp for schedule(static)
     for (std::int64_t unit = 0; unit < num_units; ++unit) {
-        alignas(64) float sums[MAX_PRODUCT_ROWS * UNIT];
+        alignas(64) float sums[MAX_GEMM_ROWS * UNIT];
         multiply_unit(weight, unit, x, static_cast<int>(num_rows), sums);
         for (std::int64_t row = 0; row < num_rows; ++row) finish_row(weight, unit, row, sums + row * UNIT, finish);
     }
 }
 
-// For multiply_rows: to [num_rows, num_outputs] is what it computes.
-inline auto keep_rows(const Weight& weight, Bf16* to) {
+// A `finish` for multiply_rows that stores the results to `to` [num_rows, num_outputs].
+inline auto store_rows(const Weight& weight, Bf16* to) {
     return [&weight, to](std::int64_t row, std::int64_t output, const HalfRow& results) {
-        keep_results(weight, output, results, to + row * weight.num_outputs + output);
+        store_results(weight, output, results, to + row * weight.num_outputs + output);
     };
 }
 

@@ -1,6 +1,6 @@
-// All layers of a decoder over the tokens of a step, by one team of threads: a small step pays for calls and for threads
-// that have to be woken, not for numbers, and a large one for passes over rows. Numbers are rounded to bf16 where the plain
-// path rounds them.
+// Runs all layers of a decoder over the tokens of a step with one team of threads: a small step is bound by
+// calls and by waking threads, not by arithmetic, and a large one by elementwise ops over rows. Results are
+// rounded to bf16 where torch rounds them.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct Layer {
     Weight qkv, output, gate_up, down;
     const void *input_norm, *post_attention_norm;  // [hidden_size]
     const void *q_norm, *k_norm;                   // [head_dim] or null
-    std::int64_t window;                           // 0: all is seen
+    std::int64_t window;                           // 0: full attention
 };
 
 struct Model {
@@ -49,59 +49,60 @@ struct Step {
 
 namespace {
 
-// So many rows pass through a layer together, so that what lies between its products takes little memory. A weight is
-// read for each GROUP_ROWS of them anyway.
-constexpr std::int64_t ROWS_PER_PASS = 2 * GROUP_ROWS;
+// Maximum rows that run through a layer together, so that activations take little memory. A weight is read
+// again for each GROUP_ROWS of them anyway.
+constexpr std::int64_t MAX_ROW_BLOCK = 2 * GROUP_ROWS;
 
-// Some rows of a step: all its decodes and the first tokens of its prompts, or tokens that follow.
-struct Pass {
+// A block of a step's rows: all its decodes and the first tokens of its prefills, or tokens that follow.
+struct RowBlock {
     std::int64_t first_row = 0, num_rows = 0;
-    Sequences decodes{}, prompts{};
-    std::vector<std::int64_t> query_lens, seq_lens;  // of the prompts
-    std::int64_t first_sample = 0, num_samples = 0;  // those among its rows
-    std::vector<QueryBlock> plan, last_plan;         // of the prompts: of all their tokens, and of those that are sampled
+    Sequences decodes{}, prefills{};
+    std::vector<std::int64_t> query_lens, seq_lens;  // of the prefills
+    std::int64_t first_sample = 0, num_samples = 0;  // the samples among its rows
+    std::vector<QueryBlock> plan, last_plan;         // of the prefills: all their tokens, and only the sampled ones
 };
 
-// Prompts, cut where a pass is full.
-class PromptCutter {
+// Splits prefills into row blocks.
+class PrefillSplitter {
   public:
-    explicit PromptCutter(const Sequences& prompts) : prompts_(prompts) {}
+    explicit PrefillSplitter(const Sequences& prefills) : prefills_(prefills) {}
 
-    // The next tokens of the prompts, so many that the pass has ROWS_PER_PASS at most.
-    void fill(Pass& pass) {
-        pass.prompts = prompts_;
-        pass.prompts.block_tables += seq_ * prompts_.max_blocks;
-        while (seq_ < prompts_.num_seqs && pass.num_rows < ROWS_PER_PASS) {
-            const std::int64_t left = prompts_.query_lens[seq_] - done_;
-            const std::int64_t count = std::min(left, ROWS_PER_PASS - pass.num_rows);
-            pass.query_lens.push_back(count);
-            pass.seq_lens.push_back(prompts_.seq_lens[seq_] - left + count);
-            pass.num_rows += count;
+    // Adds the next tokens of the prefills, until the block has MAX_ROW_BLOCK rows.
+    void fill(RowBlock& row_block) {
+        row_block.prefills = prefills_;
+        row_block.prefills.block_tables += seq_ * prefills_.max_blocks;
+        while (seq_ < prefills_.num_seqs && row_block.num_rows < MAX_ROW_BLOCK) {
+            const std::int64_t left = prefills_.query_lens[seq_] - done_;
+            const std::int64_t count = std::min(left, MAX_ROW_BLOCK - row_block.num_rows);
+            row_block.query_lens.push_back(count);
+            row_block.seq_lens.push_back(prefills_.seq_lens[seq_] - left + count);
+            row_block.num_rows += count;
             done_ += count;
             if (count == left) ++seq_, done_ = 0;
         }
-        pass.prompts.num_seqs = static_cast<std::int64_t>(pass.query_lens.size());
-        pass.prompts.query_lens = pass.query_lens.data();
-        pass.prompts.seq_lens = pass.seq_lens.data();
+        row_block.prefills.num_seqs = static_cast<std::int64_t>(row_block.query_lens.size());
+        row_block.prefills.query_lens = row_block.query_lens.data();
+        row_block.prefills.seq_lens = row_block.seq_lens.data();
     }
 
   private:
-    const Sequences& prompts_;
-    std::int64_t seq_ = 0, done_ = 0;  // tokens of that sequence
+    const Sequences& prefills_;
+    std::int64_t seq_ = 0, done_ = 0;  // tokens of that sequence that are done
 };
 
-// What a step's threads share; kept from step to step.
+// Activations shared by a step's threads; kept from step to step.
 struct StepBuffers {
-    Lines<Bf16> x;                               // rows of the step: the embedded tokens, and what is added to them
-    Lines<Bf16> sampled;                         // those that are sampled
-    // Rows of a pass, with room for whole tiles. What each has is read before the next is written: norms, what was
-    // attended, norms again; heads, which become what was attended of the sampled rows, and what is between the last
-    // two products.
+    Lines<Bf16> x;                               // rows of the step: the residual stream
+    Lines<Bf16> sampled;                         // the rows that are sampled
+    // Rows of a block, padded to a multiple of TILE_ROWS. Each buffer is used several times, read before it
+    // is overwritten: the first for norms, attention outputs, norms again; the second for heads, attention
+    // outputs of the sampled rows, and the MLP's intermediate activations.
     Lines<Bf16> normed_or_attended, heads_or_inner;
     Lines<float> cosines, sines, partials;
 };
 
-// to = from / its root mean square * weight; width: a multiple of HALF_UNIT, of which `to` has each after `stride` numbers
+// RMS norm: to = from / its root mean square * weight; width: a multiple of HALF_UNIT. `to` has `stride`
+// elements between one HALF_UNIT and the next.
 inline void normalize(
     const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to, std::int64_t stride = HALF_UNIT) {
     __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
@@ -149,10 +150,10 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines) {
     }
 }
 
-// What stands before and between the products of layers, row by row. The functions named *_rows are run by all threads of
-// a team and end when all have done theirs.
+// The elementwise ops before and between GEMMs, row by row. The functions named *_rows are run by all threads
+// of a team and end with a barrier.
 
-// to = the embedded tokens
+// to = the embeddings of the tokens
 inline void look_up_rows(const Model& model, const std::int64_t* token_ids, std::int64_t num_rows, Bf16* to) {
     const std::int64_t width = model.hidden_size;
     const auto* embedding = static_cast<const Bf16*>(model.embedding);
@@ -164,16 +165,16 @@ inline void look_up_rows(const Model& model, const std::int64_t* token_ids, std:
             read_inputs(model.head, token_ids[row], to + row * width);
 }
 
-// to = the norm of x
+// to = the RMS norm of x
 inline void normalize_rows(
-    const Bf16* x, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Place& place) {
+    const Bf16* x, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Layout& layout) {
 #pragma omp for schedule(static)
     for (std::int64_t row = 0; row < num_rows; ++row)
-        normalize(x + row * place.width, weight, place.width, eps, to + place.of(row, 0), place.chunk_stride);
+        normalize(x + row * layout.width, weight, layout.width, eps, to + layout.of(row, 0), layout.chunk_stride);
 }
 
-// Where the pairs of a head stand at each position: [num_rows, HEAD_DIM / 2]
-inline void find_angle_rows(
+// The rotary angles at each position: [num_rows, HEAD_DIM / 2]
+inline void compute_angle_rows(
     const Model& model, const std::int64_t* positions, std::int64_t num_rows, int half, float* cosines, float* sines) {
     const auto scaling = static_cast<float>(model.rotary_scaling);
 #pragma omp for schedule(static)
@@ -185,7 +186,8 @@ inline void find_angle_rows(
         }
 }
 
-// Queries and keys, normed where the model does that. heads: [num_rows, num_heads + 2 * num_kv_heads, HEAD_DIM]
+// Rotates queries and keys, normalized first if the model does that. heads: [num_rows, num_heads + 2 *
+// num_kv_heads, HEAD_DIM]
 template <int HEAD_DIM>
 void rotate_rows(
     const Model& model, const Layer& layer, std::int64_t num_kv_heads, std::int64_t num_rows, const float* cosines,
@@ -201,16 +203,16 @@ void rotate_rows(
     }
 }
 
-// silu(gate) * up, each rounded
+// silu(gate) * up, silu rounded first
 inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
     const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
     return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
 }
 
 template <int HEAD_DIM>
-class OneCall {
+class DecoderStep {
   public:
-    OneCall(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prompts, const Step& step)
+    DecoderStep(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prefills, const Step& step)
         : model_(model),
           pool_(pool),
           step_(step),
@@ -219,67 +221,67 @@ class OneCall {
           heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
         static thread_local StepBuffers kept;
         buffers_ = &kept;
-        cut(decodes, prompts);
+        split(decodes, prefills);
     }
 
     void run(const Cores& cores, int num_threads) {
         plan(num_threads);
         resize_buffers();
-        const OneForEach kept(cores, num_threads);
+        const PinnedThreads kept(cores, num_threads);
 #pragma omp parallel num_threads(num_threads)
         {
             kept.stay();
-            begin_tiles();
+            begin_amx();
             look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
-            find_angle_rows(
+            compute_angle_rows(
                 model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
             for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
-                for (const Pass& pass : passes_) run_layer(layer, pass);
-            for (const Pass& pass : passes_) run_last_layer(pass);
-            find_logits();
-            end_tiles();
+                for (const RowBlock& row_block : row_blocks_) run_layer(layer, row_block);
+            for (const RowBlock& row_block : row_blocks_) run_last_layer(row_block);
+            compute_logits();
+            end_amx();
         }
     }
 
   private:
     static constexpr int HALF = HEAD_DIM / 2;
 
-    void cut(const Sequences& decodes, const Sequences& prompts) {
-        PromptCutter cutter(prompts);
-        for (std::int64_t row = 0; row < step_.num_tokens; row += passes_.back().num_rows) {
-            Pass& pass = passes_.emplace_back();
-            pass.first_row = row;
-            if (row == 0) pass.decodes = decodes, pass.num_rows = decodes.num_seqs;
-            cutter.fill(pass);
+    void split(const Sequences& decodes, const Sequences& prefills) {
+        PrefillSplitter splitter(prefills);
+        for (std::int64_t row = 0; row < step_.num_tokens; row += row_blocks_.back().num_rows) {
+            RowBlock& row_block = row_blocks_.emplace_back();
+            row_block.first_row = row;
+            if (row == 0) row_block.decodes = decodes, row_block.num_rows = decodes.num_seqs;
+            splitter.fill(row_block);
             const std::int64_t* end = step_.sample_rows + step_.num_samples;
             const std::int64_t* first = std::lower_bound(step_.sample_rows, end, row);
-            pass.first_sample = first - step_.sample_rows;
-            pass.num_samples = std::lower_bound(first, end, row + pass.num_rows) - first;
+            row_block.first_sample = first - step_.sample_rows;
+            row_block.num_samples = std::lower_bound(first, end, row + row_block.num_rows) - first;
         }
     }
 
     void plan(int num_threads) {
-        for (std::int64_t layer = 0; layer < model_.num_layers && !passes_.empty(); ++layer) {
+        for (std::int64_t layer = 0; layer < model_.num_layers && !row_blocks_.empty(); ++layer) {
             const std::int64_t window = model_.layers[layer].window;
             if (plan_for(window) == nullptr)
-                plans_.emplace_back(window, plan_decodes(pool_, passes_[0].decodes, window, num_threads));
+                plans_.emplace_back(window, plan_decodes(pool_, row_blocks_[0].decodes, window, num_threads));
         }
-        for (Pass& pass : passes_)
-            if (pass.prompts.num_seqs > 0) {
-                const Prompter<HEAD_DIM> prompter(pool_, pass.prompts, 0, heads_of(0, 0));
-                pass.plan = prompter.plan(prompter.all_queries(), num_threads);
-                pass.last_plan = prompter.plan(sampled_queries(pass), num_threads);
+        for (RowBlock& row_block : row_blocks_)
+            if (row_block.prefills.num_seqs > 0) {
+                const PrefillAttention<HEAD_DIM> prompter(pool_, row_block.prefills, 0, heads_of(0, 0));
+                row_block.plan = prompter.plan(prompter.all_queries(), num_threads);
+                row_block.last_plan = prompter.plan(sampled_queries(row_block), num_threads);
             }
     }
 
-    // Of the prompts of a pass.
-    std::vector<QueryRange> sampled_queries(const Pass& pass) const {
+    // The sampled queries of a block's prefills.
+    std::vector<QueryRange> sampled_queries(const RowBlock& row_block) const {
         std::vector<QueryRange> ranges;
-        const std::int64_t *sample = step_.sample_rows + pass.first_sample, *end = sample + pass.num_samples;
-        std::int64_t row = pass.first_row + pass.decodes.num_seqs;
+        const std::int64_t *sample = step_.sample_rows + row_block.first_sample, *end = sample + row_block.num_samples;
+        std::int64_t row = row_block.first_row + row_block.decodes.num_seqs;
         sample = std::lower_bound(sample, end, row);
-        for (std::int32_t seq = 0; seq < pass.prompts.num_seqs; row += pass.query_lens[seq++])
-            for (; sample != end && *sample < row + pass.query_lens[seq]; ++sample) {
+        for (std::int32_t seq = 0; seq < row_block.prefills.num_seqs; row += row_block.query_lens[seq++])
+            for (; sample != end && *sample < row + row_block.query_lens[seq]; ++sample) {
                 const auto query = static_cast<std::int32_t>(*sample - row);
                 ranges.push_back({seq, query, query + 1});
             }
@@ -294,50 +296,51 @@ class OneCall {
 
     void resize_buffers() {
         std::int64_t most = step_.num_samples;
-        for (const Pass& pass : passes_) most = std::max(most, pass.num_rows);
-        const auto room = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-        make_room(buffers_->x, step_.num_tokens * hidden_);
-        make_room(buffers_->sampled, step_.num_samples * hidden_);
-        make_room(buffers_->normed_or_attended, room * std::max(hidden_, query_size_));
-        make_room(buffers_->heads_or_inner, room * std::max(heads_size_, model_.intermediate_size));
-        make_room(buffers_->cosines, step_.num_tokens * HALF);
-        make_room(buffers_->sines, step_.num_tokens * HALF);
+        for (const RowBlock& row_block : row_blocks_) most = std::max(most, row_block.num_rows);
+        const auto padded_rows = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        grow(buffers_->x, step_.num_tokens * hidden_);
+        grow(buffers_->sampled, step_.num_samples * hidden_);
+        grow(buffers_->normed_or_attended, padded_rows * std::max(hidden_, query_size_));
+        grow(buffers_->heads_or_inner, padded_rows * std::max(heads_size_, model_.intermediate_size));
+        grow(buffers_->cosines, step_.num_tokens * HALF);
+        grow(buffers_->sines, step_.num_tokens * HALF);
         std::size_t num_partials = 0;
         for (const auto& known : plans_)
             num_partials =
-                std::max(num_partials, Decoder<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
-        make_room(buffers_->partials, num_partials);
+                std::max(num_partials, DecodeAttention<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
+        grow(buffers_->partials, num_partials);
     }
 
-    // What follows is run by all threads of the team.
+    // The functions below are run by all threads of the team.
 
-    void run_layer(std::int64_t index, const Pass& pass) const {
-        find_heads(model_.layers[index], pass);
-        attend(index, pass, pass.plan);
-        finish_layer(model_.layers[index], attended_rows(), residual_of(pass), pass.num_rows);
+    void run_layer(std::int64_t index, const RowBlock& row_block) const {
+        compute_qkv(model_.layers[index], row_block);
+        attend(index, row_block, row_block.plan);
+        finish_layer(model_.layers[index], attended_rows(), residual_of(row_block), row_block.num_rows);
     }
 
-    // Of the last layer's tokens all keys and values are kept; nothing else is asked of those that are not sampled.
-    void run_last_layer(const Pass& pass) const {
+    // In the last layer the keys and values of all tokens are written; the rest is computed for sampled
+    // tokens only.
+    void run_last_layer(const RowBlock& row_block) const {
         const std::int64_t index = model_.num_layers - 1;
-        find_heads(model_.layers[index], pass);
-        attend(index, pass, pass.last_plan);
-        if (pass.num_samples == 0) return;
-        const Rows rows{heads(), Place::plain(query_size_)};  // the heads have been attended
-        take_samples(pass, heads());
-        finish_layer(model_.layers[index], rows, sampled() + pass.first_sample * hidden_, pass.num_samples);
+        compute_qkv(model_.layers[index], row_block);
+        attend(index, row_block, row_block.last_plan);
+        if (row_block.num_samples == 0) return;
+        const Rows rows{heads(), Layout::plain(query_size_)};  // heads are free: attention has read them
+        take_samples(row_block, heads());
+        finish_layer(model_.layers[index], rows, sampled() + row_block.first_sample * hidden_, row_block.num_samples);
     }
 
-    // What follows a product is done with its results while they are at hand.
-    void find_heads(const Layer& layer, const Pass& pass) const {
+    // Elementwise ops after a GEMM are fused: they use its results while they are in registers.
+    void compute_qkv(const Layer& layer, const RowBlock& row_block) const {
         Bf16* const to = heads();
-        multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(pass), pass.num_rows), pass.num_rows,
+        multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(row_block), row_block.num_rows), row_block.num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
                           store_half(to + row * heads_size_ + output, result);
                       });
-        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, pass.num_rows,
-                              buffers_->cosines.data() + pass.first_row * HALF,
-                              buffers_->sines.data() + pass.first_row * HALF, to);
+        rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, row_block.num_rows,
+                              buffers_->cosines.data() + row_block.first_row * HALF,
+                              buffers_->sines.data() + row_block.first_row * HALF, to);
     }
 
     void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
@@ -346,13 +349,13 @@ class OneCall {
         multiply_into_residual(layer.down, inner_rows(), residual, num_rows);
     }
 
-    // The residual of the rows that are sampled, and `to` = what they attended.
-    void take_samples(const Pass& pass, Bf16* to) const {
+    // Gathers the residuals of the sampled rows, and their attention outputs to `to`.
+    void take_samples(const RowBlock& row_block, Bf16* to) const {
 #pragma omp for schedule(static)
-        for (std::int64_t i = 0; i < pass.num_samples; ++i) {
-            const std::int64_t sample = pass.first_sample + i, row = step_.sample_rows[sample];
+        for (std::int64_t i = 0; i < row_block.num_samples; ++i) {
+            const std::int64_t sample = row_block.first_sample + i, row = step_.sample_rows[sample];
             std::memcpy(sampled() + sample * hidden_, x() + row * hidden_, hidden_ * sizeof(Bf16));
-            const Bf16* from = attended() + (row - pass.first_row) * query_size_;
+            const Bf16* from = attended() + (row - row_block.first_row) * query_size_;
             std::memcpy(to + i * query_size_, from, query_size_ * sizeof(Bf16));
         }
     }
@@ -369,18 +372,18 @@ class OneCall {
 
     Bf16* inner() const { return buffers_->heads_or_inner.data(); }
 
-    Bf16* residual_of(const Pass& pass) const { return x() + pass.first_row * hidden_; }
+    Bf16* residual_of(const RowBlock& row_block) const { return x() + row_block.first_row * hidden_; }
 
-    // What the products of a half of a layer are of.
+    // The norm before attention or MLP, as the input of its first GEMM.
     Rows norm_of(const void* weight, const Bf16* residual, std::int64_t num_rows) const {
-        const Rows to{normed(), Place::tiled(hidden_)};
-        normalize_rows(residual, weight, num_rows, model_.norm_eps, normed(), to.place);
+        const Rows to{normed(), Layout::tiled(hidden_)};
+        normalize_rows(residual, weight, num_rows, model_.norm_eps, normed(), to.layout);
         return to;
     }
 
-    Rows attended_rows() const { return {attended(), Place::plain(query_size_)}; }
+    Rows attended_rows() const { return {attended(), Layout::plain(query_size_)}; }
 
-    Rows inner_rows() const { return {inner(), Place::tiled(model_.intermediate_size)}; }
+    Rows inner_rows() const { return {inner(), Layout::tiled(model_.intermediate_size)}; }
 
     void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
         multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
@@ -388,19 +391,19 @@ class OneCall {
         });
     }
 
-    void find_logits() const {
+    void compute_logits() const {
         auto* const logits = static_cast<Bf16*>(step_.logits);
-        const Rows rows{normed(), Place::tiled(hidden_)};
+        const Rows rows{normed(), Layout::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
             normalize(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm_eps,
-                      normed() + rows.place.of(i, 0), rows.place.chunk_stride);
-        multiply_rows(model_.head, rows, step_.num_samples, keep_rows(model_.head, logits));
+                      normed() + rows.layout.of(i, 0), rows.layout.chunk_stride);
+        multiply_rows(model_.head, rows, step_.num_samples, store_rows(model_.head, logits));
     }
 
     // inner = silu(gate) * up; the gates are the first half of the outputs.
     void multiply_gated(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
-        if (pass_at_once(num_rows))
+        if (fits_one_block(num_rows))
             multiply_gated_few(weight, x, static_cast<int>(num_rows));
         else
             multiply_gated_many(weight, x, num_rows);
@@ -410,45 +413,45 @@ class OneCall {
         const std::int64_t num_units = model_.intermediate_size / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
-            alignas(64) float gates[MAX_PRODUCT_ROWS * UNIT], ups[MAX_PRODUCT_ROWS * UNIT];
+            alignas(64) float gates[MAX_GEMM_ROWS * UNIT], ups[MAX_GEMM_ROWS * UNIT];
             multiply_unit(weight, unit, x, num_rows, gates);
             multiply_unit(weight, num_units + unit, x, num_rows, ups);
             for (int i = 0; i < num_rows * UNIT; i += HALF_UNIT)
-                keep_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
+                store_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
         }
     }
 
-    // A unit is gates and what they are multiplied with.
+    // A unit is HALF_UNIT gates and the HALF_UNIT ups that they are multiplied with.
     void multiply_gated_many(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
         const std::int64_t size = model_.intermediate_size;
         const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
-            keep_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
+            store_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
         };
-        ManyRows(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
+        BlockedGemm(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
     }
 
-    // Of the HALF_UNIT outputs that begin with `output`, whose sums these are.
-    void keep_gated(
+    // Stores silu(gate) * up for the HALF_UNIT outputs from `output` on, given their sums.
+    void store_gated(
         const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
         const HalfRow gate = rounded(result_of(weight, output, gates));
         const HalfRow up = rounded(result_of(weight, model_.intermediate_size + output, ups));
-        store_half(inner() + inner_rows().place.of(row, output), gated(gate, up));
+        store_half(inner() + inner_rows().layout.of(row, output), gated(gate, up));
     }
 
-    void attend(std::int64_t layer, const Pass& pass, const std::vector<QueryBlock>& plan) const {
+    void attend(std::int64_t layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
         const std::int64_t window = model_.layers[layer].window;
-        if (pass.decodes.num_seqs > 0) {
+        if (row_block.decodes.num_seqs > 0) {
             const Heads heads = heads_of(window, 0);
-            Decoder<Bf16, HEAD_DIM>(pool_, pass.decodes, layer, heads).work(*plan_for(window), buffers_->partials.data());
+            DecodeAttention<Bf16, HEAD_DIM>(pool_, row_block.decodes, layer, heads).work(*plan_for(window), buffers_->partials.data());
         }
-        if (pass.prompts.num_seqs > 0) {
-            const Heads heads = heads_of(window, pass.decodes.num_seqs);
-            Prompter<HEAD_DIM>(pool_, pass.prompts, layer, heads).work(plan);
+        if (row_block.prefills.num_seqs > 0) {
+            const Heads heads = heads_of(window, row_block.decodes.num_seqs);
+            PrefillAttention<HEAD_DIM>(pool_, row_block.prefills, layer, heads).work(plan);
         }
     }
 
-    // Of a pass, from one of its rows on.
+    // The heads of a block, from one of its rows on.
     Heads heads_of(std::int64_t window, std::int64_t first_row) const {
         const Bf16* query = heads() + first_row * heads_size_;
         const Bf16* key = query + query_size_;
@@ -463,7 +466,7 @@ class OneCall {
     const Step& step_;
     const std::int64_t hidden_, query_size_, heads_size_;
     StepBuffers* buffers_;
-    std::deque<Pass> passes_;                           // which point into themselves
+    std::deque<RowBlock> row_blocks_;                           // a deque: they contain pointers into themselves
     std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
 };
 

@@ -1,4 +1,4 @@
-// Numbers, vectors of them as wide as the CPU has them, and the few functions that plain loops do not give.
+// Elements, SIMD vectors as wide as the CPU's, and the few functions that compilers do not vectorize well.
 
 #pragma once
 
@@ -21,8 +21,8 @@ constexpr int NUM_VECTOR_REGISTERS =
     16;
 #endif
 
-// Into which cache lines are fetched one by one: of the CPUs that were measured the one without tiles gains from the
-// nearest alone.
+// The cache level for single prefetches: of the CPUs that were measured, the one without AMX gains from L1
+// only.
 #if defined(__AMX_BF16__)
 constexpr int FETCH_FOR_LATER = 2;
 #else
@@ -33,7 +33,7 @@ struct Bf16 {
     std::uint16_t bits;
 };
 
-// Memory that begins where a cache line does: what is read of it by vectors or tiles never lies across two.
+// Memory aligned to cache lines: vector and tile loads never cross two.
 template <typename T>
 struct LineAllocator {
     using value_type = T;
@@ -49,9 +49,9 @@ struct LineAllocator {
 template <typename T>
 using Lines = std::vector<T, LineAllocator<T>>;
 
-// Room for so many at least; what was there may be left.
+// Grows `lines` to at least `count` elements.
 template <typename T>
-inline void make_room(Lines<T>& lines, std::size_t count) {
+inline void grow(Lines<T>& lines, std::size_t count) {
     if (lines.size() < count) lines.resize(count);
 }
 
@@ -84,7 +84,7 @@ inline void store(T* to, const V& vector) {
     std::memcpy(to, &vector, sizeof(V));
 }
 
-// The widest vectors of which two hold a whole share of HEAD_DIM numbers.
+// The widest vectors such that two of them divide HEAD_DIM.
 constexpr int lanes_for(int head_dim) {
 #if defined(__AVX512F__)
     if (head_dim % 32 == 0) return 16;
@@ -95,8 +95,9 @@ constexpr int lanes_for(int head_dim) {
     return 4;
 }
 
-// 2 * LANES numbers of a row. Those of bf16 are unzipped into even and odd ones, two cheap instructions; queries
-// and sums are kept in the same order, so only a finished result has to be zipped again.
+// 2 * LANES elements of a row. bf16 elements are deinterleaved into even and odd ones, two cheap
+// instructions; queries and sums are kept in the same order, so only a final result has to be interleaved
+// again.
 template <int LANES>
 struct Pair {
     Floats<LANES> first, second;
@@ -122,7 +123,7 @@ inline Bf16 round_to_bf16(float x) {
     return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// sums: HEAD_DIM numbers in the order of load_pair, times factor, as a row of the output.
+// Stores HEAD_DIM sums, in the order of load_pair, times factor, as a row of the output.
 template <int LANES, int HEAD_DIM>
 inline void store_row(float* to, const float* sums, float factor) {
     for (int i = 0; i < HEAD_DIM; ++i) to[i] = sums[i] * factor;
@@ -174,13 +175,14 @@ inline void sum_lanes(const Floats<LANES> (&v)[4], float* to) {
     }
 }
 
-// exp(x) for x <= 0, within a few units in the last place; what is below exp(-87) becomes about 1e-38.
+// exp(x) for x <= 0, within a few units in the last place; results below exp(-87) become about 1e-38.
 template <int LANES>
 inline Floats<LANES> exp_negative(Floats<LANES> x) {
 #if defined(__AVX512F__)
     if constexpr (LANES == 16) {
-        // 2^(n + f): n whole, |f| <= 1/2, and a polynomial in f (least squares of the relative error) for 2^f.
-        const __m512 v = _mm512_max_ps(bits_as<__m512>(x), _mm512_set1_ps(-87.0f));  // -inf comes, too
+        // 2^(n + f): n an integer, |f| <= 1/2, and a polynomial in f (least squares of the relative error)
+        // for 2^f.
+        const __m512 v = _mm512_max_ps(bits_as<__m512>(x), _mm512_set1_ps(-87.0f));  // also handles -inf
         const __m512 log2_e = _mm512_set1_ps(1.442695022f);
         const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, log2_e), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         const __m512 f = _mm512_fmadd_ps(v, _mm512_set1_ps(1.925963033e-8f), _mm512_fmsub_ps(v, log2_e, n));
@@ -195,7 +197,7 @@ inline Floats<LANES> exp_negative(Floats<LANES> x) {
     using Ints = typename Vector<LANES>::Ints;
     const Floats<LANES> lowest = Floats<LANES>{} - 87.0f;
     x = x > lowest ? x : lowest;
-    const float to_nearest = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded
+    const float to_nearest = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const Floats<LANES> n = (x * 1.44269504f + to_nearest) - to_nearest;
     const Floats<LANES> r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
     Floats<LANES> p = r * 1.98756915e-4f + 1.39819995e-3f;
