@@ -146,8 +146,8 @@ def _madvise_at_lowest_priority() -> Callable[[int, int, int], int] | None:
         return None
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-    told: Callable[[int, int, int], int] = madvise
-    return told
+    typed: Callable[[int, int, int], int] = madvise
+    return typed
 
 
 def as_gib(num_bytes: int) -> str:

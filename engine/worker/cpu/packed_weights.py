@@ -110,7 +110,7 @@ class PackedWeightLinear(nn.Module):
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
     def address(self) -> WeightAddress:
-        """Valid as long as this is held."""
+        """The addresses for the kernels, valid as long as this object is referenced."""
         return self._weight.address(self._bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class PackedEmbedding(nn.Module):
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
     def address(self) -> WeightAddress:
-        """Valid as long as this is held."""
+        """The addresses for the kernels, valid as long as this object is referenced."""
         return self._weight.address(None)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

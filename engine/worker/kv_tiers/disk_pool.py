@@ -99,7 +99,7 @@ class DiskPool:
         self._writes: deque[tuple[int, memoryview, Sequence[Event]]] = deque()
         self._writing = False
         self._reports = TransferReports()
-        self._told_of_failure = False
+        self._has_logged_failure = False
         self._changed = threading.Condition()
         self._closing = False
         self._threads = [
@@ -206,8 +206,8 @@ class DiskPool:
         try:
             transfer()
         except Exception as error:
-            if not self._told_of_failure:
-                self._told_of_failure = True
+            if not self._has_logged_failure:
+                self._has_logged_failure = True
                 logger.warning(
                     "KV blocks could not be %s disk (%s): recomputing; see continuum:disk_kv_* in /metrics.",
                     "read from" if what == "read" else "written to",

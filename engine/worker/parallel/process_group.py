@@ -50,6 +50,6 @@ class ProcessGroup:
         return x
 
     def smallest(self, number: int) -> int:
-        held = torch.tensor(number, device=self._device)
-        dist.all_reduce(held, dist.ReduceOp.MIN)
-        return int(held)
+        smallest = torch.tensor(number, device=self._device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
