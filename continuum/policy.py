@@ -292,7 +292,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         tip = self._pins.ended(pin, cause)
         self._trace.ended(pin, tip, cause, by, now)
-        if cause in (PinEnd.BROKEN, PinEnd.SUPERSEDED):
+        if cause in (PinEnd.REVOKED, PinEnd.SUPERSEDED):
             self._queue.lost_pin(turn for turn in tip.job.turns.values() if turn.tip is tip)
 
     def on_pin_shrunk(

@@ -253,11 +253,11 @@ tests:
         values: '1x5 0x10'
       - series: 'vllm:num_requests_waiting{job="continuum",instance="s"}'
         values: '0x10 5+5x40'
-      - series: 'continuum:pins_ended_total{job="continuum",instance="s",cause="broken"}'
+      - series: 'continuum:pins_ended_total{job="continuum",instance="s",cause="revoked"}'
         values: '0+5x60'
       - series: 'continuum:pins_ended_total{job="continuum",instance="well",cause="handed_over"}'
         values: '0+9x60'
-      - series: 'continuum:pins_ended_total{job="continuum",instance="well",cause="broken"}'
+      - series: 'continuum:pins_ended_total{job="continuum",instance="well",cause="revoked"}'
         values: '0+5x60'
       - series: 'vllm:request_success_total{job="continuum",instance="s",finished_reason="stop"}'
         values: '0+100x60'
@@ -276,7 +276,7 @@ tests:
       - expr: 'count by (alertname, instance) (ALERTS{alertstate="firing",alertname!="ContinuumDown"})'
         eval_time: 45m
         exp_samples:
-          - {labels: '{alertname="ContinuumPinsBroken",instance="s"}', value: 1}
+          - {labels: '{alertname="ContinuumPinsRevoked",instance="s"}', value: 1}
           - {labels: '{alertname="ContinuumQueueGrowing",instance="s"}', value: 1}
           - {labels: '{alertname="ContinuumRefusing",instance="s"}', value: 1}
           - {labels: '{alertname="ContinuumRequestsFail",instance="s"}', value: 1}

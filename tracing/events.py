@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BLOCK_NAME_BYTES = 8
 """Of a block's hash, in a trace: enough to tell blocks apart."""
 
@@ -22,7 +22,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """First line of every file of a trace: what the scheduler and its policy were made from."""
 
     schema_version: int = SCHEMA_VERSION
-    """Of these records; readers refuse others."""
+    """Of these records; version 2 is read, too (``tracing/versions.py``), others are refused."""
     wall_time_s: float
     """time.time() when the trace was opened."""
     monotonic_s: float
@@ -99,7 +99,7 @@ class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True)
     expected_tool_s: float | None = None
     """Median of what the estimator expects the calls to take, from the end of the turn."""
     previous_pin: str | None = None
-    """How the pin that this turn came back to had ended: handed_over | expired | broken | released |
+    """How the pin that this turn came back to had ended: handed_over | expired | revoked | released |
     superseded."""
     gap_s: float | None = None
     """Since the job's previous turn ended."""
@@ -381,12 +381,12 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     inputs: dict[str, float | int | str | bool | None] = {}
     """What the rule was given; feeding it back gives the same decision."""
     cause: str | None = None
-    """For ``ended``: handed_over | expired | broken | released | superseded (the job went on without it). For
-    ``shrunk``: superseded, or None where it was broken."""
+    """For ``ended``: handed_over | expired | revoked | released | superseded (the job went on without it).
+    For ``shrunk``: superseded, or None where it was revoked."""
     held_s: float | None = None
     """For ``ended``: since the turn ended."""
     by: str | None = None
-    """Request for which it was broken, or shrunk; of one that is superseded: that goes on without it. None:
+    """Request for which it was revoked, or shrunk; of one that is superseded: that goes on without it. None:
     for another pin, as all may hold only so much."""
 
 
@@ -397,7 +397,7 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     kind: str
     """turn_arrived | turn_parked (its job may not begin yet) | turn_admitted | turn_ended | turn_aborted |
     tools_started | finished | forgotten (nothing more is known of the job); and what a client says of its
-    calls: told_started | told_progress | told_finished | told_cancelled"""
+    calls: reported_started | reported_progress | reported_finished | reported_cancelled"""
     job_id: str
     req_id: str | None = None
     turn: int = 0
@@ -432,12 +432,12 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """For a turn that shows its job to go on without the end of an earlier one: the request of that one."""
     superseded_tokens: int = 0
     """So many tokens of it that are reused first from now on, where nobody else holds them."""
-    told_remaining_s: float | None = None
+    reported_remaining_s: float | None = None
     """Seconds that the client says its calls will still take."""
     needed_blocks: int = 0
     """For ``turn_parked``: that the jobs begun are likely to need."""
-    room_blocks: int = 0
-    """For ``turn_parked``: that they and this one may need."""
+    allowed_blocks: int = 0
+    """For ``turn_parked``: the most that they and this one may need."""
 
 
 class TraceGap(msgspec.Struct, tag_field="type", tag="gap", kw_only=True):

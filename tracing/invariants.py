@@ -31,7 +31,7 @@ from tracing.reader import UNTIMED
 
 JOB_KINDS = (
     "turn_arrived", "turn_parked", "turn_admitted", "turn_ended", "turn_aborted", "tools_started", "finished",
-    "forgotten", "told_started", "told_progress", "told_finished", "told_cancelled",
+    "forgotten", "reported_started", "reported_progress", "reported_finished", "reported_cancelled",
 )  # fmt: skip
 SIGNAL_KINDS = ("tool_gap_started", "tool_signal", "job_finished")
 SIGNAL_STATES = ("started", "progress", "finished", "cancelled")
@@ -39,7 +39,7 @@ ENDED_HOW = ("stopped", "aborted", "error")
 ENDED_BY = ("stop", "length", "error")
 PAUSE_STATES = ("unpaused", "paused_new", "paused_all")
 PIN_KINDS = ("created", "decided", "refused", "shrunk", "ended")
-PIN_CAUSES = ("handed_over", "expired", "broken", "released", "superseded")
+PIN_CAUSES = ("handed_over", "expired", "revoked", "released", "superseded")
 TELL_OF_PINS = ("continuum", "known-work", "oracle")
 """Policies whose decisions about pins and jobs are records; of others' pins only steps tell."""
 

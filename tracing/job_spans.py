@@ -123,7 +123,7 @@ class JobSpans:
                 handler = self._handlers.get(item.kind)
                 if handler is not None:
                     handler(item)
-                elif item.kind.startswith("told_"):
+                elif item.kind.startswith("reported_"):
                     self._client_told(item)
 
     def close(self, now_s: float) -> None:
@@ -278,8 +278,8 @@ class JobSpans:
             return
         gap.tools = gap.tools or event.tools
         told: Attributes = {}
-        if event.told_remaining_s is not None:
-            told["continuum.gap.told_remaining_s"] = event.told_remaining_s
+        if event.reported_remaining_s is not None:
+            told["continuum.gap.reported_remaining_s"] = event.reported_remaining_s
         gap.notes.append(_Note(event.kind, event.now, told))
 
     def _pin_event(self, event: PinEvent) -> None:

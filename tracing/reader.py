@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from tracing.header_limits import MAX_SECONDS, beyond_limits
 from tracing.line_limits import check_numbers
 from tracing.parts import PartReader, ZstdError, find_parts, split_part, traces_in
 from tracing.progress import LINES_PER_LOOK, Progress, no_progress, reading
+from tracing.versions import READABLE_VERSIONS, Upgrade, upgrade_from
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is none of a trace; so memory stays bounded whatever the file is."""
@@ -55,18 +56,23 @@ class _AnyHeader(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """A line as it stands in a file."""
+    """A line of a file, with the names of today's schema."""
 
     path: Path
     number: int
     """From 1 in each file."""
     content: bytes
+    num_bytes: int
+    """In the file; more or fewer than in ``content`` where names have changed."""
     may_be_cut: bool
     """It has no end, and nothing comes after it."""
 
     @property
     def place(self) -> str:
         return f"{self.path}, line {self.number}"
+
+    def upgraded(self, upgrade: Upgrade | None) -> TraceLine:
+        return self if upgrade is None else replace(self, content=upgrade(self.content))
 
 
 def read_trace(
@@ -112,7 +118,7 @@ def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
 def note_cut(line: TraceLine, report: TraceReport) -> None:
     """This last line is only half there."""
     report.cut_line = line.number
-    report.cut_bytes = report.cut_bytes or len(line.content)
+    report.cut_bytes = report.cut_bytes or line.num_bytes
 
 
 def trace_lines(path: str | Path, report: TraceReport, *, progress: bool = False) -> Iterator[TraceLine]:
@@ -139,10 +145,14 @@ def _lines_of_parts(
                     f"{part}: it is compressed with {reader.foreign}; a trace is plain, or compressed with "
                     "zstd: unpack it first"
                 )
+            upgrade: Upgrade | None = None
             for line in _watched(_lines_of(part, reader, is_last, report), reader, progress):
                 if line.number > 1:
-                    yield line
-                elif header is None:
+                    yield line.upgraded(upgrade)
+                    continue
+                upgrade = _upgrade_of(line)
+                line = line.upgraded(upgrade)
+                if header is None:
                     header = _first_header(line, report)
                     yield line
                 elif not _check_continues(line, header, number):
@@ -174,7 +184,7 @@ def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport
                 raise TraceError(f"{path}, line {number}: longer than any line of a trace")
             if reader.cut and is_last:
                 report.cut_bytes = reader.num_lost_bytes()
-            yield TraceLine(path, number, content, may_be_cut=is_last and not has_end)
+            yield TraceLine(path, number, content, len(content), may_be_cut=is_last and not has_end)
     except ZstdError as error:
         raise TraceError(f"{path}, line {number + 1}: the compressed file is damaged: {error}") from error
     if reader.cut and report.cut_line is None:
@@ -216,6 +226,13 @@ def _first_header(line: TraceLine, report: TraceReport) -> TraceHeader:
     return header
 
 
+def _upgrade_of(header: TraceLine) -> Upgrade | None:
+    try:
+        return upgrade_from(msgspec.json.decode(header.content, type=_AnyHeader).schema_version)
+    except UNREADABLE:
+        return None  # an error follows when the header is read
+
+
 def _header_of(line: TraceLine) -> TraceHeader:
     try:
         version = msgspec.json.decode(line.content, type=_AnyHeader).schema_version
@@ -224,7 +241,8 @@ def _header_of(line: TraceLine) -> TraceHeader:
     except UNREADABLE as error:
         raise TraceError(f"{line.place}: not the header of a trace: {error}") from error
     raise TraceError(
-        f"{line.place}: schema version {version}, but this program reads version {SCHEMA_VERSION}; "
+        f"{line.place}: schema version {version}, but this program reads versions "
+        f"{' and '.join(map(str, READABLE_VERSIONS))}; "
         "read the trace with the release that wrote it"
     )
 

@@ -34,7 +34,7 @@ class PolicyTrace(BranchListener):
         if self._tracer.on:
             event = self._turn_event("turn_parked", turn, now)
             event.needed_blocks = working_set.needed_before(turn.request)
-            event.room_blocks = working_set.num_room_blocks
+            event.allowed_blocks = working_set.num_room_blocks
             self._tracer.emit(event)
 
     def turn_admitted(self, turn: Turn, now: float) -> None:
@@ -67,12 +67,12 @@ class PolicyTrace(BranchListener):
             self._tracer.emit(
                 JobEvent(
                     now=now,
-                    kind=f"told_{signal.state.value}",
+                    kind=f"reported_{signal.state.value}",
                     job_id=tip.job.job_id,
                     req_id=tip.request_id,
                     turn=tip.turn_number,
                     tools=[str(key) for key in tip.tools or ()],
-                    told_remaining_s=remaining_of(signal, now - tip.ended_s),
+                    reported_remaining_s=remaining_of(signal, now - tip.ended_s),
                 )
             )
 
@@ -153,7 +153,7 @@ class PolicyTrace(BranchListener):
                     job_id=pin.job_id,
                     req_id=pin.request_id,
                     num_blocks=num_blocks_lost,
-                    cause=None if cause is PinEnd.BROKEN else cause.value,
+                    cause=None if cause is PinEnd.REVOKED else cause.value,
                     by=by,
                 )
             )

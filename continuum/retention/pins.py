@@ -1,4 +1,4 @@
-"""Pins alive: their deadlines, their budget, and the order in which they may be broken.
+"""Pins alive: their deadlines, their budget, and the order in which they may be revoked.
 
 Knows nothing of why a pin is there. Nothing here is linear in pins it does not touch.
 """
@@ -61,7 +61,7 @@ class PinTable:
             return True
         displaced = self._displaced_by(job, num_blocks, missing, held) if displace else None
         for pin in displaced or ():
-            self.let_go(pin, PinEnd.BROKEN)
+            self.let_go(pin, PinEnd.REVOKED)
         return displaced is not None
 
     def _displaced_by(self, job: Job, num_blocks: int, missing: int, held: int) -> list[Pin] | None:

@@ -131,7 +131,7 @@ class PinManager:
     def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
         """Cut blocks off the pin's tail until ``wanted`` are free, or end it."""
         num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
-        self._cut_tail(pin, num_blocks, PinEnd.BROKEN, now, by)
+        self._cut_tail(pin, num_blocks, PinEnd.REVOKED, now, by)
 
     def _cut_tail(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float, by: str) -> None:
         """Take so many blocks off the end of a pin, for request ``by``; without any left it ends."""

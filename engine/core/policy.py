@@ -27,7 +27,7 @@ class PinEnd(StrEnum):
 
     HANDED_OVER = "handed_over"
     EXPIRED = "expired"
-    BROKEN = "broken"
+    REVOKED = "revoked"
     RELEASED = "released"
     SUPERSEDED = "superseded"
     """Its job went on without these blocks."""
@@ -181,14 +181,14 @@ class RetentionPolicy:
         return None
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        """The scheduler ended this pin; said exactly once for each. ``by``: the request it was broken for, or
-        whose prompt superseded it; None where it ended for no other request."""
+        """The scheduler ended this pin; called exactly once for each. ``by``: the request it was revoked
+        for, or whose prompt superseded it; None where it ended for no other request."""
         raise NotImplementedError("a policy that pins is told when a pin ends")
 
     def on_pin_shrunk(
         self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
     ) -> None:
-        """The pin lost its last blocks and lives on: it was broken or superseded in part."""
+        """The pin lost its last blocks and lives on: it was revoked or superseded in part."""
 
     def take_superseded(self) -> Iterable[StalePrefix]:
         """What jobs went on without since the last call: its pins end there, and its blocks are evicted

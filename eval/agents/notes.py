@@ -14,7 +14,7 @@ MAX_LINE = 100
 _PIN_WORDS = {
     "handed_over": "its pin was handed over",
     "expired": "its pin had expired",
-    "broken": "its pin was broken",
+    "revoked": "its pin was revoked",
     "released": "its pin was released",
     "superseded": "its pin was superseded",
 }

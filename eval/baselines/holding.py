@@ -96,7 +96,7 @@ class RetainingPolicy(ProgramPolicy):
         self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
     ) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
-        self._pins.let_go(pin, PinEnd.BROKEN)
+        self._pins.let_go(pin, PinEnd.REVOKED)
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

@@ -32,7 +32,7 @@ from eval.report.run_plots import occupancy_plot, timeline_plot
 from eval.report.tables import ratio, with_interval
 
 MAX_CURVE_POINTS = 200
-PIN_COLORS = {HANDED_OVER: GREEN, "released": GREY, "expired": OCHRE, "broken": RED}
+PIN_COLORS = {HANDED_OVER: GREEN, "released": GREY, "expired": OCHRE, "revoked": RED}
 
 
 def make_plots(comparison: Comparison) -> list[Plot]:

@@ -14,6 +14,8 @@ from eval.report.metrics import RunResult
 from tracing.own_file import Named, shared_file
 
 SCHEMA_VERSION = 1
+_RENAMED = {"broken": "revoked"}
+"""Ends of pins that older files of this version have under other names."""
 
 
 class ResultFile(msgspec.Struct, kw_only=True):
@@ -98,9 +100,12 @@ def read_results(path: Path) -> ResultFile:
         raise ResultError(f"Cannot read the result {path}: {error.strerror}.") from error
     _check_version(path, data)
     try:
-        return msgspec.json.decode(data, type=ResultFile)
+        results = msgspec.json.decode(data, type=ResultFile)
     except UNREADABLE as error:
         raise ResultError(f"{path} is not a complete result: {error}.") from error
+    for run in results.runs:
+        run.pins_ended = {_RENAMED.get(cause, cause): count for cause, count in run.pins_ended.items()}
+    return results
 
 
 def _check_version(path: Path, data: bytes) -> None:

@@ -144,7 +144,7 @@ def _own_cause(point: Point, policy: str, base: str) -> str:
 
 
 def _lost(behaviour: Behaviour) -> float:
-    return behaviour.pin_shares.get("broken", 0.0) + behaviour.pin_shares.get("expired", 0.0)
+    return behaviour.pin_shares.get("revoked", 0.0) + behaviour.pin_shares.get("expired", 0.0)
 
 
 def _unpins_at_once(held: RetentionTimes) -> str:

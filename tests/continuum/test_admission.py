@@ -107,7 +107,7 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
     assert not room.is_started("new")
     (parking,) = room.parkings()
     assert parking.req_id == "new"
-    assert parking.room_blocks == 32
+    assert parking.allowed_blocks == 32
     assert 28 <= parking.needed_blocks <= 30  # of the two that will be back, and of the turn that runs
     room.add("one-2", [*room.tokens["one"], 7], job_id="one", is_last_step=True, max_tokens=1)
     for _ in range(4):

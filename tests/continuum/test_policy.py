@@ -193,7 +193,7 @@ def test_an_older_job_displaces_younger_pins_from_the_budget() -> None:
     assert turn(room, "young1", "young", [2] * 44).pinned_tokens == 44
     held = turn(room, "old2", "old", prompt_of(room, "old1", *[3] * 30))
     assert held.pinned_tokens >= 36
-    assert ended(room) == {"handed_over": 1, "broken": 1}
+    assert ended(room) == {"handed_over": 1, "revoked": 1}
     assert turn(room, "young2", "young", prompt_of(room, "young1", 5)).pinned_tokens == 0
 
 

@@ -40,11 +40,11 @@ continuum:pins{model_name="m",engine="0"} 1
 # TYPE continuum:pins_ended counter
 continuum:pins_ended_total{model_name="m",engine="0",cause="handed_over"} 9
 continuum:pins_ended_total{model_name="m",engine="0",cause="expired"} 2
-continuum:pins_ended_total{model_name="m",engine="0",cause="broken"} 1
+continuum:pins_ended_total{model_name="m",engine="0",cause="revoked"} 1
 # TYPE continuum:pin_block_seconds counter
 continuum:pin_block_seconds_total{model_name="m",engine="0",cause="expired"} 10.5
 continuum:pin_block_seconds_total{model_name="m",engine="0",cause="handed_over"} 30
-continuum:pin_block_seconds_total{model_name="m",engine="0",cause="broken"} 2.5
+continuum:pin_block_seconds_total{model_name="m",engine="0",cause="revoked"} 2.5
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",num_gpu_blocks="101",engine="0"} 1
 vllm:cache_config_info{block_size="16",num_gpu_blocks="51",engine="1"} 1
@@ -131,8 +131,8 @@ def test_the_longest_wait_is_in_the_queue_where_the_run_tells() -> None:
 
 
 def test_memory_held_for_nothing_is_what_no_turn_took_over() -> None:
-    """30 block-seconds expired and 10 were broken, of 16 tokens: 640, of a pool of 16,000."""
-    held = {"handed_over": 500.0, "expired": 30.0, "broken": 10.0}
+    """30 block-seconds expired and 10 were revoked, of 16 tokens: 640, of a pool of 16,000."""
+    held = {"handed_over": 500.0, "expired": 30.0, "revoked": 10.0}
     counters = EngineCounters(block_size=16, num_blocks=100, pin_block_s=held)
     result = summarize(SETTING, [job("a", 0.0, 10.0)], [], counters)
     assert (result.held_in_vain_token_s, result.held_in_vain_share) == (640.0, 0.04)
@@ -177,15 +177,15 @@ def test_counters_of_a_server_are_differences_between_two_readings() -> None:
     """Two engines of 100 and 50 usable blocks; what did not change between the readings is left out."""
     counters = ServerMetrics.parse(AFTER).counters_since(ServerMetrics.parse(BEFORE))
     assert counters.num_preemptions == 1
-    assert counters.pins_ended == {"broken": 1, "handed_over": 4}
-    assert counters.pin_block_s == {"broken": 2.5, "handed_over": 30.0}
+    assert counters.pins_ended == {"revoked": 1, "handed_over": 4}
+    assert counters.pin_block_s == {"revoked": 2.5, "handed_over": 30.0}
     assert (counters.block_size, counters.num_blocks, counters.kv_usage_at_end) == (16, 150, 0.25)
 
 
 def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) -> None:
     """A result has no clock and no host in it, and the order of its counters does not matter."""
     paths = [tmp_path / "deep" / name for name in ("a.json", "b.json")]
-    for path, pins in zip(paths, ({"expired": 1, "broken": 2}, {"broken": 2, "expired": 1}), strict=True):
+    for path, pins in zip(paths, ({"expired": 1, "revoked": 2}, {"revoked": 2, "expired": 1}), strict=True):
         runs = [run("fcfs", 10.0, counters=EngineCounters(pins_ended=pins)), run("oracle", 5.0)]
         write_results(path, ResultFile(title="t", command="simulate", notes=["n"], runs=runs))
     assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -193,6 +193,17 @@ def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) 
     assert read_results(paths[0]).runs == runs
     write_results(paths[0], ResultFile())
     assert read_results(paths[0]) == ResultFile()
+
+
+def test_an_older_result_has_todays_names(tmp_path: Path) -> None:
+    """A pin that was revoked used to be called broken."""
+    path = tmp_path / "old.json"
+    pins = EngineCounters(pins_ended={"revoked": 2, "expired": 1})
+    write_results(path, ResultFile(runs=[run("fcfs", 10.0, counters=pins)]))
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b'"revoked"', b'"broken"'))
+    assert path.read_bytes() != written
+    assert read_results(path).runs[0].pins_ended == {"revoked": 2, "expired": 1}
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ LETS_GO = RetentionTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)]
             LETS_GO_TOLD,
         ),
         (
-            point("paper", 28.0, (20, 30), pins={"broken": 3, "handed_over": 1}),
+            point("paper", 28.0, (20, 30), pins={"revoked": 3, "handed_over": 1}),
             "paper",
             Verdict.LESS,
-            f"75% of paper's {PINS_END} (75% broken, 25% handed over; 50% of turns are the last of a job)",
+            f"75% of paper's {PINS_END} (25% handed over, 75% revoked; 50% of turns are the last of a job)",
         ),
         (
             point("fork", 28.0, (20, 30), pins={"expired": 3, "handed_over": 1}),

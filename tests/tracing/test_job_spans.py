@@ -228,7 +228,7 @@ def test_a_pin_that_gave_way_is_told_with_its_gap() -> None:
     seen.room.run()
     seen.room.turn("a2", [*seen.room.said("a1"), 9], "a")
     (gap,) = seen.close().named("tool_gap")
-    assert told(gap, "continuum.pin.outcome") == "broken"
+    assert told(gap, "continuum.pin.outcome") == "revoked"
     assert told(gap, "continuum.pin.held_s") == pytest.approx(40, abs=0.5)
     assert told(gap, "continuum.gap.outcome") == "returned"
     names = [event.name for event in gap.events if event.name != "pin_decided"]

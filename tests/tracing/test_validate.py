@@ -85,7 +85,7 @@ def test_the_report(trace: Path, events: list[TraceEvent], capsys: pytest.Captur
     assert said.splitlines()[0] == f"{trace}: {len(events):,} records in 1 file"
     assert f"{sum(isinstance(event, StepDecision) for event in events):,}\n" in said
     assert said.endswith("Every rule is kept.\n")
-    assert any(isinstance(event, PinEvent) and event.cause == "broken" for event in events)
+    assert any(isinstance(event, PinEvent) and event.cause == "revoked" for event in events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,5 +349,5 @@ def test_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["trace", "validate", str(old)]) == 1
     said = capsys.readouterr().err
     assert "none.jsonl: cannot be read: No such file or directory" in said
-    assert "schema version 1, but this program reads version" in said
+    assert "schema version 1, but this program reads versions 2 and 3" in said
     assert not find_parts(tmp_path / "none.jsonl")

@@ -173,7 +173,7 @@ class Explanation:
         if span.memory_s > 0 and turn.mean_pinned_blocks and num_blocks:
             around.append(f"pins held {percent(turn.mean_pinned_blocks, num_blocks)} of the pool")
         if turn.parked is not None:
-            needed, room = turn.parked.needed_blocks, turn.parked.room_blocks
+            needed, room = turn.parked.needed_blocks, turn.parked.allowed_blocks
             around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
         return told + (f" ({', '.join(around)})" if around else "")
 
@@ -240,8 +240,8 @@ class Explanation:
                 return f"{when} it was taken over by the next turn {held}{saved}."
             case PinOutcome.EXPIRED:
                 return f"{when} it ran out {held}: nothing had come back for it."
-            case PinOutcome.BROKEN:
-                return f"{when} it was broken {held}, for {self._who(pin.broken_by)}."
+            case PinOutcome.REVOKED:
+                return f"{when} it was revoked {held}, for {self._who(pin.revoked_by)}."
             case PinOutcome.RELEASED:
                 return f"{when} it was let go {held}."
             case PinOutcome.SUPERSEDED:
@@ -266,7 +266,7 @@ _PHASES = {
     Phase.LOAD: "loading its KV from host memory or disk",
 }
 MAX_SHRINKS = 3
-"""Parts broken off a pin that are told one by one."""
+"""Parts revoked from a pin that are told one by one."""
 
 
 def _input(name: str, value: float | int | str | bool) -> str:

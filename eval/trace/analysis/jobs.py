@@ -28,7 +28,7 @@ class PinOutcome(Enum):
 
     HANDED_OVER = "handed_over"
     EXPIRED = "expired"
-    BROKEN = "broken"
+    REVOKED = "revoked"
     RELEASED = "released"
     SUPERSEDED = "superseded"
     """Its job went on without it."""
@@ -43,7 +43,7 @@ class Parked:
     """Why a job might not begin when it was looked at first: what those begun were likely to need."""
 
     needed_blocks: int
-    room_blocks: int
+    allowed_blocks: int
     """That they and it may need."""
 
 
@@ -173,14 +173,14 @@ class PinDecision:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """A part of a pin that was broken off."""
+    """A part of a pin that was revoked."""
 
     now: float
     num_blocks: int
     by: str | None
     """Request for which; None where that is not known."""
-    outcome: PinOutcome = PinOutcome.BROKEN
-    """What became of the part: broken off, or superseded."""
+    outcome: PinOutcome = PinOutcome.REVOKED
+    """What became of the part: revoked, or superseded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +202,8 @@ class PinLife:
     ended_s: float
     """Of one that is open: where the trace ends."""
     outcome: PinOutcome
-    broken_by: str | None
-    """Request for which it was broken; None where that is not known."""
+    revoked_by: str | None
+    """Request for which it was revoked; None where that is not known."""
     refused_for: str | None = None
     """Why it was refused, if it was."""
     block_s: float
@@ -217,7 +217,7 @@ class PinLife:
     @property
     def block_s_by_outcome(self) -> dict[PinOutcome, float]:
         """``block_s`` by what became of the blocks, as the server's metrics count them: parts may have been
-        broken off a pin that was handed over."""
+        revoked from a pin that was handed over."""
         held = {self.outcome: self.blocks_at_end * self.held_s}
         for part in self.shrinks:
             lasted_s = max(0.0, part.now - self.began_s)

@@ -346,7 +346,7 @@ class LifeReader:
             case "turn_arrived" if event.req_id is not None:
                 self._take_arrival(event, event.req_id)
             case "turn_parked" if event.req_id in self._open:
-                self._open[event.req_id].parked = Parked(event.needed_blocks, event.room_blocks)
+                self._open[event.req_id].parked = Parked(event.needed_blocks, event.allowed_blocks)
             case "turn_admitted" | "turn_ended" | "turn_aborted" if event.req_id in self._open:
                 self._take_turn(event, self._open[event.req_id])
             case "finished" | "forgotten":
@@ -355,8 +355,8 @@ class LifeReader:
                     self._sink.finished(event.job_id, event.now)
             case "tools_started":
                 self._gaps.tools_known(event.job_id, event.req_id, tuple(event.tools))
-            case "told_started" | "told_progress" | "told_finished" | "told_cancelled":
-                told = ClientHint(event.now, event.kind.removeprefix("told_"), event.told_remaining_s)
+            case "reported_started" | "reported_progress" | "reported_finished" | "reported_cancelled":
+                told = ClientHint(event.now, event.kind.removeprefix("reported_"), event.reported_remaining_s)
                 self._gaps.told(event.job_id, event.req_id, told)
             case _:
                 pass

@@ -23,7 +23,7 @@ class _OpenPin:
     def shrink(self, event: PinEvent) -> None:
         self._count_until(event.now)
         self.num_blocks -= event.num_blocks
-        outcome = PinOutcome.BROKEN if event.cause is None else PinOutcome(event.cause)
+        outcome = PinOutcome.REVOKED if event.cause is None else PinOutcome(event.cause)
         self.shrinks.append(Shrink(event.now, event.num_blocks, event.by, outcome))
 
     def _count_until(self, now: float) -> None:
@@ -44,7 +44,7 @@ class _OpenPin:
             shrinks=tuple(self.shrinks),
             ended_s=now,
             outcome=outcome,
-            broken_by=by,
+            revoked_by=by,
             refused_for=created.reason if outcome is PinOutcome.REFUSED else None,
             block_s=self.block_s,
             blocks_at_end=self.num_blocks,
@@ -79,8 +79,8 @@ class PinReader:
                 pin = self._open.pop(event.pin_id)
                 pin.deadline_s = event.deadline_s
                 outcome = PinOutcome(event.cause) if event.cause is not None else PinOutcome.RELEASED
-                broken_by = event.by if outcome is PinOutcome.BROKEN else None
-                self._on_pin(pin.close(event.now, outcome, broken_by))
+                revoked_by = event.by if outcome is PinOutcome.REVOKED else None
+                self._on_pin(pin.close(event.now, outcome, revoked_by))
             case _:  # of a pin that began before the trace
                 pass
 

@@ -44,7 +44,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     in_vain: int
     """Held, and no turn took it over although none was refused to it: nobody came back, or too late."""
     in_vain_block_s: float
-    """Of all that they held: what no turn took over, parts that were broken off included."""
+    """Of all that they held: what no turn took over, parts that were revoked included."""
     too_early: int
     """Given up, or refused, before the next turn came; it came, and computed or loaded again."""
     too_early_s: float
@@ -108,7 +108,7 @@ def _with_returns(tables: TraceTables) -> pl.DataFrame:
     returns = tables.turns.select(next_req_id="req_id", again_tokens=lost_tokens)
     held_tokens = (pl.col("num_blocks") * block_size).clip(lower_bound=1)
     again = (pl.col("again_tokens") / held_tokens).clip(upper_bound=1.0).fill_null(0.0)
-    lost = pl.col("outcome").is_in(["expired", "broken", "released", "superseded", "refused"])
+    lost = pl.col("outcome").is_in(["expired", "revoked", "released", "superseded", "refused"])
     came = pl.col("came_s").is_not_null()
     return (
         tables.pins.join(gaps, on="req_id", how="left")

@@ -161,12 +161,12 @@ PINS: tuple[Column, ...] = (
     Column("ended_s", pl.Float64, "of an open one: where the trace ends"),
     Column("held_s", pl.Float64, "between the two"),
     Column(
-        "outcome", pl.String, "handed_over | expired | broken | released | refused | open", "outcome.value"
+        "outcome", pl.String, "handed_over | expired | revoked | released | refused | open", "outcome.value"
     ),
-    Column("broken_by", pl.String, "request for which it was broken"),
+    Column("revoked_by", pl.String, "request for which it was revoked"),
     Column("num_blocks", pl.Int64, "blocks at first"),
     Column("blocks_at_end", pl.Int64, "blocks at its end"),
-    Column("num_shrinks", pl.Int32, "times that a part of it was broken off"),
+    Column("num_shrinks", pl.Int32, "times that a part of it was revoked"),
     Column("block_s", pl.Float64, "blocks times seconds that it held"),
     Column("vain_block_s", pl.Float64, "of that: blocks that no turn took over"),
     Column("granted_s", pl.Float64, "for how long the last decision would hold it, from the turn's end"),
@@ -202,7 +202,7 @@ JOBS: tuple[Column, ...] = (
     Column("mean_ttft_s", pl.Float64, "over its turns"),
     Column("pins", pl.Int32, "branch tips that were held, or refused"),
     Column("pins_handed_over", pl.Int32, "of those: taken over by the turn they were held for"),
-    Column("pins_lost", pl.Int32, "of those: expired, broken or refused"),
+    Column("pins_lost", pl.Int32, "of those: expired, revoked or refused"),
     *(Column(name, pl.Float64, f"of its wall time: {told}") for name, told in _TOLD_SECONDS.items()),
 )
 
@@ -382,7 +382,7 @@ class TraceTables:
                 mean_ttft_s=pl.col("ttft_s").mean(),
             )
         )
-        lost = pl.col("outcome").is_in(["expired", "broken", "refused"])
+        lost = pl.col("outcome").is_in(["expired", "revoked", "refused"])
         pins = self.pins.group_by("job_id").agg(
             pins=pl.len().cast(pl.Int32),
             pins_handed_over=(pl.col("outcome") == "handed_over").sum().cast(pl.Int32),

@@ -247,7 +247,7 @@ class _PageBuilder:
             pin.blocks_at_end,
             None if pin.deadline_s is None else self._at(pin.deadline_s),
             len(pin.shrinks),
-            pin.broken_by,
+            pin.revoked_by,
             round(pin.saved_s, 4),
             [self._decision(one.now, one.ttl_s, one.rule, one.reason) for one in pin.decisions],
             self._input_names.setdefault(tuple(inputs), len(self._input_names)),

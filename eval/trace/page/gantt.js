@@ -99,7 +99,7 @@ class Gantt {
       ctx.fillStyle = colour("pinned");
       const left = x(pin.began_s);
       ctx.fillRect(left, top + 15, Math.max(x(pin.ended_s) - left, 0.75), 2.5);
-      if (pin.outcome === "broken" || pin.outcome === "expired") {
+      if (pin.outcome === "revoked" || pin.outcome === "expired") {
         ctx.fillStyle = colour(OUTCOME_TOKENS[pin.outcome]);
         ctx.fillRect(x(pin.ended_s) - 1, top + 13, 2, 6);
       }
@@ -250,7 +250,7 @@ function ganttLegend() {
       ? [
           ["pinned", "KV held by a pin", "thin"],
           ["expired", "pin expired", "tick"],
-          ["broken", "pin broken", "tick"],
+          ["revoked", "pin revoked", "tick"],
         ]
       : []),
   ];

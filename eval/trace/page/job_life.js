@@ -280,7 +280,7 @@ function whyPin(pin, gap) {
   const told = {
     handed_over: "was handed over to the next turn",
     expired: "expired before the job came back",
-    broken: "was broken: the memory was needed",
+    revoked: "was revoked: the memory was needed",
     released: "was released",
     superseded: "was let go: the job went on without it",
     refused: "was refused: no room among the pins",
@@ -297,8 +297,8 @@ function whyPin(pin, gap) {
               ? count(pin.num_blocks)
               : `${count(pin.num_blocks)}, at its end ${count(pin.blocks_at_end)}`,
           ],
-          ...(pin.num_shrinks ? [["broken off in parts", counted(pin.num_shrinks, "time")]] : []),
-          ...(pin.broken_by ? [["broken for request", el("span", { className: "id" }, pin.broken_by)]] : []),
+          ...(pin.num_shrinks ? [["revoked in parts", counted(pin.num_shrinks, "time")]] : []),
+          ...(pin.revoked_by ? [["revoked for request", el("span", { className: "id" }, pin.revoked_by)]] : []),
           ...(pin.saved_s > 0 ? [["computing spared", duration(pin.saved_s)]] : []),
         ];
   if (gap && gap.ended_s !== null) held.push(["actual gap", duration(gap.ended_s - gap.started_s)]);

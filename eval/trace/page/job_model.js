@@ -26,7 +26,7 @@ const KINDS = {
 const OUTCOMES = {
   handed_over: "handed over to the next turn",
   expired: "expired before the job came back",
-  broken: "broken: the memory was needed",
+  revoked: "revoked: the memory was needed",
   released: "released: the job ended",
   superseded: "superseded: the job went on without it",
   refused: "refused: no room among the pins",
@@ -36,7 +36,7 @@ const OUTCOMES = {
 const OUTCOME_TOKENS = {
   handed_over: "handed-over",
   expired: "expired",
-  broken: "broken",
+  revoked: "revoked",
   released: "released",
   superseded: "released",
   refused: "edge",
@@ -75,7 +75,7 @@ const rows = {
     blocks_at_end: row[5],
     deadline_s: row[6],
     num_shrinks: row[7],
-    broken_by: row[8],
+    revoked_by: row[8],
     saved_s: row[9],
     decisions: row[10].map(rows.decision),
     inputs: report.input_names[row[11]].map((name, index) => [name, row[12][index]]),

@@ -108,7 +108,7 @@ class PinRow(msgspec.Struct, frozen=True, array_like=True):
     blocks_at_end: int
     deadline_s: float | None
     num_shrinks: int
-    broken_by: str | None
+    revoked_by: str | None
     saved_s: float
     decisions: list[DecisionRow]
     input_names: int

@@ -91,7 +91,7 @@ class Totals:
         held = sum(self.trace.pins.values()) - self.trace.pins[PinOutcome.REFUSED]
         note = ", ".join(
             f"{self.trace.pins[outcome]:,} {outcome.value}"
-            for outcome in (PinOutcome.EXPIRED, PinOutcome.BROKEN, PinOutcome.REFUSED)
+            for outcome in (PinOutcome.EXPIRED, PinOutcome.REVOKED, PinOutcome.REFUSED)
             if self.trace.pins[outcome]
         )
         handed_over = self.trace.pins[PinOutcome.HANDED_OVER]

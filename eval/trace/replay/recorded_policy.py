@@ -25,12 +25,6 @@ Options = dict[str, float | int | str | bool | None]
 
 TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
 """Policies that ask what only a simulation can answer."""
-_RENAMED = {
-    "little_share": "small_job_share",
-    "look_again_s": "search_backoff_s",
-    "telling_jobs": "min_ended_jobs",
-}
-"""Options of the policy continuum that version 2 of the schema had under other names."""
 _OURS: tuple[type[ContinuumPolicy], ...] = (ContinuumPolicy, *WITHOUT)
 _CONTINUUM = {kind.name: kind for kind in _OURS}
 _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
@@ -61,15 +55,14 @@ def recorded_policy(header: TraceHeader) -> PolicyFactory:
 
 
 def _continuum_config(recorded: Options) -> ContinuumConfig:
-    options = {_RENAMED.get(name, name): value for name, value in recorded.items()}
     expected = {field.name for field in fields(ContinuumConfig)} - {"estimator_state"}
-    differing = ", ".join(sorted(expected ^ options.keys()))
+    differing = ", ".join(sorted(expected ^ recorded.keys()))
     if differing:
         raise NotReplayableError(
             f"the policy continuum of this program has other options than the header's: {differing}"
         )
     try:
-        return ContinuumConfig(**{name: _value(value) for name, value in options.items()})  # type: ignore[arg-type]
+        return ContinuumConfig(**{name: _value(value) for name, value in recorded.items()})  # type: ignore[arg-type]
     except (ConfigError, TypeError) as error:
         raise NotReplayableError(f"the header's options of the policy continuum: {error}") from error
 

@@ -229,7 +229,7 @@ def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
     _, lives = read(runs["continuum"].path)
     owners = {turn.req_id: turn.job_id for turn in lives.turns}
     outcomes = {pin.outcome for pin in lives.pins}
-    assert {PinOutcome.HANDED_OVER, PinOutcome.BROKEN, PinOutcome.EXPIRED, PinOutcome.REFUSED} <= outcomes
+    assert {PinOutcome.HANDED_OVER, PinOutcome.REVOKED, PinOutcome.EXPIRED, PinOutcome.REFUSED} <= outcomes
     named = 0
     for job in lives.jobs():
         text = " ".join(ask(capsys, "explain", runs["continuum"].path, job.job_id).split())
@@ -241,9 +241,11 @@ def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
             if pin.last_decision is not None:
                 assert f"Rule {pin.rule}, given: " in text
                 assert (pin.reason or "") in text
-            if pin.broken_by is not None:
+            if pin.revoked_by is not None:
                 named += 1
-                assert f"for {pin.broken_by} of job {owners[pin.broken_by]}" in text or "its own job" in text
+                assert (
+                    f"for {pin.revoked_by} of job {owners[pin.revoked_by]}" in text or "its own job" in text
+                )
         for gap in job.gaps:
             assert gap.called is None or f"It called {gap.called or 'nothing'};" in text
     assert named > 0
@@ -260,7 +262,7 @@ def test_an_explanation_says_what_kept_a_job_from_beginning(
         assert turn.parked is not None
         assert turn.number == 1
         text = " ".join(ask(capsys, "explain", runs["continuum"].path, str(turn.job_id)).split())
-        needed, room = turn.parked.needed_blocks, turn.parked.room_blocks
+        needed, room = turn.parked.needed_blocks, turn.parked.allowed_blocks
         assert f"were likely to need {needed:,} blocks; all may need {room:,}" in text
 
 

@@ -92,7 +92,7 @@ def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
     """The base of all ratios: what became of the pins, and what they held, as in the trace."""
     hardware = ("--model", "llama-3.1-8b", "--gpu", "h100")
     table = _asked(continuum[0], capsys, "--policy", "fcfs", *hardware)
-    for cause in ("broken", "expired", "handed over"):
+    for cause in ("revoked", "expired", "handed over"):
         again, _, recorded = _figures(table, f"  pins {cause}")
         assert again == recorded > 0
     again, _, recorded = _figures(table, "KV pinned in vain, token-s")

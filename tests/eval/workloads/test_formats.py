@@ -428,7 +428,7 @@ BAD = [
     ),
     (
         "t.json",
-        [[{"type": "header", "schema_version": 2}]],
+        [[{"type": "header", "schema_version": 3}]],
         "a JSON list of the events of a trace, but they must stand one a line",
     ),
     ("a.jsonl", [{"turns": []}], "line 1: job session-0: it has no turns"),

@@ -201,7 +201,7 @@ class Lanes {
     if (to < this.left) return;
     context.fillStyle = palette.token("pinned");
     context.fillRect(from, top + ROW / 2 - 2, Math.max(to - from, 0), 4);
-    if (hold.cause !== "expired" && hold.cause !== "broken") return;
+    if (hold.cause !== "expired" && hold.cause !== "revoked") return;
     context.fillStyle = palette.token(hold.cause);
     context.fillRect(to - 1, top + ROW / 2 - 7, 2, 14);
   }

@@ -3,7 +3,7 @@
 const ENDS = {
   handed_over: ["handed-over", "came back"],
   expired: ["expired", "ran out"],
-  broken: ["broken", "broken for another"],
+  revoked: ["revoked", "revoked for another"],
   released: ["released", "let go"],
   superseded: ["released", "left behind by its job"],
   superseded: ["released", "left behind"],

@@ -8,8 +8,8 @@ function causeWords(event) {
       return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "they need not be computed again" };
     case "expired":
       return { kind: "expired", text: `was not back${held}: its ${blocks} are let go`, why: "they stay cached until somebody needs the room" };
-    case "broken":
-      return { kind: "broken", text: `lost its ${blocks}${held}`, why: event.by ? `broken for request ${plainId(event.by)}` : "pins may hold only so much" };
+    case "revoked":
+      return { kind: "revoked", text: `lost its ${blocks}${held}`, why: event.by ? `revoked for request ${plainId(event.by)}` : "pins may hold only so much" };
     case "superseded":
       return { kind: "released", text: `went on without ${blocks}${held}`, why: "its next prompt parted from them" };
     case "superseded":
@@ -47,10 +47,10 @@ function pinWords(event) {
     case "decided":
       return decidedWords(event);
     case "refused":
-      return { kind: "broken", text: "is not held", why: event.reason ?? "" };
+      return { kind: "revoked", text: "is not held", why: event.reason ?? "" };
     case "shrunk":
       if (event.cause) return causeWords(event);
-      return { kind: "broken", text: `lost ${formatMany(event.num_blocks, "block")} of what is held`, why: event.by ? `for request ${plainId(event.by)}` : "" };
+      return { kind: "revoked", text: `lost ${formatMany(event.num_blocks, "block")} of what is held`, why: event.by ? `for request ${plainId(event.by)}` : "" };
     case "ended":
       return causeWords(event);
     default:
@@ -60,19 +60,19 @@ function pinWords(event) {
 
 function jobWords(event) {
   const tools = (event.tools ?? []).join(", ");
-  const remaining = event.told_remaining_s;
+  const remaining = event.reported_remaining_s;
   switch (event.kind) {
     case "turn_admitted":
       if (!event.recomputed_tokens) return null;
-      return { kind: "broken", text: `computes ${formatCount(event.recomputed_tokens)} of ${formatCount(event.num_prompt_tokens)} prompt tokens again`, why: "an earlier turn had them, and they were let go" };
+      return { kind: "revoked", text: `computes ${formatCount(event.recomputed_tokens)} of ${formatCount(event.num_prompt_tokens)} prompt tokens again`, why: "an earlier turn had them, and they were let go" };
     case "turn_aborted":
       return { kind: "released", text: `gave up turn ${event.turn}`, why: "its client left, or ended it" };
-    case "told_started":
-    case "told_progress":
+    case "reported_started":
+    case "reported_progress":
       return { kind: "tool", text: `says ${tools || "its call"} runs`, why: remaining === undefined ? "" : `${formatSeconds(remaining)} to go` };
-    case "told_finished":
+    case "reported_finished":
       return { kind: "tool", text: `says ${tools || "its call"} is done`, why: "its next turn is about to come" };
-    case "told_cancelled":
+    case "reported_cancelled":
       return { kind: "tool", text: `says ${tools || "its call"} was cancelled`, why: "" };
     case "finished":
       return { kind: "released", text: `is finished after ${formatMany(event.turn, "turn")}`, why: "" };

@@ -176,7 +176,7 @@ class PerfettoExport(Silent):
                 "expected_s": pin.expected_s,
                 "rule": pin.rule,
                 "reason": pin.reason,
-                "broken_by": pin.broken_by,
+                "revoked_by": pin.revoked_by,
                 "shrunk": pin.num_shrinks or None,
                 "saved_s": pin.saved_s or None,
             },
