@@ -55,8 +55,8 @@ NOT_OURS = {
     "--budget-s",  # make gpu-check
 }
 """Flags on the pages that belong to other programs."""
-STILL = ("glossary.md", "architecture.md")
-"""Pages that name the words to avoid, or still have some."""
+STILL = ("glossary.md",)
+"""The page that names the words to avoid."""
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -166,6 +166,18 @@ def test_a_text_names_files_that_there_are(path: Path) -> None:
     rooms = "benchmarks|continuum|docs|engine|estimator|eval|examples|tests|tracing"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
     assert [each for each in named if not (ROOT / each).exists() and not is_short_for_one(each)] == []
+
+
+def test_where_to_look_names_files_that_there_are() -> None:
+    """A bare name is in the folder of the name before it, or in that folder's own rooms."""
+    for line in (DOCS / "where-to-look.md").read_text().splitlines():
+        folder = ROOT
+        for named in re.findall(r"`([\w./-]+)`", line):
+            path = (
+                ROOT / named if "/" in named and (ROOT / named.partition("/")[0]).is_dir() else folder / named
+            )
+            assert path.exists() or is_short_for_one(str(path.relative_to(ROOT))), f"{named}: {line[:60]}"
+            folder = path if path.is_dir() else path.parent
 
 
 def is_short_for_one(named: str) -> bool:
