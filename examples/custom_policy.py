@@ -25,8 +25,9 @@ class ShortestPromptFirst(FcfsPolicy):
 
 def main(model: str) -> None:
     prompts = ["A long prompt, which can wait. " * 20, "A short one."]
-    # One place in the batch, so that the order in which they finish is the policy's.
-    with LLM(model, scheduling_policy="custom_policy:ShortestPromptFirst", max_num_seqs=1) as llm:
+    # One place in the batch, and both prompts are there before the first step: the order is the policy's.
+    policy = "custom_policy:ShortestPromptFirst"
+    with LLM(model, scheduling_policy=policy, multiprocess=False, max_num_seqs=1) as llm:
         outputs = llm.generate(prompts, SamplingParams(max_tokens=4), use_tqdm=False)
     print(f"first to run: {min(outputs, key=first_token_s).prompt}")
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from eval.cli import interrupts  # first: from here on Ctrl-C leaves no traceback
+
+# isort: split
 from continuum.config import ContinuumConfig
 from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.errors import ConfigError, EngineError
 from engine.version import package_version
-from eval.cli import interrupts
 from eval.cli.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
 from eval.cli.serve_args import continuum_config, engine_config, named_by_flag, server_config
 from eval.cli.serve_flags import add_serve_arguments

@@ -166,10 +166,10 @@ def check_trace(path: Path) -> None:
 
 
 def test_an_estimator_state_that_is_not_ours_stops_the_start(model: Path, tmp_path: Path) -> None:
-    """One sentence and exit code 1, before anything is served."""
+    """One sentence and exit code 2, before anything is served."""
     (tmp_path / "tools.state").write_text(json.dumps({"format": "other"}))
     server = ServerProcess(arguments(model, tmp_path, "trace.jsonl"), tmp_path / "log")
-    with pytest.raises(ServerError, match="exit code 1"), server:
+    with pytest.raises(ServerError, match="exit code 2"), server:
         pass
     log = (tmp_path / "log").read_text()
     assert "estimator state" in log

@@ -30,7 +30,7 @@ def test_the_engines_own_policies_have_names() -> None:
 def test_a_policy_of_a_module_beside_the_user_is_found(here: Path) -> None:
     """A class that takes a context, or a function that makes a policy from one."""
     (here / "own_policies.py").write_text(
-        "from engine.policy import FcfsPolicy\n"
+        "from engine.core.policy import FcfsPolicy\n"
         "class Own(FcfsPolicy):\n"
         "    name = 'own'\n"
         "def own(context):\n"
