@@ -1,4 +1,4 @@
-"""What the engine core asks of whoever runs the model."""
+"""The interface of an executor, which runs the model for the engine core."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from engine.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the core learns of the model once it is loaded and its KV pool allocated."""
+    """The model's properties, known once it is loaded and its KV pool is allocated."""
 
     num_gpu_blocks: int
-    """Blocks in the pool, null block included."""
+    """Number of KV blocks in the pool, including the null block."""
     max_model_len: int
     vocab_size: int
     dtype: str
     num_host_blocks: int = 0
-    """Slots of the host tier; 0 without one."""
+    """Number of blocks of the host tier; 0 without one."""
     disk_level: DiskLevel | None = None
-    """Behind the host tier; None: there is none."""
+    """The disk tier behind the host tier; None without one."""
 
 
 class PendingOutput(Protocol):
-    """What a submitted step will have sampled; a ``concurrent.futures.Future`` is one."""
+    """The future output of a submitted step, for example a ``concurrent.futures.Future``."""
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for it. Raises what the step raised. Called once."""
+        """Wait for the output; raises the step's error. Called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedOutput:
-    """A PendingOutput of a step that has run already."""
+    """A ``PendingOutput`` of a step that has already run."""
 
     output: ModelRunnerOutput
 
@@ -45,36 +45,36 @@ class FinishedOutput:
 
 
 class Executor(Protocol):
-    """Runs step plans. Made by an ``ExecutorFactory`` inside the core process."""
+    """Runs the scheduler's plans. Made by an ``ExecutorFactory`` in the core process."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Plans it takes before the first one's output was asked for: 1, or 2 if the host is to plan a step
-        while the one before it runs."""
+        """How many plans may be submitted before the first output is awaited: 2 with async scheduling."""
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
-        """Run one step and sample. Called once per plan, in order; steps run in that order, and outputs are
-        asked for in it. Never samples what the plan's masks forbid.
+        """Run one step and sample. Called once per plan; steps run, and outputs are awaited, in the order of
+        the calls. Never samples a token that the plan's masks forbid.
 
-        With more than one plan at a time it must not wait for the masks, which may come only after the output
-        before was taken. A plan then names tokens that the step before it samples: the worker knows them.
+        With more than one plan in flight it must not wait for the masks, which may be filled only after the
+        previous output was processed. Such a plan refers to tokens that the previous step samples; the worker
+        knows them.
 
-        While loads are pending it is also called with plans of no tokens, about every millisecond, to hear of
-        them; it must not wait for them.
+        While loads are pending it is also called with plans without tokens, about every millisecond, so that
+        it can report them; it must not wait for the loads.
         """
 
-    def on_failure(self, told: Callable[[EngineError], None]) -> None:
-        """``told`` is called once, on any thread, if the model can no longer be run, whether or not a step is
-        running; such a step raises it, too."""
+    def on_failure(self, callback: Callable[[EngineError], None]) -> None:
+        """Register a callback. It is called once, on any thread, if the model can no longer be run, even
+        while no step is running; a running step raises the error, too."""
 
     def shutdown(self) -> None:
-        """Free the model and its memory. Repeatable."""
+        """Free the model and its memory. May be called again."""
 
 
 class ExecutorFactory(Protocol):
-    """Picklable; loads the model. Raises ModelLoadError or ConfigError with one sentence."""
+    """Loads the model and returns an executor for it. Picklable; raises ModelLoadError or ConfigError."""
 
     def __call__(self, config: EngineConfig) -> Executor: ...

@@ -1,4 +1,4 @@
-"""Who runs the model: named here, so that whoever only sends the name elsewhere loads nothing of it."""
+"""The default executor factory. A process that only sends it to the core imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from engine.executor import Executor
 
 
 def model_executor(config: EngineConfig) -> Executor:
-    """The model in the core's own process, or in processes of its own. Imported there: a front end stays free
-    of torch."""
+    """Run the model in the core's process, or in one process per rank. Imports torch only when called."""
     if config.model.tensor_parallel_size > 1:
         from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 

@@ -1,6 +1,6 @@
-"""A stand-in for the model: an executor whose tokens are a function of request and position. Needs no torch.
+"""A fake executor for tests, whose tokens are a function of request and position. Needs no torch.
 
-Held to the contract of the real one by a test that runs both. Can be told to die, to fail or to hang.
+A test that runs both holds it to the real executor's contract. It can be made to die, to fail or to hang.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from engine.messages import TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 BYTES_PER_BLOCK = 2**20
-"""What a block is said to take, where a size is given in bytes."""
+"""Assumed size of a block, for limits that are given in bytes."""
 
 
 def fake_token(request_id: str, position: int, vocab_size: int) -> int:
-    """Token at ``position`` of the output of a request, by its external or its internal id."""
+    """The token at ``position`` of a request's output, by its external or internal id."""
     external_id = request_id.rsplit("-", 1)[0]
     return crc32(f"{external_id}:{position}".encode()) % vocab_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeExecutorFactory:
-    """Makes a FakeExecutor; picklable, so it also works in a core process. Steps count from 1."""
+    """Makes a ``FakeExecutor``; picklable, so it also works in a core process. Steps are counted from 1."""
 
     vocab_size: int = 512
     max_model_len: int = 4096
@@ -43,14 +43,14 @@ class FakeExecutorFactory:
     fail_at_start: str | None = None
     """Raise ModelLoadError with this text."""
     kill_at_step: int | None = None
-    """Die like by ``kill -9``."""
+    """Kill the process in this step, as ``kill -9`` does."""
     raise_at_step: int | None = None
     load_steps: int = 1
-    """A load from the host tier is reported by so many-th step; 1 is the one it came with."""
+    """In which step a load from the host tier is reported as done; 1 is the step that started it."""
     fail_load: int | None = None
-    """This load comes to nothing, counted from 1."""
+    """Fail this load, counted from 1."""
     gate: Path | None = None
-    """A named pipe: a step does not return before a test has opened it for writing and closed it again."""
+    """A named pipe: no step returns before a test has opened it for writing and closed it again."""
 
     def __call__(self, config: EngineConfig) -> FakeExecutor:
         if self.fail_at_start is not None:
@@ -60,17 +60,17 @@ class FakeExecutorFactory:
 
 @dataclass(slots=True)
 class _Row:
-    """What a worker remembers of a request."""
+    """A worker's state of one request."""
 
     params: SamplingParams
     num_prompt_tokens: int
     num_tokens: int
-    """Known so far: prompt and output."""
+    """Number of tokens known so far, prompt and output."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LateStep:
-    """A PendingOutput of a step that has not begun."""
+    """A ``PendingOutput`` whose step runs when its result is requested."""
 
     executor: FakeExecutor
     plan: SchedulerOutput
@@ -82,19 +82,19 @@ class _LateStep:
 class FakeExecutor:
     """Runs step plans without a model."""
 
-    def __init__(self, behaviour: FakeExecutorFactory, config: EngineConfig) -> None:
-        self._behaviour = behaviour
+    def __init__(self, behavior: FakeExecutorFactory, config: EngineConfig) -> None:
+        self._behavior = behavior
         self._rows: dict[str, _Row] = {}
         self._plans_ahead = config.scheduler.plans_ahead(on_accelerator=False)
         self._num_steps = 0
         self._num_loads = 0
         self._loads_due: dict[int, list[int]] = {}
-        """Loads that the step of that number reports."""
-        wanted_len = config.model.max_model_len or behaviour.max_model_len
+        """Load ids by the number of the step that reports them."""
+        wanted_len = config.model.max_model_len or behavior.max_model_len
         self.info = ModelInfo(
-            num_gpu_blocks=config.cache.num_gpu_blocks_override or behaviour.num_gpu_blocks,
-            max_model_len=min(wanted_len, behaviour.max_model_len),
-            vocab_size=behaviour.vocab_size,
+            num_gpu_blocks=config.cache.num_gpu_blocks_override or behavior.num_gpu_blocks,
+            max_model_len=min(wanted_len, behavior.max_model_len),
+            vocab_size=behavior.vocab_size,
             dtype="float32",
             num_host_blocks=config.cache.num_host_blocks(BYTES_PER_BLOCK),
             disk_level=_disk_level(config.cache),
@@ -105,11 +105,11 @@ class FakeExecutor:
         return 2 if self._plans_ahead else 1
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
-        """Where plans are taken ahead a step runs as late as it can: when its output is asked for."""
+        """With async scheduling a step runs as late as possible: when its output is awaited."""
         return _LateStep(self, plan) if self._plans_ahead else FinishedOutput(self.run(plan))
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        self._misbehave()
+        self._inject_faults()
         self._take_in(plan)
         computed = self._num_computed_tokens(plan)
         req_ids = list(plan.num_scheduled_tokens)
@@ -130,26 +130,26 @@ class FakeExecutor:
         return ModelRunnerOutput(req_ids, sampled, logprobs, finished, failed, plan.kv_disk_writes.disk_slots)
 
     def _loads_reported(self, plan: SchedulerOutput) -> tuple[list[int], list[int]]:
-        """Ids of the loads that finish in this step, and of those that fail in it."""
-        behaviour = self._behaviour
+        """Ids of the loads that finish in this step and of those that fail in it."""
+        behavior = self._behavior
         if plan.kv_loads:
-            due = self._num_steps + behaviour.load_steps - 1
+            due = self._num_steps + behavior.load_steps - 1
             self._loads_due.setdefault(due, []).extend(load.load_id for load in plan.kv_loads)
         reported = self._loads_due.pop(self._num_steps, [])
         first = self._num_loads + 1
         self._num_loads += len(reported)
-        failed = [i for number, i in enumerate(reported, start=first) if number == behaviour.fail_load]
+        failed = [i for number, i in enumerate(reported, start=first) if number == behavior.fail_load]
         return [load_id for load_id in reported if load_id not in failed], failed
 
-    def _misbehave(self) -> None:
+    def _inject_faults(self) -> None:
         self._num_steps += 1
-        behaviour = self._behaviour
-        if behaviour.gate is not None:
-            behaviour.gate.read_bytes()
-        if self._num_steps == behaviour.kill_at_step:
+        behavior = self._behavior
+        if behavior.gate is not None:
+            behavior.gate.read_bytes()
+        if self._num_steps == behavior.kill_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._num_steps == behaviour.raise_at_step:
-            raise RuntimeError("the fake executor was told to fail")
+        if self._num_steps == behavior.raise_at_step:
+            raise RuntimeError("the fake executor was configured to fail")
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for req_id in plan.finished_req_ids:
@@ -168,7 +168,7 @@ class FakeExecutor:
         return computed
 
     def _sample(self, req_id: str, row: _Row, forbidden: npt.NDArray[np.bool_] | None) -> int:
-        """The token of this position, or the next one that a grammar allows."""
+        """The token for this position, or the next one that the grammar allows."""
         position = row.num_tokens - row.num_prompt_tokens
         row.num_tokens += 1
         replay = row.params.replay_token_ids
@@ -179,15 +179,15 @@ class FakeExecutor:
             return token
         return (token + int(np.argmin(np.roll(forbidden, -token)))) % len(forbidden)
 
-    def on_failure(self, told: Callable[[EngineError], None]) -> None:
-        """It fails in steps only."""
+    def on_failure(self, callback: Callable[[EngineError], None]) -> None:
+        """Never called: this executor fails in steps only."""
 
     def shutdown(self) -> None:
         self._rows.clear()
 
 
 def _disk_level(cache: CacheConfig) -> DiskLevel | None:
-    """A disk that is faster than any model, and takes all it is given."""
+    """A disk tier that is faster than any model and accepts every write."""
     num_blocks = cache.num_disk_blocks(BYTES_PER_BLOCK)
     if not num_blocks:
         return None
@@ -203,6 +203,6 @@ def _by_request(masks: TokenMasks) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def _certain(token_id: int, num_top: int, vocab_size: int) -> TokenLogprobs:
-    """The token itself is the most probable; the next ids follow."""
+    """Log-probabilities in which the token itself ranks first, followed by the next ids."""
     top = [(token_id + offset) % vocab_size for offset in range(num_top)]
     return TokenLogprobs([token_id, *top], [0.0, *(-float(offset) for offset in range(num_top))], 1)

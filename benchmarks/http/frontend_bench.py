@@ -28,7 +28,7 @@ from engine.config import ModelConfig
 from engine.core_process.core_client import as_written
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.messages import EngineReady
-from engine.process.trim import settle
+from engine.process.trim import finish_startup
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.tiny_models import make_model_folder
 
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="front-end-") as name:
         front_end = APIServer(make_model_folder(Path(name), vocab_size=VOCAB_SIZE))
         chat = Chat(args.messages - args.turns, int(args.tokens * CHARACTERS_PER_TOKEN) // args.messages)
-        settle()  # as the server does when it has started
+        finish_startup()  # as the server does when it has started
         for line in measure(chat, front_end, args.turns):
             print(line)
         gc.unfreeze()  # some libraries take objects that are never looked at for lost ones, and say so

@@ -1,7 +1,7 @@
-"""The front ends of one core, and which of them each request came from. Knows no sockets.
+"""The clients of one core (API server processes), and which of them sent each request. Knows no sockets.
 
-Client 0 is the process that started the core and cannot leave; others join later. An index is never used
-again: what a process that has gone still had on its way is known by it.
+Client 0 is the process that started the core and cannot leave; others join later. An index is never reused,
+so late messages of a client that has left can be told apart.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from engine.messages import EngineCoreOutput, EngineCoreOutputs
 FIRST_CLIENT = 0
 
 Addressed = tuple[int, EngineCoreOutputs]
-"""A client's index and what it is sent."""
+"""A client's index and the message for it."""
 
 
 class ClientRegistry:
-    """Thread safe: requests come in on one thread, and outputs go out on another."""
+    """Thread-safe: requests come in on one thread, and outputs go out on another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._joined: set[int] = set()
         self._left: set[int] = set()
         self._owners: dict[str, int] = {}
-        """Of unfinished requests; those of client 0 are not kept, so that alone it costs nothing."""
+        """The client of each unfinished request. Requests of client 0 are not stored: a single client costs
+        nothing."""
 
     @property
     def indexes(self) -> list[int]:
@@ -35,27 +36,27 @@ class ClientRegistry:
         return index == FIRST_CLIENT or index in self._joined
 
     def join(self, index: int) -> None:
-        """One that has left stays away, even if its first words arrive only now."""
+        """Add a client, unless it has left: its first message may arrive late."""
         with self._lock:
             if index not in self._left:
                 self._joined.add(index)
 
     def leave(self, index: int) -> list[str]:
-        """Forget a client; returns its unfinished requests."""
+        """Remove a client; returns its unfinished requests."""
         with self._lock:
             self._joined.discard(index)
             self._left.add(index)
             return [request_id for request_id, owner in self._owners.items() if owner == index]
 
     def take(self, request_id: str, index: int) -> None:
-        """A request has come from this client."""
+        """Record which client sent a request."""
         if index != FIRST_CLIENT:
             with self._lock:
                 self._owners[request_id] = index
 
-    def divide(self, message: EngineCoreOutputs) -> list[Addressed]:
-        """A step's message by client. The statistics go with one of the shares: they must be counted once,
-        and a client that is told nothing else is not woken for them."""
+    def split(self, message: EngineCoreOutputs) -> list[Addressed]:
+        """Split a step's message by client. Exactly one part carries the statistics, as they must be counted
+        once; if possible one that is sent anyway, so that no client is woken for them."""
         with self._lock:
             if not self._joined and not self._owners:
                 return [(FIRST_CLIENT, message)]

@@ -1,4 +1,4 @@
-"""How a front end talks to an engine core: in its own process, or over sockets to one beside it."""
+"""Clients of an engine core that runs in a process of its own, over ZMQ sockets."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from engine.tokenization.prompt_encoder import EncodedTokens
 logger = logging.getLogger(__name__)
 
 Delivery = EngineCoreOutputs | EngineDeadError
-_DEATH_NOTE = "inproc://core-exited"
+_EXIT_ADDRESS = "inproc://core-exited"
 MAX_MESSAGES_PER_TURN = 16
-"""Read by an event loop before it looks at anything else."""
-TELL_WITHIN_S = 0.002
-"""What is told without being waited for leaves with the next message, or after this time."""
+"""Messages that the event loop reads before it turns to other work."""
+SEND_WITHIN_S = 0.002
+"""A signal whose answer is not awaited is sent with the next message, or after this time."""
 
 
 def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
-    """The request to be written down, which takes as long as reading it: of tokens that a tokenizer has made
-    for us most have been written for turns before."""
+    """The request, ready to be encoded. Encoding a prompt takes as long as decoding it, and most tokens were
+    already encoded for the job's earlier turns: those bytes are reused."""
     tokens = request.prompt_token_ids
     if not isinstance(tokens, EncodedTokens):
         return request
@@ -61,38 +61,38 @@ def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
 
 
 class SyncCoreClient(Protocol):
-    """A core as the synchronous ``LLMEngine`` needs it; its callers wait. An event loop has AsyncMPClient."""
+    """A core as the synchronous ``LLMEngine`` uses it: calls block. An event loop uses ``AsyncMPClient``."""
 
     def await_ready(self) -> EngineReady:
-        """Wait until the core has loaded its model; raises why it cannot."""
+        """Wait until the core has loaded its model; raises the error that prevents it."""
 
     def add_request(self, request: EngineCoreRequest) -> None: ...
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        """``stopped``: they met a stop string, which ends a turn like EOS does."""
+        """``stopped``: a stop string was found, which ends a turn as EOS does."""
 
     def get_output(self) -> EngineCoreOutputs:
-        """The next message of the core; waits for it. EngineDeadError if there will be none."""
+        """Wait for the core's next message; EngineDeadError if the core has died."""
 
     def call_utility(self, method: str, *args: object) -> Any:
-        """A utility of the core by name; EngineGenerateError with its text if it fails."""
+        """Call a utility of the core by name; EngineGenerateError with its text if it fails."""
 
     def close(self) -> None: ...
 
 
 class _Promise(Protocol):
-    """What waits for an answer: a future of a thread or of an event loop."""
+    """A future that waits for an answer, from ``concurrent.futures`` or ``asyncio``."""
 
     def set_result(self, result: Any, /) -> None: ...
 
     def set_exception(self, exception: Exception, /) -> None: ...
 
     def done(self) -> bool:
-        """Also if nobody waits any more."""
+        """True also if it was cancelled."""
 
 
 class _Calls:
-    """Calls to the core that wait for their answer. Thread safe as far as the promises are."""
+    """Calls to the core that wait for their answer. Thread-safe if the promises are."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ class _Calls:
 
 
 class _Outputs:
-    """What the core says, frame by frame: answers go to the calls that wait, the rest is delivered."""
+    """Dispatches the core's messages: answers go to the calls that wait, all others to ``deliver``."""
 
     def __init__(self, calls: _Calls, deliver: Callable[[Delivery], None]) -> None:
         self._calls = calls
@@ -140,7 +140,7 @@ class _Outputs:
         self._decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
 
     def take(self, frame: bytes) -> bool:
-        """False, once everyone has been told, if the core has died or exited."""
+        """Handle one frame. False if it reports that the core has died or exited, after all calls failed."""
         if frame == ENGINE_CORE_DEAD:
             error = EngineDeadError()
             self._calls.fail_all(error)
@@ -155,28 +155,28 @@ class _Outputs:
 
 
 def _read_outputs(socket: zmq.Socket[bytes], outputs: _Outputs) -> None:
-    """Body of the output thread; ends with the core."""
+    """Body of the output thread; returns when the core has ended."""
     with socket:
         while outputs.take(socket.recv()):
             pass
 
 
 class MPClient:
-    """A core in a process of its own: starts or joins it, sends to it once it is ready.
+    """A core in a process of its own: starts or joins it, and sends to it once it is ready.
 
-    The core's end, however it comes, arrives as ENGINE_CORE_DEAD on the socket of its outputs: sent by the
-    core's own last breath or by the thread that waits for the process. So there is one way to learn of it.
+    Whatever ends the core, ENGINE_CORE_DEAD arrives on the output socket: from the core itself as its final
+    message, or from the thread that waits for its process. So there is one way to learn of it.
     """
 
     ready: EngineReady
-    """What ``await_ready`` has brought."""
+    """The core's answer to the handshake; set by ``await_ready``."""
 
     def __init__(self, core: Core) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._output_socket = self._context.socket(zmq.PULL)
         self._output_socket.linger = 0
         self._output_socket.rcvhwm = 0
-        self._output_socket.bind(_DEATH_NOTE)
+        self._output_socket.bind(_EXIT_ADDRESS)
         self._input_socket = self._context.socket(zmq.PUSH)
         self._input_socket.linger = 0
         self._input_socket.sndhwm = 0
@@ -184,15 +184,15 @@ class MPClient:
         self._calls = _Calls()
         self._reader: threading.Thread | None = None
         self._core = core
-        self._noted = threading.Event()
-        """The core has ended, and its death note has been sent."""
-        core.start(_exit_notice(self._context, self._noted))
+        self._exit_sent = threading.Event()
+        """Set once the core has ended and its exit notice has been sent."""
+        core.start(_exit_notice(self._context, self._exit_sent))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_core = weakref.finalize(self, core.stop)
         self._output_socket.bind(output_address(core.folder, core.client_index))
 
     def await_ready(self) -> EngineReady:
-        """Wait until the core has loaded its model; closes this client and raises why if it cannot."""
+        """Wait until the core has loaded its model; if it cannot, closes this client and raises the error."""
         core = self._core
         try:
             self.ready = core.handshake(self._context)
@@ -211,17 +211,17 @@ class MPClient:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the core's process, negative for a signal; None while it runs, or where that is not known."""
+        """Exit code of the core's process, negative for a signal; None while it runs, or if not known."""
         return self._core.exit_code
 
     @property
     def folder(self) -> str:
-        """Private folder of the sockets; gone with the core."""
+        """Private folder of the sockets; removed when the core ends."""
         return self._core.folder
 
     @property
     def dead(self) -> bool:
-        """Whether the core has ended, or has said that it is about to."""
+        """Whether the core has ended or has announced its end."""
         return self._core.exited or self._calls.failed
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -236,7 +236,7 @@ class MPClient:
         self.send_raw(kind.value, msgspec.msgpack.encode(message))
 
     def send_raw(self, kind: bytes, payload: bytes) -> None:
-        """One message as it travels: a type byte and its msgpack."""
+        """Send one encoded message: a type byte and its msgpack."""
         if self.dead:
             raise EngineDeadError
         with self._send_lock:
@@ -261,9 +261,9 @@ class MPClient:
         self._reader.start()
 
     def close(self) -> None:
-        """Stop the core, if it is ours, and wait until it has gone. Repeatable."""
+        """Stop the core if this client started it, and wait until it has exited. May be called again."""
         self._stop_core()
-        self._noted.wait()  # a context must not end while another thread asks it for a socket
+        self._exit_sent.wait()  # a context must not end while another thread asks it for a socket
         if self._reader is not None:
             self._reader.join()
         self._output_socket.close()
@@ -276,8 +276,8 @@ def _exit_notice(context: zmq.Context[zmq.Socket[bytes]], sent: threading.Event)
     def send() -> None:
         try:
             with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PUSH) as socket:
-                socket.connect(_DEATH_NOTE)
-                # Where the client has just closed its end there is none to wait for.
+                socket.connect(_EXIT_ADDRESS)
+                # Does not block: the client may just have closed its end.
                 socket.send(ENGINE_CORE_DEAD, zmq.NOBLOCK)
         finally:
             sent.set()
@@ -286,7 +286,7 @@ def _exit_notice(context: zmq.Context[zmq.Socket[bytes]], sent: threading.Event)
 
 
 class SyncMPClient(MPClient):
-    """For a caller that waits: outputs go into a queue."""
+    """The client of a synchronous caller: outputs go into a queue."""
 
     def __init__(
         self, config: EngineConfig, executor_factory: ExecutorFactory, policy_factory: PolicyFactory
@@ -302,7 +302,7 @@ class SyncMPClient(MPClient):
     def get_output(self) -> EngineCoreOutputs:
         delivery = self._deliveries.get()
         if isinstance(delivery, EngineDeadError):
-            self._deliveries.put(delivery)  # for whoever asks next
+            self._deliveries.put(delivery)  # later calls raise it, too
             raise delivery
         return delivery
 
@@ -316,33 +316,33 @@ class SyncMPClient(MPClient):
         return future
 
     def send_signal(self, signal: Signal) -> Future[Any]:
-        """Tell the core of a tool gap or a finished job, without waiting for its answer."""
+        """Report a tool-call gap or a finished job, without waiting for the answer."""
         future: Future[Any] = Future()
         self._send_signal(future, signal)
         return future
 
 
 class AsyncMPClient(MPClient):
-    """For an event loop, which reads the outputs itself: no other thread takes its turn for that."""
+    """The client of an event loop, which reads the outputs itself, without a thread for them."""
 
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._unsent: list[bytes] = []
-        """Frames of messages that leave together: each time the core is woken costs more than any of them."""
-        self._leave_soon = self._leave_later = False
+        """Frames of messages that are sent together: waking the core costs more than any one of them."""
+        self._send_scheduled = self._delayed_send_scheduled = False
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
-        """Call ``deliver`` on this loop from now on; what came before is waiting in the socket."""
+        """Call ``deliver`` on this loop from now on; earlier outputs are still in the socket."""
         self._loop = loop
         self._outputs = _Outputs(self._calls, deliver)
         loop.add_reader(self._output_socket.fileno(), self._read)
         loop.call_soon(self._read_on)
 
     def _read(self) -> None:
-        # The descriptor tells of new messages once, not until they are read: all are taken, or it is as if it
-        # had told again.
+        # The descriptor is edge-triggered: it reports new messages once. So all are read here, or the loop is
+        # asked to call this method again.
         for _ in range(MAX_MESSAGES_PER_TURN):
             try:
                 frame = self._output_socket.recv(zmq.NOBLOCK)
@@ -371,31 +371,31 @@ class AsyncMPClient(MPClient):
         return await future
 
     async def signal(self, signal: Signal) -> TurnReceipt | None:
-        """The core's decision about the turn, if it has one; needs no step to be answered."""
+        """Send a signal; returns the core's decision about the turn, if any, without waiting for a step."""
         future = asyncio.get_running_loop().create_future()
         self._send_signal(future, signal)
         return msgspec.convert(await future, TurnReceipt | None)
 
     def tell(self, signal: Signal) -> None:
-        """A signal that is not answered."""
+        """Send a signal that is not answered."""
         message = msgspec.msgpack.encode(SignalRequest(None, signal, self._core.client_index))
-        # Of one client of several another may speak, too: what they tell must not be overtaken.
+        # With several clients another one may send for the same job: this signal must not be overtaken.
         if self._loop is None or self._core.client_index != FIRST_CLIENT:
             self.send_raw(EngineCoreRequestType.SIGNAL.value, message)
             return
         self._put(EngineCoreRequestType.SIGNAL.value, message)
-        if not self._leave_later:
-            self._leave_later = True
-            self._loop.call_later(TELL_WITHIN_S, self._send_told)
+        if not self._delayed_send_scheduled:
+            self._delayed_send_scheduled = True
+            self._loop.call_later(SEND_WITHIN_S, self._send_delayed)
 
     def send_raw(self, kind: bytes, payload: bytes) -> None:
-        """All messages of one turn of the loop leave at its end."""
+        """Send all messages of one iteration of the event loop together, at its end."""
         if self._loop is None:
             super().send_raw(kind, payload)
             return
         self._put(kind, payload)
-        if not self._leave_soon:
-            self._leave_soon = True
+        if not self._send_scheduled:
+            self._send_scheduled = True
             self._loop.call_soon(self._send_unsent)
 
     def _put(self, kind: bytes, payload: bytes) -> None:
@@ -403,12 +403,12 @@ class AsyncMPClient(MPClient):
             raise EngineDeadError
         self._unsent += (kind, payload)
 
-    def _send_told(self) -> None:
-        self._leave_later = False
+    def _send_delayed(self) -> None:
+        self._delayed_send_scheduled = False
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        self._leave_soon = False
+        self._send_scheduled = False
         frames, self._unsent = self._unsent, []
         if frames and not self.dead:
             with self._send_lock:
@@ -424,10 +424,10 @@ class AsyncMPClient(MPClient):
 
 
 class CoreSupervisor(MPClient):
-    """Holds a core for front ends in other processes; makes no requests of its own."""
+    """Owns a core that API servers in other processes use; sends no requests itself."""
 
     def __init__(self, core: CoreProcess, on_death: Callable[[], None]) -> None:
-        """``on_death`` is called on a thread of its own; not for an end by ``close``."""
+        """``on_death`` is called on a thread of its own, but not after ``close``."""
         super().__init__(core)
         self._indexes = itertools.count(FIRST_CLIENT + 1)
         self._closing = False
@@ -439,14 +439,14 @@ class CoreSupervisor(MPClient):
         self.await_ready()
         self._start_reader(deliver)
 
-    def seat(self) -> ClientHandle:
-        """A place at the core for one more front end."""
+    def add_client(self) -> ClientHandle:
+        """Create a handle with which one more API server process joins the core."""
         return ClientHandle(self.folder, self.pid, self.ready, next(self._indexes))
 
-    def dismiss(self, seat: ClientHandle) -> None:
-        """The front end that had this place has gone: its requests are ended."""
+    def remove_client(self, handle: ClientHandle) -> None:
+        """The process that had this handle has exited: end its requests."""
         with contextlib.suppress(EngineDeadError):
-            self._send(EngineCoreRequestType.LEAVE, ClientNotice(seat.client_index))
+            self._send(EngineCoreRequestType.LEAVE, ClientNotice(handle.client_index))
 
     def close(self) -> None:
         self._closing = True

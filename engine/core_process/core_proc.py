@@ -1,7 +1,6 @@
-"""The engine core as a process: a loop on the main thread, a thread for what comes in, one that watches the
-parent.
+"""The engine core's process: the main thread steps, one thread reads input, another watches the parent.
 
-Started by ``engine.core_process.launcher``. It outlives neither its parent nor its standard input.
+Started by ``engine.core_process.launcher``. It exits when its parent exits or its standard input is closed.
 """
 
 from __future__ import annotations
@@ -44,20 +43,21 @@ from engine.messages import (
     UtilityRequest,
 )
 from engine.process.process_log import begin_log
-from engine.process.trim import settle
+from engine.process.trim import finish_startup
 
 logger = logging.getLogger(__name__)
 
 PARENT_POLL_S = 0.5
-"""A copy of the pipe in a forked sibling can hide the end of file: the parent's id is looked at too."""
+"""How often the parent's process id is checked: a copy of the pipe in a forked sibling can hide the end of
+file."""
 STOP_GRACE_S = 1.0
-"""With the parent gone, a running step gets this long before the process ends in the middle of it."""
+"""How long a running step may go on after the parent has exited; then the process exits anyway."""
 HANDSHAKE_LINGER_MS = 60_000
-"""Our parent may still be loading its own libraries when we have to tell it why we cannot start."""
+"""How long a startup error waits for the parent, which may still be loading its own libraries."""
 
 
 class EngineCoreProc:
-    """Feeds an EngineCore from a socket that all clients write to; sends each its outputs over its own."""
+    """Connects an EngineCore to its clients: all write to one socket, and each reads outputs from its own."""
 
     def __init__(self, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
         self._core = core
@@ -65,7 +65,7 @@ class EngineCoreProc:
         self._folder = folder
         self._clients = ClientRegistry()
         self._failure: BaseException | None = None
-        self._outbox = OutputSockets(context, folder, self._clients)
+        self._output_sockets = OutputSockets(context, folder, self._clients)
         self._add_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
         self._abort_decoder = msgspec.msgpack.Decoder(AbortRequest)
         self._utility_decoder = msgspec.msgpack.Decoder(UtilityRequest)
@@ -79,21 +79,21 @@ class EngineCoreProc:
         core.on_failure(self._fail)
 
     def run(self) -> None:
-        """Step until asked to stop. An error ends the core: the front end is told, then it is raised."""
+        """Step until asked to stop. An error ends the core: it is reported to the clients, then raised."""
         try:
             while self._core.wait_for_work():
                 outputs = self._core.step()
                 if outputs is not None:
-                    self._outbox.tell(outputs)
+                    self._output_sockets.send(outputs)
                 else:
-                    self._outbox.flush()
+                    self._output_sockets.flush()
             if self._failure is not None:
                 raise self._failure
         except BaseException:
-            self._outbox.tell_all(ENGINE_CORE_DEAD)
+            self._output_sockets.send_to_all(ENGINE_CORE_DEAD)
             raise
         finally:
-            self._outbox.close()
+            self._output_sockets.close()
 
     def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
@@ -101,7 +101,7 @@ class EngineCoreProc:
         return thread
 
     def _guard(self, target: Callable[[], None]) -> None:
-        """A socket thread that fails ends the core: without it no request would ever finish."""
+        """If a socket thread fails, end the core: without the thread no request would ever finish."""
         try:
             target()
         except zmq.ContextTerminated:
@@ -110,7 +110,7 @@ class EngineCoreProc:
             self._fail(error)
 
     def _fail(self, failure: BaseException) -> None:
-        """From any thread: the loop ends, and raises this."""
+        """End the loop, which then raises this error; called on any thread."""
         self._failure = failure
         self._core.request_stop()
 
@@ -141,16 +141,16 @@ class EngineCoreProc:
             return
         if self._clients.knows(request.client_index):
             self._clients.take(request.request_id, request.client_index)
-            self._outbox.expect(request)
-            self._tell(self._core.add_request(request))
+            self._output_sockets.expect(request)
+            self._send(self._core.add_request(request))
 
     def _refuse(self, payload: bytes, error: msgspec.DecodeError) -> None:
-        """If only the request's id can be read, its caller learns of it."""
+        """Answer with an error if at least the request's id can be decoded."""
         request_id, client_index = _sender(payload)
         logger.error("Cannot decode request %s: %s", request_id or "of unknown id", error)
         if request_id is not None:
             output = failed_output(request_id, f"The request cannot be decoded: {error}.")
-            self._outbox.answer(client_index, EngineCoreOutputs([output], timestamp=self._core.now()))
+            self._output_sockets.answer(client_index, EngineCoreOutputs([output], timestamp=self._core.now()))
 
     def _abort(self, payload: bytes) -> None:
         try:
@@ -158,7 +158,7 @@ class EngineCoreProc:
         except msgspec.DecodeError as error:
             logger.error("Cannot decode an abort: %s", error)
             return
-        self._tell(self._core.abort_requests(message))
+        self._send(self._core.abort_requests(message))
 
     def _utility(self, payload: bytes) -> None:
         try:
@@ -191,14 +191,14 @@ class EngineCoreProc:
 
     def _answer(self, client_index: int, call_id: int, call: Callable[[], Any]) -> None:
         try:
-            # Encoded here, so that a result that cannot be is this call's failure and nobody else's.
+            # Encoded here, so that a result that cannot be encoded fails only this call.
             answer = UtilityOutput(call_id, msgspec.Raw(msgspec.msgpack.encode(call())))
         except EngineError as error:
             answer = UtilityOutput(call_id, failure=str(error))
         except Exception as error:
             logger.exception("A utility call failed.")
             answer = UtilityOutput(call_id, failure=repr(error))
-        self._outbox.answer(client_index, EngineCoreOutputs(utility_output=answer))
+        self._output_sockets.answer(client_index, EngineCoreOutputs(utility_output=answer))
 
     def _join(self, payload: bytes) -> None:
         notice = self._notice(payload)
@@ -209,8 +209,8 @@ class EngineCoreProc:
         notice = self._notice(payload)
         if notice is not None and notice.client_index != FIRST_CLIENT:
             left_behind = self._clients.leave(notice.client_index)
-            self._outbox.drop(notice.client_index)
-            self._tell(self._core.abort_requests(AbortRequest(left_behind)))
+            self._output_sockets.drop(notice.client_index)
+            self._send(self._core.abort_requests(AbortRequest(left_behind)))
 
     def _notice(self, payload: bytes) -> ClientNotice | None:
         try:
@@ -219,16 +219,16 @@ class EngineCoreProc:
             logger.error("Cannot decode a client notice: %s", error)
             return None
 
-    def _tell(self, outputs: list[EngineCoreOutput]) -> None:
+    def _send(self, outputs: list[EngineCoreOutput]) -> None:
         if outputs:
-            self._outbox.tell(EngineCoreOutputs(outputs=outputs, timestamp=self._core.now()))
+            self._output_sockets.send(EngineCoreOutputs(outputs=outputs, timestamp=self._core.now()))
 
 
 _CLIENT_INDEX_AT = EngineCoreRequest.__struct_fields__.index("client_index")
 
 
 def _sender(payload: bytes) -> tuple[str | None, int]:
-    """Id and client of a request that cannot be decoded as a whole."""
+    """Id and client of a request that cannot be fully decoded."""
     try:
         fields = msgspec.msgpack.decode(payload)
     except msgspec.DecodeError:
@@ -240,7 +240,7 @@ def _sender(payload: bytes) -> tuple[str | None, int]:
 
 
 class ParentWatch:
-    """Ends the core when its parent has gone or has closed the pipe: cleanly if a step ends in time."""
+    """Ends the core when its parent has exited or closed the pipe; cleanly if the step ends in time."""
 
     def __init__(self, start: CoreStart) -> None:
         self._start = start
@@ -261,7 +261,7 @@ class ParentWatch:
         self._parent_gone = True
         if self._core is not None:
             self._core.request_stop()
-            # The main thread ends the process meanwhile, unless it is in a long step.
+            # Meanwhile the main thread ends the process, unless it is in a long step.
             time.sleep(STOP_GRACE_S)
             self._core.persist()
         _leave(self._start, 0)
@@ -273,8 +273,8 @@ class ParentWatch:
 
 
 def main() -> None:
-    """Entry point of the process; ends it, with exit code 0 only if it was asked to stop."""
-    gc.disable()  # until all is loaded, which leaves little garbage: a tenth of the start
+    """Entry point of the process; it exits with code 0 only if it was asked to stop."""
+    gc.disable()  # until all is loaded, which leaves little garbage: saves a tenth of the startup time
     start: CoreStart = pickle.load(sys.stdin.buffer)
     begin_log(start.log_level, f"core {os.getpid()}")
     watch = ParentWatch(start)
@@ -282,7 +282,7 @@ def main() -> None:
 
 
 def _leave(start: CoreStart, exit_code: int) -> NoReturn:
-    """Not sys.exit: native libraries with threads of their own may hang in the interpreter's farewell."""
+    """Exit without ``sys.exit``: native libraries with threads of their own may hang in its cleanup."""
     shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()
@@ -294,7 +294,7 @@ def _run(start: CoreStart, watch: ParentWatch) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     exit_code = _start_and_serve(start, watch, context)
     if not watch.parent_gone:
-        context.term()  # waits until the last messages have left, for as long as they may linger
+        context.term()  # waits until the last messages are sent, at most for their linger time
     return exit_code
 
 
@@ -313,14 +313,14 @@ def _start_and_serve(start: CoreStart, watch: ParentWatch, context: zmq.Context[
 
 
 def _build(start: CoreStart, handshake: zmq.Socket[bytes]) -> EngineCore | None:
-    """The core; None if it cannot start, which has then been reported."""
+    """Build the core; None if it cannot start, which has then been reported to the parent."""
     try:
         spec = _unpickled(start.spec)
         return EngineCore(spec.config, spec.executor_factory, spec.policy_factory, MonotonicClock())
     except EngineError as error:
         failure = EngineStartFailed(type(error).__name__, str(error))
     except Exception as error:
-        logger.exception("Engine core failed to start.")
+        logger.exception("The engine core failed to start.")
         failure = EngineStartFailed(
             EngineDeadError.__name__, f"The engine core failed to start: {error!r}; see its log."
         )
@@ -342,15 +342,15 @@ def _unpickled(spec: bytes) -> CoreSpec:
 
 def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     exit_code = 0
-    settle()
+    finish_startup()
     try:
         process.run()
     except BaseException:
-        logger.exception("Engine core died.")
+        logger.exception("The engine core died.")
         exit_code = 1
     try:
         core.close()
     except Exception:
-        logger.exception("Engine core failed to stop cleanly.")
+        logger.exception("The engine core failed to stop cleanly.")
         exit_code = 1
     return exit_code

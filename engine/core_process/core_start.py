@@ -1,4 +1,4 @@
-"""How a core process is told what to be, and tells that it is: read by both sides, so it loads neither."""
+"""The messages that start a core process. Both sides import this module, so it imports neither of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from engine.core.policy import PolicyFactory
 from engine.executor import ExecutorFactory
 
 READY, FAILED = b"READY", b"FAILED"
-"""First frame of the one message that ends the start-up, from the core to who started it."""
+"""First frame of the one message that ends the startup, from the core to the process that started it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreStart:
-    """All a core process is told by its parent, over its standard input."""
+    """All that a core process receives from its parent, over its standard input."""
 
     folder: str
-    """Private folder of the sockets; removed with the core."""
+    """Private folder of the sockets; removed when the core ends."""
     parent_pid: int
     log_level: int
     spec: bytes
-    """A pickled CoreSpec, apart so that one that cannot be read is reported over the handshake."""
+    """A ``CoreSpec``, pickled separately: if it cannot be loaded, the error is reported in the handshake."""
 
 
 @dataclass(frozen=True, slots=True)

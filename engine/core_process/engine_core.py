@@ -1,10 +1,9 @@
-"""The engine core: scheduler, policy and executor joined into steps. No text, no sockets.
+"""The engine core: runs the scheduler, the policy and the executor in steps. No text, no sockets.
 
-Its methods may be called from any thread. One lock guards the scheduler and is *not* held while the model
-executes: requests, aborts and signals are taken in during a step (a receipt must not wait for the model), and
-the scheduler sees them between ``schedule`` and ``update_from_output``, which it allows. Where the executor
-takes more than one plan at a time the next step is planned and submitted before the output of the one under
-way is waited for.
+Its methods are thread-safe. One lock guards the scheduler and is *not* held while the model executes:
+requests, aborts and signals are accepted during a step (a receipt must not wait for the model), and reach the
+scheduler between ``schedule`` and ``update_from_output``, which it allows. With async scheduling the next
+step is planned and submitted before the output of the step in flight is awaited.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ from tracing.tracer import Tracer
 logger = logging.getLogger(__name__)
 
 STALLED_RETRY_S = 0.05
-"""Requests wait but none could be scheduled (paused, or held back by the policy), and nothing came free:
-look again after this."""
+"""When to schedule again if requests wait but none could be scheduled (paused, or delayed by the policy) and
+no blocks came free."""
 LOAD_POLL_S = 0.001
-"""Nothing can run before a load has ended: ask the executor again after this."""
+"""When to ask the executor again if nothing can run before a load has ended."""
 SHORTEST_WAIT_S = 0.001
 TELEMETRY_TIMEOUT_S = 2.0
-"""When the engine stops, the last spans may take so long to reach their collector."""
+"""How long the last spans may take to reach their collector when the engine stops."""
 PERSIST_TIMEOUT_S = 4.0
-"""Who finds another thread at it waits so long for it at most."""
+"""If another thread is already persisting, wait at most this long for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class _Submitted:
         """Wait for it."""
         output = self.pending.result()
         if self.plan.masks is not None:
-            self.plan.masks.result()  # whoever runs the model may have had no use for them
+            self.plan.masks.result()  # the executor may not have needed them
         return output
 
 
@@ -102,11 +101,11 @@ class EngineCore:
         self._changed = threading.Condition(threading.RLock())
         self._stopping = False
         self._stalled = False
-        self._told = (0, 0)
-        """Pins and requests that there were when the front end was told last."""
-        """As last reported in the stats: pins also end while nothing runs."""
+        self._reported = (0, 0)
+        """Numbers of pins and of requests, as last reported in the stats: both may change while nothing
+        runs."""
         self._failed: list[EngineCoreOutput] = []
-        """Last outputs of requests that ended outside of a step, to be told with the next."""
+        """Final outputs of requests that failed outside of a step; sent with the next step's outputs."""
         self._closed = False
         self._config = config
         self._tracer = Tracer()
@@ -116,7 +115,7 @@ class EngineCore:
         self._executor: Executor = executor_factory(config)
         self._max_submitted = self._executor.max_concurrent_batches
         self._submitted: deque[_Submitted] = deque()
-        """Plans whose output has not been taken, the oldest first."""
+        """Plans whose output has not been processed, the oldest first."""
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
@@ -146,7 +145,7 @@ class EngineCore:
 
     @property
     def scheduler(self) -> Scheduler | TracedScheduler:
-        """With its trace around it while somebody wants that: asked anew for each use, under the lock."""
+        """The scheduler, wrapped by its tracer while tracing is on. Read it for each use, under the lock."""
         return self._traced if self._tracer.on else self._untraced
 
     def _begin_trace(self, from_start: bool) -> TraceHeader:
@@ -161,7 +160,7 @@ class EngineCore:
         )
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
-        """Over the pool that the executor found room for, with a second tier if there is one."""
+        """Build the scheduler for the KV pool that the executor allocated, and for its host tier, if any."""
         block_size = config.cache.block_size
         connector = (
             OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
@@ -179,10 +178,10 @@ class EngineCore:
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
 
-    # ---- what comes in ----
+    # ---- input ----
 
     def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
-        """Queue a request; returns its error if it cannot be taken, which costs no other request anything."""
+        """Queue a request; returns an error output if it cannot be added. Other requests are not affected."""
         try:
             self._check(message)
             # Hashing a long prompt takes milliseconds: before the lock.
@@ -199,7 +198,7 @@ class EngineCore:
         return []
 
     def _compile_grammar(self, request: Request) -> None:
-        """Have the grammar made that the request waits for, if it does."""
+        """Start to compile the request's grammar, if it has one; until then it waits outside the queue."""
         params = request.sampling_params
         if params.constrained and params.structured_outputs is not None:
             try:
@@ -210,7 +209,7 @@ class EngineCore:
             compiled.add_done_callback(lambda done: self._take_grammar(request, done))
 
     def _take_grammar(self, request: Request, compiled: Future[CompiledGrammar]) -> None:
-        """The request may run, or it ends; called on any thread."""
+        """Queue the request whose grammar was compiled, or end it if that failed; called on any thread."""
         if self._closed:
             return
         try:
@@ -225,7 +224,7 @@ class EngineCore:
             self._wake()
 
     def _fail(self, request: Request, reason: str) -> None:
-        """End a request, which may have ended already, with an error of its own."""
+        """End a request with an error, unless it has already ended."""
         with self._changed:
             if self.scheduler.requests.get(request.request_id) is not request:
                 return
@@ -236,7 +235,8 @@ class EngineCore:
             self._wake()
 
     def _check(self, message: EngineCoreRequest) -> None:
-        """The InputProcessor has checked all this; a client that does not use it must not stop the core."""
+        """Validate again what the InputProcessor has checked: a client that does not use it must not stop the
+        core."""
         num_tokens = len(message.prompt_token_ids)
         if not 0 < num_tokens < self.ready.max_model_len:
             raise RequestError(
@@ -252,7 +252,7 @@ class EngineCore:
             raise RequestError(f"Request id {message.request_id!r} is in use.")
 
     def abort_requests(self, message: AbortRequest) -> list[EngineCoreOutput]:
-        """End requests now, each with its last output; those that have ended already are left out."""
+        """End requests now; returns the final output of each that has not already ended."""
         status = RequestStatus.FINISHED_STOPPED if message.stopped else RequestStatus.FINISHED_ABORTED
         with self._changed:
             outputs = self.scheduler.finish_requests(message.request_ids, status, self._clock.now())
@@ -268,33 +268,33 @@ class EngineCore:
     # ---- running ----
 
     def wait_for_work(self) -> bool:
-        """Block until there is something to step for, or to tell; False when the core is to stop."""
+        """Block until there is work or something to report; False if the core is to stop."""
         with self._changed:
             while not self._stopping:
                 if self._failed or (self._has_work() and not self._stalled):
                     return True
-                if self._log_stats and self._to_tell() != self._told:
+                if self._log_stats and self._reportable() != self._reported:
                     return True
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
                 self.scheduler.expire(self._clock.now())
             return False
 
-    def _to_tell(self) -> tuple[int, int]:
-        """What may change while no step runs: a pin ends, a request is given up."""
+    def _reportable(self) -> tuple[int, int]:
+        """Counts that may change while no step runs: a pin ends, a request is aborted."""
         return self.scheduler.kv.num_pins, len(self.scheduler.requests)
 
     def _has_work(self) -> bool:
-        """A step under way is work too, also if nobody waits for its tokens: it holds blocks."""
+        """A step in flight counts even if all its requests have ended: it holds blocks."""
         return bool(self._submitted) or self._has_plans_to_make()
 
     @property
-    def winds_down(self) -> bool:
-        """Whether all that is under way are steps whose tokens nobody waits for."""
+    def is_draining(self) -> bool:
+        """Whether only steps whose requests have all ended are in flight."""
         return bool(self._submitted) and not self._has_plans_to_make()
 
     def _has_plans_to_make(self) -> bool:
-        """A load of an aborted request is one too: it holds blocks until the executor reports it."""
+        """The load of an aborted request counts, too: it holds blocks until the executor reports it."""
         return self.scheduler.has_unfinished_requests() or self.scheduler.num_pending_loads > 0
 
     def _idle_timeout_s(self) -> float | None:
@@ -308,8 +308,8 @@ class EngineCore:
         return retry_s if until_due_s is None else min(retry_s, until_due_s)
 
     def step(self) -> EngineCoreOutputs | None:
-        """Plan as far ahead as the executor goes, then account for the oldest step; None if there was nothing
-        to run and nothing to tell."""
+        """Submit as many plans as the executor accepts, then process the output of the oldest. None if there
+        was nothing to run or report."""
         while self._may_plan_next():
             self._submit_next()
         submitted = self._submitted[0]
@@ -319,7 +319,7 @@ class EngineCore:
             return self._account(submitted.plan, result)
 
     def _may_plan_next(self) -> bool:
-        """Not behind a plan of no tokens: its output is there at once."""
+        """Whether to submit another plan. Not after one without tokens: its output is available at once."""
         submitted = self._submitted
         if not submitted:
             return True
@@ -333,13 +333,13 @@ class EngineCore:
             runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
             self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
-                plan.masks = self._masks.promise()
+                plan.masks = self._masks.reserve()
             if not self._submitted:
                 self._fill_masks(plan)
         self._submitted.append(_Submitted(plan, self._submit(plan), now))
 
     def _fill_masks(self, plan: SchedulerOutput) -> None:
-        """All tokens sampled before this plan's are known now."""
+        """Fill the plan's grammar bitmasks; all tokens sampled before this plan must be known."""
         if plan.masks is not None:
             self._masks.fill(plan.masks, self.scheduler.sampled_grammars(plan))
 
@@ -353,15 +353,16 @@ class EngineCore:
         self._failed = []
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
-        to_tell = self._to_tell()
-        if not outputs and not plan.total_num_scheduled_tokens and to_tell == self._told:
+        reportable = self._reportable()
+        if not outputs and not plan.total_num_scheduled_tokens and reportable == self._reported:
             return None
-        self._told = to_tell
+        self._reported = reportable
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
     def _end_failed_grammars(self, masks: TokenMasks) -> None:
-        """Before the step's tokens are taken: those of a request that has ended are dropped."""
+        """End requests whose bitmask could not be filled. Runs before the step's tokens are appended, as the
+        tokens of ended requests are dropped."""
         for request_id, reason in masks.failed.items():
             request = self.scheduler.constrained.get(request_id)
             if request is not None:
@@ -392,12 +393,12 @@ class EngineCore:
         return self._clock.now()
 
     def step_age_s(self) -> float:
-        """How long the step that is under way has taken by now; 0 if there is none."""
+        """How long the oldest step in flight has been running; 0 if there is none."""
         with self._changed:
             return self._clock.now() - self._submitted[0].at if self._submitted else 0.0
 
     def call_utility(self, method: str, args: list[Any]) -> Any:
-        """One of the utilities by name; RequestError for any other."""
+        """Call a utility by name; RequestError if there is none of that name."""
         utility = self._by_name.get(method)
         if utility is None:
             raise RequestError(f"The engine core has no utility {method!r}.", "method")
@@ -408,25 +409,25 @@ class EngineCore:
 
     # ---- stopping ----
 
-    def on_failure(self, told: Callable[[EngineError], None]) -> None:
-        """See Executor.on_failure."""
-        self._executor.on_failure(told)
+    def on_failure(self, callback: Callable[[EngineError], None]) -> None:
+        """See ``Executor.on_failure``."""
+        self._executor.on_failure(callback)
 
     def request_stop(self) -> None:
-        """Let ``wait_for_work`` return False; callable from a signal handler."""
+        """Make ``wait_for_work`` return False; may be called in a signal handler."""
         self._stopping = True
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Persist what must survive, then free the model. Repeatable."""
+        """Persist the policy's state and the trace, then free the model. May be called again."""
         self.persist()
         self._executor.shutdown()
 
     def persist(self) -> None:
-        """Save the policy's state and complete the trace: also possible while a step is still running.
+        """Save the policy's state and complete the trace. May be called while a step is running.
 
-        Returns when that is done, whichever thread does it.
+        If another thread is already doing it, waits for that one.
         """
         with self._changed:
             first, self._closed = not self._closed, True
@@ -445,14 +446,14 @@ class EngineCore:
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
-    """The only and last output of a request that could not be run."""
+    """The only output of a request that could not be run."""
     return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
 
 
 def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
-    """A prompt that may not be cut and fits in no step would wait for ever."""
+    """Without chunked prefill, a prompt longer than the token budget would never be scheduled."""
     if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < max_model_len:
         raise ConfigError(
             f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
-            f"least max_model_len ({max_model_len}): raise the one or lower the other."
+            f"least max_model_len ({max_model_len}): raise the former or lower the latter."
         )

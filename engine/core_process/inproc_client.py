@@ -29,7 +29,7 @@ class InprocClient:
         # Also run at exit and when the client is garbage collected, as for a core in a process of its own.
         self._close_core = weakref.finalize(self, self.core.close)
         self._early: list[EngineCoreOutput] = []
-        """Outputs that did not come from a step."""
+        """Outputs that no step produced: errors of new requests, and aborts."""
 
     def await_ready(self) -> EngineReady:
         return self.core.ready
@@ -48,9 +48,9 @@ class InprocClient:
         return self.core.step() or EngineCoreOutputs(timestamp=self.core.now())
 
     def call_utility(self, method: str, *args: object) -> Any:
-        while self.core.winds_down:  # in a process of its own the core would have come to that by itself
-            told = self.core.step()
-            self._early += told.outputs if told is not None else []
+        while self.core.is_draining:  # in a process of its own the core does this by itself
+            outputs = self.core.step()
+            self._early += outputs.outputs if outputs is not None else []
         return msgspec.to_builtins(self.core.call_utility(method, list(args)))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Starts the engine core's process, notices its end at once, and ends it. Knows nothing of requests.
+"""Starts the engine core's process, notices at once when it ends, and stops it. Knows nothing of requests.
 
-Also a core that another process started, as far as the rest of a front end must not care.
+``JoinedCore`` gives an API server process the same interface to a core that another process started.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from engine.process.spawn import spawn_command
 logger = logging.getLogger(__name__)
 
 POLL_MS = 100
-LAST_WORDS_MS = 1000
-"""What a core has said before it ended may still be with the system, or with a thread that waits for a core
-of the machine."""
+FINAL_MESSAGE_MS = 1000
+"""How long to wait for a final message after the core has ended: it may still be in the socket's buffers, or
+with a thread that waits for a CPU."""
 PROGRESS_EVERY_S = 10.0
 STOP_TIMEOUT_S = 5.0
-"""A core that was told to stop ends itself within two seconds; after this it is killed."""
+"""A core that was asked to stop exits within two seconds; after this it is killed."""
 
 _START_ERRORS: dict[str, type[EngineError]] = {
     error.__name__: error for error in (ConfigError, ModelLoadError, EngineDeadError)
@@ -45,14 +45,14 @@ _START_ERRORS: dict[str, type[EngineError]] = {
 
 
 class Core(Protocol):
-    """The core's process as a client sees it: one it has started, or one it was given a seat at."""
+    """The core's process as a client sees it: started by this process, or joined with a ``ClientHandle``."""
 
     @property
     def client_index(self) -> int: ...
 
     @property
     def folder(self) -> str:
-        """Private folder of the sockets; gone with the core."""
+        """Private folder of the sockets; removed when the core ends."""
 
     @property
     def pid(self) -> int: ...
@@ -62,21 +62,21 @@ class Core(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """Negative for the signal that ended it; None while it runs, or where that is not known."""
+        """Negative for the signal that ended it; None while it runs, or if it is not known."""
 
     def start(self, on_exit: Callable[[], None]) -> None:
         """``on_exit`` is called once, on a thread of its own, when the core has ended."""
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
-        """Wait until the core is ready; raises why it could not start."""
+        """Wait until the core is ready; raises the error that kept it from starting."""
 
     def stop(self) -> None:
-        """Be done with the core. Repeatable."""
+        """Release the core; stops it if this process started it. May be called again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHandle:
-    """All that a front end needs to join a core which another process has started."""
+    """All that an API server process needs to join a core that another process started."""
 
     folder: str
     pid: int
@@ -85,24 +85,25 @@ class ClientHandle:
 
 
 class JoinedCore:
-    """A core of somebody else, who tells when it has ended. It is not ours to stop."""
+    """A core that another process started. That process reports its end by calling ``stop``; this class never
+    stops the core itself."""
 
-    def __init__(self, seat: ClientHandle) -> None:
-        self._seat = seat
+    def __init__(self, handle: ClientHandle) -> None:
+        self._handle = handle
         self._ended = threading.Event()
         self.exit_code = None
 
     @property
     def client_index(self) -> int:
-        return self._seat.client_index
+        return self._handle.client_index
 
     @property
     def folder(self) -> str:
-        return self._seat.folder
+        return self._handle.folder
 
     @property
     def pid(self) -> int:
-        return self._seat.pid
+        return self._handle.pid
 
     @property
     def exited(self) -> bool:
@@ -116,15 +117,15 @@ class JoinedCore:
         threading.Thread(target=watch, name="core-watch", daemon=True).start()
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
-        return self._seat.ready
+        return self._handle.ready
 
     def stop(self) -> None:
-        """The core has ended, or nothing of it is wanted any more."""
+        """The core has ended, or is no longer needed."""
         self._ended.set()
 
 
 class CoreProcess:
-    """The core's process, started by us, and the private folder of its sockets."""
+    """The core's process, started by this one, and the private folder of its sockets."""
 
     client_index = FIRST_CLIENT
 
@@ -136,7 +137,7 @@ class CoreProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        """Let the process begin, without a client yet: it loads the model while we load our libraries."""
+        """Start the process, without a client yet: it loads the model while we load our libraries."""
         self.folder = make_private_folder("engine-")
         self._process = subprocess.Popen(
             spawn_command("engine.core_process.core_proc"), stdin=subprocess.PIPE
@@ -167,14 +168,14 @@ class CoreProcess:
         return self._launched.returncode
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
-        """Wait, for as long as loading takes, until the core is ready; raises why it could not start."""
+        """Wait, without a limit, until the core is ready; raises the error that kept it from starting."""
         with context.socket(zmq.PULL) as socket:
             socket.linger = 0
             socket.bind(socket_address(self.folder, "handshake"))
             return self._await_ready(socket)
 
     def _send_start(self, process: subprocess.Popen[bytes]) -> None:
-        """The pipe stays open: its end tells the core that we are gone."""
+        """The pipe stays open: the core exits when it reads the end of file."""
         start = CoreStart(self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._spec)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a process that has ended already is noticed later
@@ -182,13 +183,13 @@ class CoreProcess:
             process.stdin.flush()
 
     def _await_ready(self, socket: zmq.Socket[bytes]) -> EngineReady:
-        started = told = time.monotonic()
+        started = reported = time.monotonic()
         while not socket.poll(POLL_MS):
-            if self.exited and not socket.poll(LAST_WORDS_MS):
+            if self.exited and not socket.poll(FINAL_MESSAGE_MS):
                 raise self._died()
-            if time.monotonic() - told >= PROGRESS_EVERY_S:
-                told = time.monotonic()
-                start_log.info("Loading %s: %.0f s elapsed.", self._model, told - started)
+            if time.monotonic() - reported >= PROGRESS_EVERY_S:
+                reported = time.monotonic()
+                start_log.info("Loading %s: %.0f s elapsed.", self._model, reported - started)
         kind, payload = socket.recv_multipart()
         if kind == FAILED:
             raise start_error(msgspec.msgpack.decode(payload, type=EngineStartFailed))
@@ -207,20 +208,20 @@ class CoreProcess:
         on_exit()
 
     def stop(self) -> None:
-        """End the core and wait until it has gone. Repeatable."""
+        """End the core and wait until it has exited. May be called again."""
         process = self._launched
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         if not self._exited.wait(STOP_TIMEOUT_S):
-            logger.warning("Engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
+            logger.warning("The engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
             process.kill()
             self._exited.wait()
         remove_private_folder(self.folder)
 
 
 def start_error(failure: EngineStartFailed) -> EngineError:
-    """The error that another process could not start by, as it was there."""
+    """Rebuild the error that kept another process from starting."""
     return _START_ERRORS.get(failure.error, EngineDeadError)(failure.message)
 
 

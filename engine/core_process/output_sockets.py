@@ -1,6 +1,8 @@
-"""What the core tells its clients, each over a socket of its own. What nobody waits for goes with the next
-message that somebody does: to wake a client for each token of an answer that it gives whole would take the
-model's threads their turn."""
+"""Sends the core's outputs to its clients, over one socket per client.
+
+Outputs that no caller waits for are sent with the next message that one does wait for. Waking a client for
+each token of a response that is not streamed would take CPU time from the model's threads.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from engine.messages import EngineCoreOutputs, EngineCoreRequest
 from engine.sampling_params import RequestOutputKind
 
 LINGER_MS = 1000
-"""Last messages get this long to leave."""
-MAX_HELD_S = 0.02
-"""Metrics lag by so much, and no client has more than this to catch up with."""
+"""How long the last messages may take to be sent when a socket is closed."""
+MAX_DELAY_S = 0.02
+"""Longest delay of outputs. It bounds the lag of metrics and what a client must catch up with."""
 
 
 def socket_address(folder: str, name: str) -> str:
@@ -29,7 +31,7 @@ def output_address(folder: str, client_index: int) -> str:
 
 
 class OutputSockets:
-    """A socket per client, opened when it is first sent something. Thread safe; sends never wait."""
+    """One socket per client, opened when the first message is sent to it. Thread-safe; sends never block."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str, clients: ClientRegistry) -> None:
         self._context = context
@@ -38,65 +40,65 @@ class OutputSockets:
         self._lock = threading.Lock()
         self._encode = msgspec.msgpack.Encoder().encode
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        self._patient: set[str] = set()
-        """Unfinished requests of which nothing is read before they are finished."""
-        self._held: list[EngineCoreOutputs] = []
+        self._final_only: set[str] = set()
+        """Unfinished requests of which clients read nothing before they are finished."""
+        self._unsent: list[EngineCoreOutputs] = []
         self._closed = False
 
     def expect(self, request: EngineCoreRequest) -> None:
-        """A request has come in: its outputs will be told."""
+        """Register a new request, so that its outputs are sent in time."""
         params = request.sampling_params
         # Stop strings are looked for by the client.
         if params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop:
-            self._patient.add(request.request_id)
+            self._final_only.add(request.request_id)
 
-    def tell(self, message: EngineCoreOutputs) -> None:
-        """A step's outputs, to whom they concern."""
+    def send(self, message: EngineCoreOutputs) -> None:
+        """Send a step's outputs to the clients whose requests they are."""
         with self._lock:
-            self._held.append(message)
-            if self._is_awaited(message) or message.timestamp - self._held[0].timestamp > MAX_HELD_S:
-                self._send_held()
+            self._unsent.append(message)
+            if self._is_awaited(message) or message.timestamp - self._unsent[0].timestamp > MAX_DELAY_S:
+                self._send_unsent()
 
     def _is_awaited(self, message: EngineCoreOutputs) -> bool:
         awaited = not message.outputs
         for output in message.outputs:
-            if output.request_id not in self._patient:
+            if output.request_id not in self._final_only:
                 awaited = True
             elif output.finished:
-                self._patient.discard(output.request_id)
+                self._final_only.discard(output.request_id)
                 awaited = True
         return awaited
 
     def flush(self) -> None:
-        """No step follows soon."""
-        if self._held:
+        """Send everything now: no step follows soon."""
+        if self._unsent:
             with self._lock:
-                self._send_held()
+                self._send_unsent()
 
     def answer(self, client_index: int, message: EngineCoreOutputs) -> None:
-        """To one client, if it is there."""
+        """Send a message to one client, unless it has left."""
         with self._lock:
-            self._send_held()
+            self._send_unsent()
             if self._clients.knows(client_index):
-                self._send(client_index, [self._encode(message)])
+                self._send_frames(client_index, [self._encode(message)])
 
-    def tell_all(self, frame: bytes) -> None:
-        """The last words."""
+    def send_to_all(self, frame: bytes) -> None:
+        """Send a final message to every client."""
         with self._lock:
-            self._send_held()
+            self._send_unsent()
             for client_index in self._clients.indexes:
-                self._send(client_index, [frame])
+                self._send_frames(client_index, [frame])
 
-    def _send_held(self) -> None:
+    def _send_unsent(self) -> None:
         frames: dict[int, list[bytes]] = {}
-        for message in self._held:
-            for client_index, share in self._clients.divide(message):
+        for message in self._unsent:
+            for client_index, share in self._clients.split(message):
                 frames.setdefault(client_index, []).append(self._encode(share))
-        self._held.clear()
+        self._unsent.clear()
         for client_index, shares in frames.items():
-            self._send(client_index, shares)
+            self._send_frames(client_index, shares)
 
-    def _send(self, client_index: int, frames: list[bytes]) -> None:
+    def _send_frames(self, client_index: int, frames: list[bytes]) -> None:
         if self._closed:
             return
         socket = self._sockets.get(client_index)
@@ -114,16 +116,16 @@ class OutputSockets:
         return socket
 
     def drop(self, client_index: int) -> None:
-        """Nothing is sent to this client any more."""
+        """Close the socket of a client that has left."""
         with self._lock:
             socket = self._sockets.pop(client_index, None)
             if socket is not None:
                 socket.close(linger=0)
 
     def close(self) -> None:
-        """What was told before still leaves; nothing after it does."""
+        """Send what is pending, then drop all later messages."""
         with self._lock:
-            self._send_held()
+            self._send_unsent()
             self._closed = True
             for socket in self._sockets.values():
                 socket.close()

@@ -1,5 +1,6 @@
-"""Joins a core to OpenTelemetry, where that is wanted: only then its libraries are loaded. Pure mechanism of
-sending is ``tracing.telemetry``'s.
+"""Connects a core to OpenTelemetry, if configured; only then are its libraries imported.
+
+``tracing.telemetry`` sends the spans.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 PROTOCOL = "http/protobuf"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-"""The first that is set counts."""
+"""The first variable that is set counts."""
 
 
 def open_telemetry(config: TelemetryConfig, now: float) -> Telemetry | None:
-    """None if no spans are wanted; ConfigError if they cannot be made. ``now``: by the events' clock."""
+    """None if no endpoint is configured; ConfigError if spans cannot be sent. ``now`` is the time on the
+    clock of the trace's events."""
     if config.otlp_traces_endpoint is None:
         return None
     _check_protocol()
@@ -50,7 +52,7 @@ def _check_protocol() -> None:
 
 
 def request_listener(telemetry: Telemetry) -> Callable[[Request, float], None]:
-    """For the scheduler, which knows nothing of spans."""
+    """A callback for the scheduler, which knows nothing of spans."""
 
     def listen(request: Request, now: float) -> None:
         telemetry.request_ended(_ended(request, now))

@@ -1,6 +1,6 @@
-"""Which file the scheduler's trace goes to, if any: told at the start, and by clients while the engine runs.
+"""Starts and stops the scheduler's trace, at startup and on request while the engine runs.
 
-No disk is waited for: files are opened and completed on threads of their own.
+Never blocks on the disk: files are opened and completed on threads of their own.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 100
 MAX_RESUMED = 1000
-"""Files that a trace which is switched off and on again may have taken."""
+"""Largest number of files of a trace that is switched off and on again."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl(\.zst)?")
 
 
 class TraceControl:
-    """One per engine; its methods may be called from any thread."""
+    """One per engine; thread-safe."""
 
     def __init__(
         self,
@@ -43,34 +43,34 @@ class TraceControl:
         begin: Callable[[bool], TraceHeader],
     ) -> None:
         """``lock`` is the engine's, under which steps are planned. ``begin`` makes the header of a trace that
-        begins now, and is told whether this is the engine's start. ConfigError if the trace that is to begin
+        starts now; its argument says whether the engine is starting. ConfigError if the trace that starts
         with the engine cannot be written."""
         self._config = config
         self._tracer = tracer
         self._lock = lock
         self._begin = begin
         self._writer: TraceWriter | None = None
-        """Of the present trace, or of the last one."""
+        """Writer of the current trace, or of the last one."""
         self._is_on = self._is_opening = False
         self._path: Path | None = None
         self._from_start = False
         self._failure: str | None = None
-        self._num_dropped_before = self._num_dropped_told = 0
-        """In traces before this one; in all, as far as it has been told."""
+        self._num_dropped_before = self._num_dropped_reported = 0
+        """Events dropped in earlier traces; events dropped in all traces, as last reported."""
         _make_folder(config)
         if config.trace_path is not None:
             self._path, self._writer = _open_at_start(config, Path(config.trace_path))
 
     def start(self) -> None:
-        """The engine is complete: its trace, if it has one from the start, begins."""
+        """Start the trace that was configured to start with the engine, if any."""
         if self._writer is not None:
             self._from_start = True
             self._take(self._writer)
 
     def switch(self, enabled: bool, name: str | None = None) -> TraceState | str:
-        """Begin a trace, in a file of this name, or end it; a sentence if that is not to be.
+        """Start a trace, in a file of this name, or stop it; returns an error message if that is refused.
 
-        Waits for no disk: the state is ``opening`` or ``closing`` until the file is open or complete.
+        Does not wait for the disk: the state is ``opening`` or ``closing`` until the file is ready.
         """
         with self._lock:
             if not enabled:
@@ -96,15 +96,15 @@ class TraceControl:
             )
 
     def take_dropped(self) -> int:
-        """Events that were lost since the last call."""
+        """Number of events dropped since the last call."""
         if self._writer is None:
             return 0
         dropped = self._num_dropped_before + self._writer.dropped
-        num_new, self._num_dropped_told = dropped - self._num_dropped_told, dropped
+        num_new, self._num_dropped_reported = dropped - self._num_dropped_reported, dropped
         return num_new
 
     def close(self) -> None:
-        """The engine ends: wait until the trace is complete, unless its disk hangs."""
+        """Complete the trace when the engine stops; waits for it, unless the disk hangs."""
         if self._writer is not None:
             self._tracer.remove(self._writer)
             self._writer.close()
@@ -128,12 +128,12 @@ class TraceControl:
         return "closing" if self._is_closing else "off"
 
     def _fault_of(self, name: str | None) -> str | None:
-        """Why no trace can begin, or go on, in a file of this name."""
+        """Why no trace can start or continue in a file of this name; None if it can."""
         if self._is_on or self._is_opening:
             if name is None or (self._path is not None and name == self._path.name):
                 return None
-            told = "another file" if self._is_opening or self._path is None else self._path.name
-            return f"A trace to {told} is already active: stop it first."
+            active = "another file" if self._is_opening or self._path is None else self._path.name
+            return f"A trace to {active} is already active: stop it first."
         if self._is_closing:
             return "The last trace is still being written: retry when its state is off."
         if self._config.trace_dir is not None:
@@ -144,10 +144,10 @@ class TraceControl:
             return "name needs a server started with --trace-dir FOLDER."
         return None
 
-    # ---- a trace that begins while the engine runs ----
+    # ---- a trace that starts while the engine runs ----
 
     def _open(self, name: str | None) -> None:
-        """Body of the thread that opens a file; whatever happens, it is said."""
+        """Body of the thread that opens a file; a failure is recorded in the state."""
         try:
             path, writer = self._open_new(name)
         except OSError as error:
@@ -199,7 +199,8 @@ def _make_folder(config: TraceConfig) -> None:
 
 
 def _open_at_start(config: TraceConfig, path: Path) -> tuple[Path, TraceWriter]:
-    """A trace that is there, of a run that crashed perhaps, keeps its name, and this one takes the next."""
+    """Open the trace's first file. An existing trace, perhaps of a run that crashed, keeps its name, and this
+    one takes the next."""
     try:
         taken, writer = _open_first_free(config, itertools.chain([path], _numbered(path)))
     except OSError as error:
@@ -216,7 +217,7 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def _open_first_free(config: TraceConfig, paths: Iterable[Path]) -> tuple[Path, TraceWriter]:
-    """The first of the names that is free: nothing that is there is ever replaced."""
+    """Open a writer at the first name that is free: an existing file is never replaced."""
     taken = FileExistsError(17, "File exists")
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""What a client may ask of a core beside requests: what it holds, what it knows of jobs, to stand still."""
+"""The core's utility calls: statistics, jobs, pause and resume, reset of the prefix cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.messages import JobStatus, PastTurn
 
 
 class CoreUtilities:
-    """Callable from any thread, at any time: a step may be running."""
+    """Thread-safe; may be called while a step is running."""
 
     def __init__(
         self,
@@ -23,19 +23,19 @@ class CoreUtilities:
         clock: Clock,
         lock: threading.Condition,
     ) -> None:
-        """``lock``: the core's, under which the scheduler is asked for, used and changed."""
+        """``lock`` is the core's: the scheduler is read and changed only under it."""
         self._scheduler = scheduler
         self._jobs: JobDirectory = scheduler().policy
         self._clock = clock
         self._lock = lock
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """As they are called from another process."""
-        told = (
+        """All utilities by the name under which another process calls them."""
+        utilities = (
             *(self.reset_prefix_cache, self.statistics, self.check_invariants, self.pause, self.resume),
             *(self.jobs, self.job, self.past_turns),
         )
-        return {utility.__name__: utility for utility in told}
+        return {utility.__name__: utility for utility in utilities}
 
     def reset_prefix_cache(self) -> bool:
         with self._lock:

@@ -1,1 +1,1 @@
-"""What every process of a server does: how it is spawned, logs, trims memory, keeps private files."""
+"""What every process of a server needs: spawning, logging, trimming memory, private folders."""

@@ -1,4 +1,4 @@
-"""Pages of files, libraries' code above all, that a process has touched. Knows nothing of what it serves."""
+"""Drops mapped pages of files, mostly of libraries' code, from the process's resident memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _MAPPINGS = Path("/proc/self/smaps")
 _ONLY_READ = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ \d+ +/.*\n(?:[A-Z]\w*:.*\n)*?Anonymous: +0 kB$", re.MULTILINE
 )
-"""Start and end of a private mapping of a file, which nobody writes to and of which no page was changed."""
+"""Start and end of a read-only private mapping of a file of which no page was changed."""
 _MADV_DONTNEED = 4
 
 
 def drop_file_pages() -> None:
-    """Take them out of this process, which keeps those that its start alone has needed as long as it lives.
+    """Drop all file pages from this process, which would otherwise keep those that only its startup needed.
 
-    The system has them still, as long as it has no better use for them, and gives each back when it is
-    touched. Does nothing where there is no /proc or no madvise(2).
+    They stay in the page cache as long as the system has no better use for them, and come back when they are
+    touched. Does nothing without /proc or madvise(2).
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:

@@ -1,4 +1,4 @@
-"""What this process computes with, for the records of a run: so that elsewhere one can tell what differs."""
+"""Describes the hardware and libraries of a run, so that runs on different machines can be compared."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def describe_machine() -> dict[str, str]:
-    """By name, in words; what cannot be told is left out."""
-    told = {
+    """A description of each part by name; unknown parts are left out."""
+    described = {
         "python": platform.python_version(),
         "numpy": _numpy(),
         "blas": _blas(),
         "cpu": _cpu(),
         "libc": " ".join(part for part in platform.libc_ver() if part),
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in described.items() if text}
 
 
 def _numpy() -> str:
@@ -29,7 +29,7 @@ def _numpy() -> str:
 
 
 def _blas() -> str:
-    """Of numpy, as it was built."""
+    """The BLAS that numpy was built with."""
     try:
         from numpy.__config__ import CONFIG
     except ImportError:
@@ -39,7 +39,7 @@ def _blas() -> str:
 
 
 def _cpu() -> str:
-    """Linux names the model there; elsewhere the architecture has to do."""
+    """The CPU model from /proc/cpuinfo; without it only the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

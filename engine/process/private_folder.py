@@ -1,7 +1,7 @@
-"""Folders of a running server for itself alone, in the folder for temporary files. One that was killed leaves
-its own behind; the next that starts on the machine takes it away.
+"""Private temporary folders of a running server. A server that was killed leaves its folder behind; the next
+one that starts on the machine removes it.
 
-Whoever runs holds a lock on a file in its folder, which the system lets go of when the process has ended.
+A running process holds a lock on a file in its folder; the system releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 _MARK, _UNFINISHED_MARK = ".in-use", ".begins"
 _held: dict[str, int] = {}
-"""Descriptors of the locks, by folder: never closed while the process lives, unless the folder goes."""
+"""Descriptors of the locks by folder: open while the process runs, unless the folder is removed."""
 
 
 def make_private_folder(prefix: str) -> str:
-    """A new one, readable by this user alone; those that others of this prefix left behind are gone then."""
+    """Make a folder that only this user can read; removes those of this prefix that were left behind."""
     _sweep(prefix)
     folder = tempfile.mkdtemp(prefix=prefix)
     unfinished = os.path.join(folder, _UNFINISHED_MARK)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # a file system without locks: nobody sweeps there either
+    with suppress(OSError):  # a file system without locks: no process sweeps there either
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(unfinished, os.path.join(folder, _MARK))  # seen by others from now on, and locked
     _held[folder] = descriptor
@@ -32,7 +32,7 @@ def make_private_folder(prefix: str) -> str:
 
 
 def remove_private_folder(folder: str) -> None:
-    """It and all that is in it; repeatable."""
+    """Remove the folder and its contents. May be called again."""
     shutil.rmtree(folder, ignore_errors=True)
     descriptor = _held.pop(folder, None)
     if descriptor is not None:
@@ -40,7 +40,7 @@ def remove_private_folder(folder: str) -> None:
 
 
 def remove_if_left(folder: str | Path) -> bool:
-    """Take the folder of another process away if that has ended; whether it is gone."""
+    """Remove the folder of another process if that has ended; returns whether it is gone."""
     mark = Path(folder) / _MARK
     with suppress(OSError):
         _remove_if_left(mark)
@@ -49,7 +49,7 @@ def remove_if_left(folder: str | Path) -> bool:
 
 def _sweep(prefix: str) -> None:
     for mark in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_MARK}"):
-        with suppress(OSError):  # somebody else's, or gone meanwhile
+        with suppress(OSError):  # another user's, or removed meanwhile
             if mark.stat().st_uid == os.getuid() and not mark.parent.is_symlink():
                 _remove_if_left(mark)
 

@@ -1,4 +1,4 @@
-"""Logging of the server's processes: names from requests can neither forge lines nor color them."""
+"""Logging of the server's processes. Names from requests can neither forge log lines nor color them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracing.plain_text import plain_name, plain_text
 
 
 class PlainFormatter(logging.Formatter):
-    """Writes a message as one line, control characters escaped as in JSON; tracebacks keep their lines."""
+    """Formats a message as one line, control characters escaped as in JSON; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return plain_name(super().formatMessage(record))
@@ -22,17 +22,17 @@ start_log = logging.getLogger("continuum.start")
 """Startup progress, shown at any log level: a large model takes minutes to load."""
 
 
-def begin_log(level: int | str, who: str, *, tells_start: bool = True) -> None:
-    """Log to stderr. ``who`` names the process, such as ``core 123``."""
+def begin_log(level: int | str, who: str, *, shows_start: bool = True) -> None:
+    """Log to stderr. ``who`` names the process, for example ``core 123``."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter(f"%(levelname)s %(name)s ({who}): %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-    if tells_start:
-        tell_start()
+    if shows_start:
+        show_start_log()
 
 
-def tell_start() -> None:
-    """Show ``start_log`` of this process as plain text."""
+def show_start_log() -> None:
+    """Show this process's ``start_log`` as plain text."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(message)s"))
     start_log.handlers, start_log.propagate = [handler], False
@@ -40,7 +40,7 @@ def tell_start() -> None:
 
 
 def plain_log() -> None:
-    """For the process that the user started: startup progress and warnings go to stderr as plain text."""
-    tell_start()
+    """Log startup progress and warnings to stderr as plain text; for the process that the user started."""
+    show_start_log()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(PlainFormatter("%(message)s"))

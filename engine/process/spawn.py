@@ -1,12 +1,12 @@
-"""How a process of ours begins another one."""
+"""How a server's process starts another one."""
 
 from __future__ import annotations
 
 import sys
 
 # A new interpreter instead of multiprocessing's spawn: it does not run the user's script again, so a script
-# needs no ``if __name__ == "__main__"``, and it works from a notebook or standard input too. SIGINT of a
-# terminal goes to the whole group: the front end decides what it means.
+# needs no ``if __name__ == "__main__"``, and it works from a notebook or standard input too. A terminal sends
+# SIGINT to the whole process group: only the process that the user started handles it.
 _BOOTSTRAP = """\
 import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
 import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -15,5 +15,5 @@ from {module} import main; main()
 
 
 def spawn_command(module: str) -> list[str]:
-    """Command of a process that runs ``main`` of a module; its standard input first brings our sys.path."""
+    """The command that runs ``main`` of a module; its standard input must begin with the pickled sys.path."""
     return [sys.executable, "-P", "-c", _BOOTSTRAP.format(module=module)]

@@ -1,4 +1,4 @@
-"""What a process that serves for long does once all is loaded. Knows nothing of what it serves."""
+"""Trims the memory of a long-running process: after startup, and again when it is idle."""
 
 from __future__ import annotations
 
@@ -11,55 +11,56 @@ from collections.abc import Callable
 from engine.process.file_pages import drop_file_pages
 
 YOUNG_OBJECTS = 10_000
-"""New ones at which the collector looks for garbage: a request makes hundreds, and few of them in circles."""
-LOOK_EVERY_S = 1.0
-"""Between looks at whether the process rests."""
-REST_S = 0.02
-"""Of all cores' time from one look to the next: an idle server's clocks take a fifth of it."""
+"""Threshold of the garbage collector's youngest generation: a request allocates hundreds of objects, few of
+them in reference cycles."""
+POLL_S = 1.0
+"""How often to check whether the process is idle."""
+IDLE_CPU_S = 0.02
+"""CPU time between two checks up to which the process is idle; an idle server's timers take a fifth of it."""
 FIRST_WORK_S = 0.05
-"""Of all cores' time, a few requests': they touch most of what any work touches, and what the first does."""
-MORE_WORK = 10
-"""How many times as much work comes before the next time: new kinds of work are ever fewer."""
+"""CPU time before the first trim at idle, about a few requests: they touch most pages that any work does."""
+WORK_FACTOR = 10
+"""Factor by which more work comes before each next trim: later work rarely touches new code."""
 
 
-def settle() -> None:
-    """The objects that are there now stay, and are not looked at again; the files' pages need not, nor what
-    was freed on the way here. Those of the first work go as well, when the process rests after it, and those
-    of ten times as much, and so on."""
+def finish_startup() -> None:
+    """Freeze the objects that exist now, so that the garbage collector skips them, and return memory that
+    only the startup needed. A thread trims again when the process is idle after its first work, after ten
+    times as much, and so on."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
-    _let_go()
-    threading.Thread(target=_trim_when_idle, name="let-go-at-rest", daemon=True).start()
+    _trim()
+    threading.Thread(target=_trim_when_idle, name="trim-when-idle", daemon=True).start()
 
 
 def give_back_freed() -> None:
-    """Return to the system what was freed: an allocator keeps it for later, and weights come but once.
+    """Return freed memory to the system: the allocator would keep it, but weights are loaded only once.
 
-    Does nothing where the C library is not glibc (malloc_trim(3))."""
+    Does nothing if the C library is not glibc (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def await_rest_after(
+def await_idle_after(
     work_s: float, cpu_s: Callable[[], float] = time.process_time, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return when the process has worked for so long, and then has rested from one look to the next.
+    """Return when the process has used ``work_s`` of CPU time and is idle afterwards.
 
-    ``cpu_s``: the time that it has used so far, of all cores."""
+    ``cpu_s`` returns the CPU time that it has used so far, on all cores."""
     now = cpu_s()
     worked_at = now + work_s
-    resting = False
-    while now < worked_at or not resting:
+    idle = False
+    while now < worked_at or not idle:
         before = now
-        sleep(LOOK_EVERY_S)
+        sleep(POLL_S)
         now = cpu_s()
-        resting = now - before <= REST_S
+        idle = now - before <= IDLE_CPU_S
 
 
-def _let_go() -> None:
+def _trim() -> None:
     drop_file_pages()
     give_back_freed()
 
@@ -67,6 +68,6 @@ def _let_go() -> None:
 def _trim_when_idle() -> None:
     work_s = FIRST_WORK_S
     while True:
-        await_rest_after(work_s)
-        _let_go()
-        work_s *= MORE_WORK
+        await_idle_after(work_s)
+        _trim()
+        work_s *= WORK_FACTOR

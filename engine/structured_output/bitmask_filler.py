@@ -42,7 +42,7 @@ class BitmaskFiller:
         self._promised: set[Future[TokenMasks]] = set()
         self._closed = False
 
-    def promise(self) -> Future[TokenMasks]:
+    def reserve(self) -> Future[TokenMasks]:
         """Masks that ``fill`` will make, unless ``close`` comes first."""
         masks: Future[TokenMasks] = Future()
         self._promised.add(masks)
@@ -78,7 +78,7 @@ class BitmaskFiller:
 
     def close(self) -> None:
         """Who still waits for masks learns that none will come (CancelledError), also of steps that come
-        back later. Not called beside ``promise`` or ``fill``."""
+        back later. Not called beside ``reserve`` or ``fill``."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         for masks in list(self._promised):

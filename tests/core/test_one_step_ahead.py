@@ -173,13 +173,13 @@ def test_nothing_of_the_token_after_a_stop_is_seen() -> None:
     last = room.outputs["a-0"][-1]
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
     assert room.tokens("a-0") == expected("a-0", 3)
-    assert room.core.winds_down
+    assert room.core.is_draining
     assert room.core.utilities.statistics().num_free_blocks < room.core.utilities.statistics().num_blocks
     room.core.utilities.check_invariants()
     assert room.core.wait_for_work()
     assert room.core.step() is not None
     assert room.core.utilities.statistics().num_free_blocks == room.core.utilities.statistics().num_blocks
-    assert not room.core.winds_down
+    assert not room.core.is_draining
 
 
 def test_prefixes_can_be_forgotten_while_a_step_runs_for_nobody() -> None:

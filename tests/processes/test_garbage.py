@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from engine.process.trim import LOOK_EVERY_S, await_rest_after
+from engine.process.trim import POLL_S, await_idle_after
 
 
 class Worked:
@@ -18,7 +18,7 @@ class Worked:
         self.looks = 0
 
     def sleep(self, seconds: float) -> None:
-        assert seconds == LOOK_EVERY_S
+        assert seconds == POLL_S
         self.cpu_s += next(self._used_s)
         self.looks += 1
 
@@ -36,7 +36,7 @@ class Worked:
 def test_it_lets_go_at_the_first_rest_after_its_work(used_s: list[float], looks: int) -> None:
     """A rest before the work, a pause of it and the work's own end are told apart."""
     process = Worked(used_s)
-    await_rest_after(0.05, lambda: process.cpu_s, process.sleep)
+    await_idle_after(0.05, lambda: process.cpu_s, process.sleep)
     assert process.looks == looks
 
 
@@ -44,5 +44,5 @@ def test_it_waits_as_long_as_there_is_work() -> None:
     """A server that never rests keeps what it uses."""
     process = Worked([1.5] * 100)
     with pytest.raises(StopIteration):
-        await_rest_after(0.05, lambda: process.cpu_s, process.sleep)
+        await_idle_after(0.05, lambda: process.cpu_s, process.sleep)
     assert process.looks == 100

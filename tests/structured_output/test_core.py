@@ -92,9 +92,9 @@ def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
         raise AssertionError("no grammar is compiled")
 
     filler = BitmaskFiller(GrammarCompiler(no_tokens))
-    before = filler.promise()
+    before = filler.reserve()
     filler.close()
-    after = filler.promise()
+    after = filler.reserve()
     for masks in (before, after):
         filler.fill(masks, {})
         assert masks.cancelled()

@@ -47,7 +47,7 @@ class APIServerStart:
 
     server: ServerConfig
     engine: EngineConfig
-    seat: ClientHandle
+    handle: ClientHandle
     siblings: ServerGroup
     socket_fileno: int
     report_fileno: int
@@ -63,8 +63,8 @@ def main() -> None:
     except EOFError:  # the core could not start, or the parent has ended
         _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
         return
-    begin_log(start.log_level, f"front end {os.getpid()}")
-    core = JoinedCore(start.seat)
+    begin_log(start.log_level, f"API server {os.getpid()}")
+    core = JoinedCore(start.handle)
     threading.Thread(target=_await_end, args=(core,), name="parent-watch", daemon=True).start()
     exit_code = _serve(start, core)
     if start.siblings.folder is not None:

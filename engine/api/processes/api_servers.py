@@ -105,22 +105,22 @@ class APIServers:
             # They load their libraries while the core loads the model.
             for index in range(everyone.count):
                 self._start(replace(everyone, index=index))
-            self._keeper = CoreSupervisor(CoreProcess(self._spec), lambda: self._events.put(_CoreDied()))
+            self._supervisor = CoreSupervisor(CoreProcess(self._spec), lambda: self._events.put(_CoreDied()))
             try:
                 return self._serve()
             finally:
-                self._keeper.close()
+                self._supervisor.close()
         finally:
             for process in self._running:
                 process.kill()
 
     def _serve(self) -> int:
         for process in self._running:
-            self._seat(process)
+            self._connect(process)
         self._await_all_ready()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._events.put(_AskedToStop()))
-        say_ready(self._config, self._sock, self._keeper.ready)
+        say_ready(self._config, self._sock, self._supervisor.ready)
         return self._watch()
 
     def _start(self, siblings: ServerGroup) -> _APIServerProcess:
@@ -128,8 +128,8 @@ class APIServers:
         self._running.append(process)
         return process
 
-    def _seat(self, process: _APIServerProcess) -> None:
-        process.seat(self._keeper.seat(), self._config, self._spec, self._sock)
+    def _connect(self, process: _APIServerProcess) -> None:
+        process.start_with(self._supervisor.add_client(), self._config, self._spec, self._sock)
 
     def _await_all_ready(self) -> None:
         waiting = set(self._running)
@@ -142,8 +142,8 @@ class APIServers:
                 if event.process.failure is not None:
                     raise event.process.failure
                 waiting.discard(event.process)
-                self._let_go(event.process)
-                if self._restarts_in_vain():
+                self._release(event.process)
+                if self._restarts_exhausted():
                     raise EngineDeadError("API server processes die while starting.")
                 waiting.add(self._replace(event.process))
             else:
@@ -159,8 +159,8 @@ class APIServers:
             if isinstance(event, _CoreDied):
                 return self._end_without_core()
             if isinstance(event, _Ended):
-                self._let_go(event.process)
-                if self._restarts_in_vain():
+                self._release(event.process)
+                if self._restarts_exhausted():
                     say_giving_up(len(self._ended_at), RESTART_WINDOW_S)
                     return self._drain(1)
                 self._replace(event.process)
@@ -168,18 +168,18 @@ class APIServers:
     def _replace(self, ended: _APIServerProcess) -> _APIServerProcess:
         report_api_server_ended(ended.pid, ended.exit_code)
         process = self._start(ended.siblings)
-        self._seat(process)
+        self._connect(process)
         return process
 
-    def _let_go(self, process: _APIServerProcess) -> None:
+    def _release(self, process: _APIServerProcess) -> None:
         """Releases what the process held."""
         self._running.remove(process)
         process.kill()  # it has ended; its pipe has not
         self._board.clear(process.siblings.index)
-        if process.core_seat is not None:
-            self._keeper.dismiss(process.core_seat)
+        if process.core_handle is not None:
+            self._supervisor.remove_client(process.core_handle)
 
-    def _restarts_in_vain(self) -> bool:
+    def _restarts_exhausted(self) -> bool:
         now = time.monotonic()
         self._ended_at.append(now)
         while now - self._ended_at[0] > RESTART_WINDOW_S:
@@ -213,7 +213,7 @@ class APIServers:
             except queue.Empty:
                 return exit_code  # what is left is killed
             if isinstance(event, _Ended):
-                self._let_go(event.process)
+                self._release(event.process)
             elif isinstance(event, _CoreDied):
                 return self._end_without_core()
             elif isinstance(event, _AskedToStop):
@@ -228,7 +228,7 @@ class _APIServerProcess:
     def __init__(self, siblings: ServerGroup, sock: socket.socket, tell: Callable[[_Event], None]) -> None:
         assert siblings.folder is not None
         self.siblings = siblings
-        self.core_seat: ClientHandle | None = None
+        self.core_handle: ClientHandle | None = None
         self.failure: EngineError | None = None
         """Why it could not start, if it has reported that."""
         self._report, self._report_fileno = os.pipe()
@@ -241,21 +241,23 @@ class _APIServerProcess:
         os.close(self._report_fileno)
         self.pid = self._process.pid
         self._send(sys.path)
-        threading.Thread(target=self._watch, args=(tell,), name="front-end-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(tell,), name="api-server-watch", daemon=True).start()
 
     @property
     def exit_code(self) -> int:
         """The exit code once it has ended; negative for a signal."""
         return self._process.wait()
 
-    def seat(self, seat: ClientHandle, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
+    def start_with(
+        self, handle: ClientHandle, config: ServerConfig, spec: CoreSpec, sock: socket.socket
+    ) -> None:
         """The core is ready: start serving."""
-        self.core_seat = seat
+        self.core_handle = handle
         self._send(
             APIServerStart(
                 server=config,
                 engine=spec.config,
-                seat=seat,
+                handle=handle,
                 siblings=self.siblings,
                 socket_fileno=sock.fileno(),
                 report_fileno=self._report_fileno,

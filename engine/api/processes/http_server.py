@@ -20,7 +20,7 @@ from engine.api.processes.listener import cannot_listen
 from engine.api.processes.server_group import ServerGroup
 from engine.api.served_model import ServedModel
 from engine.frontend.async_llm import AsyncLLM
-from engine.process.trim import settle
+from engine.process.trim import finish_startup
 
 DEATH_LINGER_S = 2.0
 """How long the server still answers 503 after the core died, so that streams end and probes see
@@ -99,7 +99,7 @@ class HttpServer:
 
     async def _run(self) -> int:
         allow_open_files(self._config.limits.max_connections)
-        settle()
+        finish_startup()
         loop = asyncio.get_running_loop()
         for number in self._stop_signals:
             loop.add_signal_handler(number, self._on_signal)

@@ -25,7 +25,7 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import Executor, PendingOutput
 from engine.process.process_log import begin_log
-from engine.process.trim import settle
+from engine.process.trim import finish_startup
 from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def main() -> None:
     start: RankStart = pickle.load(sys.stdin.buffer)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it exits with the core, which may have work left
     level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
-    begin_log(level, f"rank {start.rank}, {os.getpid()}", tells_start=start.rank == 0)
+    begin_log(level, f"rank {start.rank}, {os.getpid()}", shows_start=start.rank == 0)
     channel: Connection[Any, Any] = Connection(start.channel_fileno)
     inbox = Inbox(start, channel)
     try:
@@ -96,7 +96,7 @@ def main() -> None:
         channel.send(_as_engine_error(error, start.rank))
         inbox.next_order()  # wait: the core stops all ranks, and the others must not see this one exit first
     else:
-        settle()
+        finish_startup()
         channel.send(RankReady(executor.info, executor.max_concurrent_batches))
         _serve(executor, inbox, channel, start.rank)
     exit_process(start)
