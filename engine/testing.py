@@ -149,7 +149,7 @@ class FakeExecutor:
         if self._num_steps == behavior.kill_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._num_steps == behavior.raise_at_step:
-            raise RuntimeError("the fake executor was configured to fail")
+            raise RuntimeError("the fake executor was told to fail")
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for req_id in plan.finished_req_ids:
