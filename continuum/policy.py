@@ -70,7 +70,7 @@ class ContinuumStatistics:
     num_open_turns: int
     num_pins: int
     num_pinned_blocks: int
-    num_recognisable: int
+    num_recognizable: int
     """Branch tips by which a turn that nobody named would be recognized."""
 
 
@@ -114,7 +114,7 @@ class ContinuumPolicy(SchedulingPolicy):
         )
         self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace.turn_parked)
         # What is kept, how long, and who gives way.
-        self._holding = Retention(
+        self._retention = Retention(
             context,
             config,
             self._pins,
@@ -143,11 +143,11 @@ class ContinuumPolicy(SchedulingPolicy):
             block_size,
             (
                 *(self._jobs, self._stale_prefixes, working_set, self._gaps, self._work, tally),
-                *(self._holding, self._trace),
+                *(self._retention, self._trace),
             ),
         )
         self._signals = ToolSignals(
-            self._jobs, self._branches, self.tools, self._gaps, self._holding, self._log
+            self._jobs, self._branches, self.tools, self._gaps, self._retention, self._log
         )
         self._reports = JobReports(self._jobs, self._gaps, tally, self._log, block_size)
         self._receipts: dict[str, TurnReceipt] = {}
@@ -212,7 +212,7 @@ class ContinuumPolicy(SchedulingPolicy):
             self._branches.finish_job(turn.job, now)
         else:
             tip = self._branches.open(turn, receipt, now)
-            pin = self._holding.begin(tip, request.block_hashes[: len(tip.chain)], now)
+            pin = self._retention.begin(tip, request.block_hashes[: len(tip.chain)], now)
             receipt = tip.receipt or receipt
         self._log.ended(turn, receipt, now)
         self._receipts[request.request_id] = receipt
@@ -240,7 +240,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._queue.gone(request)
         turn = self._turns.close(request, now)
         if turn is not None:
-            self._holding.give_back(turn)
+            self._retention.give_back(turn)
         return turn
 
     def take_receipt(self, request: Request) -> TurnReceipt | None:
@@ -331,7 +331,7 @@ class ContinuumPolicy(SchedulingPolicy):
             len(self._turns),
             len(self._pins),
             self._pins.num_blocks,
-            self._jobs.num_recognisable,
+            self._jobs.num_recognizable,
         )
 
     def describe(self) -> PolicyDescription:

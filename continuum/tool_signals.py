@@ -29,14 +29,14 @@ class ToolSignals:
         branches: Branches,
         tools: ToolStats,
         gaps: GapLearner,
-        holding: Retention,
+        retention: Retention,
         log: TurnHistory,
     ) -> None:
         self._jobs = jobs
         self._branches = branches
         self._tools = tools
         self._gaps = gaps
-        self._holding = holding
+        self._retention = retention
         self._log = log
 
     def tools_started(self, signal: ToolGapStarted, now: float) -> TurnReceipt | None:
@@ -46,10 +46,10 @@ class ToolSignals:
             return None
         self._learn_tools(tip, signal.calls, now)
         if tip.job.is_established:
-            self._holding.redecide(tip, now)
+            self._retention.redecide(tip, now)
         else:
-            self._holding.let_go(tip, ONE_QUESTION)
-        self._log.told(tip)
+            self._retention.release(tip, ONE_QUESTION)
+        self._log.receipt_changed(tip)
         return tip.receipt
 
     def client_told(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
@@ -63,10 +63,10 @@ class ToolSignals:
         tip.told.take(signal, now - tip.ended_s, len(tip.tools or ()))
         self._branches.hinted(tip, signal, now)
         if tip.told.state is ToolState.CANCELLED:
-            self._holding.let_go(tip, CANCELLED)
+            self._retention.release(tip, CANCELLED)
         else:
-            self._holding.redecide(tip, now, self._gaps.remaining(tip, now))
-        self._log.told(tip)
+            self._retention.redecide(tip, now, self._gaps.remaining(tip, now))
+        self._log.receipt_changed(tip)
         return tip.receipt
 
     def _learn_tools(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:

@@ -21,7 +21,7 @@ class Tuning:
     """Each is above 0, the grace at least 0. Those that the estimator has of its own begin as it has them."""
 
     grace_s: float = 1.0
-    """Any turn's KV is held so long: the front end reads the tool calls within milliseconds of its end."""
+    """Any turn's KV is held so long: the API server reads the tool calls within milliseconds of its end."""
     kind_tokens: int = 128
     """Agents whose prompts begin with the same tokens, so many, are of one kind: less than any system
     prompt."""
@@ -30,7 +30,7 @@ class Tuning:
     min_ended_jobs: int = 20
     """So many jobs must have ended before what their lengths say counts there."""
     thrashing_share: float = 0.1
-    """Of the tokens that come back: if so many must be computed again, age counts in full."""
+    """Of the tokens that come back: if so many must be recomputed, age counts in full."""
     recomputed_smoothing: float = 0.01
     """Weight of a new return against those before, in that share."""
     reload_smoothing: float = 0.1
@@ -60,7 +60,7 @@ class Tuning:
     pool_horizon_s: float = 50.0
     """The same there: who is away for longer finds nothing held."""
     small_job_share: float = 0.01
-    """Of the pool: a new job whose first prompt is smaller is not kept waiting, whoever else has begun."""
+    """Of the pool: a new job whose first prompt is smaller is not kept waiting."""
     prefill_smoothing: float = SMOOTHING
     """Weight of a new step against those of its size before, in what computing KV costs."""
     first_tokens_per_s: float = DEFAULT_TOKENS_PER_S
@@ -74,7 +74,7 @@ class Tuning:
     num_bins: int = NUM_BINS
     """Durations are told apart in so many bins."""
     min_judged: float = MIN_JUDGED
-    """So many foretold calls say how much a job's own calls tell of its next one."""
+    """So many predicted calls say how much a job's own calls tell of its next one."""
     last_after_call: float = LAST_AFTER_CALL
     """Probability that no turn follows one that called a tool, before any was seen."""
     last_after_answer: float = LAST_AFTER_ANSWER

@@ -1,7 +1,7 @@
 """Learns how much somebody's own calls tell of the next one: a job's, a tenant's. Knows nothing of keys.
 
 In some work the same tests take as long as last time, in some every call is a new draw. So several strengths
-of the belief about all jobs are tried on every call that a job repeats, and the one that foretold best is
+of the belief about all jobs are tried on every call that a job repeats, and the one that predicted best is
 used: prequential choice (A. P. Dawid, J. R. Stat. Soc. A 147, 1984) of Bühlmann's credibility constant.
 """
 
@@ -21,7 +21,7 @@ MIN_JUDGED = 20.0
 
 
 class Credibility:
-    """Of one kind of call: how well each strength foretold, old judgements fading."""
+    """Of one kind of call: how well each strength predicted, old judgements fading."""
 
     __slots__ = ("losses", "num_judged", "strengths")
 

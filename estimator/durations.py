@@ -152,7 +152,7 @@ class DurationEstimator:
     max_keys: the keys not seen for longest are forgotten beyond this.
     max_job_keys: the same for the keys of jobs.
     min_s, max_s, num_bins: durations are told apart in so many bins, evenly in log(duration).
-    min_judged: so many foretold calls say how credible a job's own calls of their kind are.
+    min_judged: so many predicted calls say how credible a job's own calls of their kind are.
     """
 
     edges_: tuple[float, ...]
@@ -164,7 +164,7 @@ class DurationEstimator:
     clock_s_: float
     """Newest time that was told, from the first ever; it stands still while no estimator runs."""
     _clock_start_s: float | None
-    """When that was 0, on the clock of whoever tells the time; None until told."""
+    """When that was 0, on the caller's clock; None until the time was told."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class DurationEstimator:
         return min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
 
     def _judge(self, parts: tuple[str, ...], job: str, index: int) -> None:
-        """Before a call is learned: would the job's own calls of its kind have foretold it?"""
+        """Before a call is learned: would the job's own calls of its kind have predicted it?"""
         of_job = self.job_histograms_.get((job, parts))
         if of_job is None or of_job.censored is not None:
             return

@@ -68,7 +68,7 @@ class _Credit:
     num_compared: float = 0.0
     loss_said: float = 0.0
     loss_known: float = 0.0
-    """Sums of |ln(actual / foretold)| where both had something to say."""
+    """Sums of |ln(actual / predicted)| where both had something to say."""
 
 
 class ExpectationMemory:
@@ -103,14 +103,14 @@ class ExpectationMemory:
     def observe(
         self, source: Source, said_remaining_s: float, actual_remaining_s: float, known_s: float | None
     ) -> None:
-        """The call is over. ``known_s``: what experience alone had foretold; None: nothing."""
+        """The call is over. ``known_s``: what experience alone had predicted; None: nothing."""
         ratio = max(actual_remaining_s, SHORTEST_S) / max(said_remaining_s, SHORTEST_S)
         index = min(max(bisect_left(_EDGES, ratio) - 1, 0), _NUM_BINS - 1)
-        foretold_s = self._median(source) * max(said_remaining_s, SHORTEST_S)
+        predicted_s = self._median(source) * max(said_remaining_s, SHORTEST_S)
         for depth in range(len(source), -1, -1):
             credit = self._credits.setdefault(source[:depth], _Credit())
             self._credits.move_to_end(source[:depth])
-            _learn(credit, index, actual_remaining_s, foretold_s, known_s)
+            _learn(credit, index, actual_remaining_s, predicted_s, known_s)
         while len(self._credits) > MAX_SOURCES:
             self._credits.popitem(last=False)
 
@@ -131,21 +131,21 @@ class ExpectationMemory:
         return _EDGES[bisect_left([*accumulate(masses)], 0.5) + 1]
 
 
-def _learn(credit: _Credit, index: int, actual_s: float, foretold_s: float, known_s: float | None) -> None:
+def _learn(credit: _Credit, index: int, actual_s: float, predicted_s: float, known_s: float | None) -> None:
     credit.ratios = [count * _KEEP for count in credit.ratios]
     credit.ratios[index] += 1.0
     credit.num_judged = credit.num_judged * _KEEP + 1.0
     if known_s is None:
         return
     credit.num_compared = credit.num_compared * _KEEP + 1.0
-    credit.loss_said = credit.loss_said * _KEEP + _loss(actual_s, foretold_s)
+    credit.loss_said = credit.loss_said * _KEEP + _loss(actual_s, predicted_s)
     credit.loss_known = credit.loss_known * _KEEP + _loss(actual_s, known_s)
 
 
-def _loss(actual_s: float, foretold_s: float) -> float:
-    if math.isinf(foretold_s):
+def _loss(actual_s: float, predicted_s: float) -> float:
+    if math.isinf(predicted_s):
         return log(MAX_RATIO)
-    ratio = max(actual_s, SHORTEST_S) / max(foretold_s, SHORTEST_S)
+    ratio = max(actual_s, SHORTEST_S) / max(predicted_s, SHORTEST_S)
     return min(abs(log(ratio)), log(MAX_RATIO))
 
 

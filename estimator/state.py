@@ -70,7 +70,7 @@ class _TenantState(msgspec.Struct):
 
 
 class _CreditState(msgspec.Struct, array_like=True):
-    """How well what tenants lend foretold calls of a kind."""
+    """How well what tenants lend predicted calls of a kind."""
 
     parts: tuple[str, ...]
     num_judged: Weight
@@ -136,7 +136,7 @@ def restore(data: bytes) -> Tenants:
         if version not in (STATE_VERSION, VERSION_WITHOUT_TENANTS):
             raise EstimatorStateError(
                 f"it has version {version}, this program reads version {STATE_VERSION}: "
-                "move it away to learn anew"
+                "move it away to start again"
             )
         state = msgspec.json.decode(data, type=_State)
         return _tenants(state)

@@ -1,7 +1,7 @@
 """What each tenant's calls and turns teach of that tenant's next ones, and what tenants lend each other.
 
 A level between kinds of calls and jobs. Each tenant learns by itself. Others lend it what they know of a kind
-of call only once calls that tenants repeated were foretold the better for it, and then no more observations
+of call only once calls that tenants repeated were predicted the better for it, and then no more observations
 than there are others who know the kind, however many calls those made: nobody's calls alone decide for
 somebody else. Who has learned nothing yet is lent by several others, or by nobody. Turns are not lent.
 
@@ -54,7 +54,7 @@ class Tenants:
         self.own: OrderedDict[str, Learned] = OrderedDict()
         """By tenant, the one heard of least recently first; empty while there is only one."""
         self.credit: dict[Parts, Credibility] = {}
-        """By kind of call: how well what was lent foretold."""
+        """By kind of call: how well what was lent predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}
         """As others know kinds now."""
         self._stranger: Learned | None = None
@@ -132,7 +132,7 @@ class Tenants:
         return learned
 
     def _judge(self, tenant: str, own: DurationEstimator, key: ToolKey, duration_s: float) -> None:
-        """Before a call is learned: how well would its tenant's own calls of its kind have foretold it, with
+        """Before a call is learned: how well would its tenant's own calls of its kind have predicted it, with
         what others would have lent?"""
         weights, others = own.ended(key.parts), self._others(tenant, key.parts)
         if weights is None or not others.weight:

@@ -86,7 +86,7 @@ BOUNDS = {
     "tip_index.MAX_TWINS": "time of one look-up",
     "registry.MAX_QUESTIONS": "memory",
     "job_metrics.MAX_KEPT": "memory; metrics only",
-    "job.MAX_FRONTIERS": "memory of one job",
+    "job.MAX_TIPS": "memory of one job",
     "job.HEAD_BYTES": "memory; 8 bytes tell prefixes apart",
     "cut_turns.KEPT_S": "simulated clients cut nothing off; real ones ask again within seconds",
     "cut_turns.MAX_QUESTIONS": "memory",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from continuum.jobs.continuation import left_behind_by, prompt_tail
-from continuum.jobs.job import MAX_FRONTIERS, BlockChain, BranchTip, Job, Turn
+from continuum.jobs.job import MAX_TIPS, BlockChain, BranchTip, Job, Turn
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.messages import ToolSignal, TurnReceipt
 
@@ -94,7 +94,7 @@ class Branches:
         self._ended[request.request_id] = tip
         for listener in self._listeners:
             listener.on_opened(tip, block_hashes, now)
-        if len(job.tips) > MAX_FRONTIERS:
+        if len(job.tips) > MAX_TIPS:
             oldest = next((each for each in job.tips if each.pin is None), job.tips[0])
             self._drop(oldest, BranchEnd.CROWDED_OUT, now)
         return tip

@@ -26,7 +26,7 @@ class Continuation:
     """Where it parts from the tip nearest to it, in full blocks: the first token of the block that
     differs. None: it does not."""
     num_diverged_tokens: int = 0
-    """Of that tip, beyond it: what has to be computed again."""
+    """Of that tip, beyond it: what has to be recomputed."""
 
 
 NEW_BRANCH = Continuation()
@@ -118,7 +118,7 @@ class _Nearness:
     @property
     def continues(self) -> bool:
         """It is longer than that turn's prompt and contains it; the turn's output may differ, since a client
-        may render the reply anew (white space, stripped reasoning)."""
+        may render the reply differently (white space, stripped reasoning)."""
         if self._request.num_prompt_tokens <= self.tip.num_prompt_tokens or self.holds_reply is False:
             return False
         needed = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
@@ -149,8 +149,8 @@ class _Nearness:
 
     @property
     def turns_away(self) -> bool:
-        """It begins as that turn's prompt did and does not hold all of it: whoever only asks something beside
-        it holds it whole, whoever goes on from the reply, too."""
+        """It begins as that turn's prompt did and does not hold all of it: a question asked
+        beside it holds it whole, and so does a prompt that goes on from the reply."""
         num_blocks = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
         return 0 < self.num_shared_blocks < num_blocks
 

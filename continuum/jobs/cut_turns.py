@@ -1,6 +1,6 @@
 """Turns whose clients gave them up: who asks the same again repeats that turn, and keeps its place.
 
-Clients that hear nothing for some minutes drop a request and send it once more: it would wait anew each time.
+Clients that hear nothing for some minutes drop a request and send it once more, which would lose its place.
 Only prompts are compared; blocks and pins are others' business.
 """
 

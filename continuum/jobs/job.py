@@ -20,7 +20,7 @@ from engine.core.request import Request
 from engine.messages import ToolState, TurnReceipt
 from estimator.tool_key import ToolKey
 
-MAX_FRONTIERS = 32
+MAX_TIPS = 32
 """Frontiers remembered per job; the oldest without a pin goes first."""
 HEAD_BYTES = 8
 """Of each hash, in a chain that is only compared."""
@@ -73,9 +73,9 @@ class BranchTip:
     place: Place
     """The job's, when the turn ended: a pin keeps it."""
     tools: list[ToolKey] | None = None
-    """What runs now; empty if the turn called nothing, None until the front end has said."""
+    """What runs now; empty if the turn called nothing, None until the API server has read the reply."""
     plain_tool: str | None = None
-    """What runs as the published rules name it, once the front end has said; None: nothing, or several."""
+    """What runs as the published rules name it, once the reply was read; None: nothing, or several."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
     receipt: TurnReceipt | None = None

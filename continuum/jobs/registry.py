@@ -46,7 +46,7 @@ class JobRegistry(BranchListener):
         return len(self._jobs)
 
     @property
-    def num_recognisable(self) -> int:
+    def num_recognizable(self) -> int:
         """Frontiers by which a turn without a name would be recognized."""
         return len(self._index)
 
@@ -130,7 +130,7 @@ class JobRegistry(BranchListener):
         self.on_restored(tip, now)
 
     def on_restored(self, tip: BranchTip, now: float) -> None:
-        """Only inferred jobs are recognized by their branches: whoever names a job names all its turns."""
+        """Only inferred jobs are recognized by their branches: a client that names a job does so always."""
         tip.job.tips.append(tip)
         if not tip.is_superseded:
             self._prefixes.add(tip.landmarks)
@@ -139,7 +139,7 @@ class JobRegistry(BranchListener):
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if tip.tools:
-            self.establish(tip.job)  # whoever calls a tool has a job
+            self.establish(tip.job)  # a turn that calls a tool is part of a job
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         self._remove(tip)

@@ -20,7 +20,7 @@ the device, and too old to be worth the memory of its name."""
 
 
 class StalePrefixes(BranchListener):
-    """Remembers what tips hold, and hands out what of it is dead."""
+    """Remembers the blocks of branch tips, and hands out those that have become stale."""
 
     def __init__(self, jobs: JobRegistry, num_blocks: int, block_size: int, *, of_continued: bool) -> None:
         """``num_blocks``: of the pool. ``of_continued``: also what a turn does not share with the branch that
@@ -65,10 +65,10 @@ class StalePrefixes(BranchListener):
         open turn may ask for stays. The turn is told how much nobody will ask for, as far as is known."""
         block_hashes = self._hashes.get(tip, [])
         num_kept = max(num_shared_blocks, self._jobs.num_shared_blocks(tip, block_hashes, turn))
-        dead = block_hashes[num_kept:]
-        if dead:
-            self._pending.append(StalePrefix(dead, num_kept, tip.pin, turn.request.request_id))
-        turn.supersedes, turn.num_superseded_tokens = tip.request_id, len(dead) * self._block_size
+        stale = block_hashes[num_kept:]
+        if stale:
+            self._pending.append(StalePrefix(stale, num_kept, tip.pin, turn.request.request_id))
+        turn.supersedes, turn.num_superseded_tokens = tip.request_id, len(stale) * self._block_size
 
     def take(self) -> Iterator[StalePrefix]:
         while self._pending:

@@ -2,7 +2,7 @@
 
 A prompt is looked up from its end back, one dictionary access a block, whatever is remembered. Two prompts
 that begin alike are told apart by every token of the turn they would continue, but for the few that a chat
-template puts before a reply and may render anew. Tenants are kept apart here, cache salts by the hashes.
+template puts before a reply, which vary. Tenants are kept apart here, cache salts by the hashes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class JobWork(BranchListener):
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if not tip.tools:
-            self.on_job_done(tip.job, now)  # whoever answers may have done it
+            self.on_job_done(tip.job, now)  # an answer without a call may be the job's last
 
     def on_job_done(self, job: Job, now: float) -> None:
         if job.course is not None:

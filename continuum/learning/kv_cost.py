@@ -1,4 +1,4 @@
-"""What KV that was let go costs: to compute it again, or to load its copy back from host memory."""
+"""What evicted KV costs: to recompute it, or to load it back from host memory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class KvCost:
         return self._prefill.seconds(num_tokens)
 
     def reload_s(self, num_tokens: int) -> float | None:
-        """None where no copies are kept; before the first load, a share of computing it."""
+        """None where nothing is offloaded; before the first load, a share of recomputing it."""
         if not self.has_host_tier:
             return None
         known_s = self._reload.seconds(num_tokens)
         return self.prefill_s(num_tokens) * self._first_reload_share if known_s is None else known_s
 
-    def again_s(self, num_tokens: int) -> float:
-        """To load KV back, or to compute it where no copies are kept."""
+    def restore_s(self, num_tokens: int) -> float:
+        """Seconds to load KV back, or to recompute it where nothing is offloaded."""
         reload_s = self.reload_s(num_tokens)
         return self.prefill_s(num_tokens) if reload_s is None else reload_s

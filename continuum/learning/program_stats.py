@@ -46,7 +46,7 @@ class ReloadCost:
 
 
 class RecomputedShare:
-    """Of the tokens that jobs' turns came back to, the share that had to be computed again, of late.
+    """Of the tokens that jobs' turns came back to, the share that had to be recomputed, of late.
 
     None while what is dropped is found in host memory; near 1 where the jobs begun need more than both tiers
     hold, so that each turn drops what another will want.

@@ -167,7 +167,7 @@ def _tune(learned: Learned, tuning: Tuning) -> None:
 def _load(path: str) -> Tenants:
     try:
         learned = load_learned(path)
-        # Whoever cannot write there wants to know now, not when the server stops.
+        # A path that cannot be written to is reported now, not when the server stops.
         write_state(snapshot(learned), path)
     except EstimatorStateError as error:
         raise ConfigError(str(error)) from error

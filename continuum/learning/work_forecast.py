@@ -21,7 +21,7 @@ MAX_ENDS = 256.0
 MAX_TURNS = 4096.0
 """Likewise of turns, of all kinds."""
 LESSON = 0.125
-"""So many turns more than before, as a share of them, and what was seen is looked at anew."""
+"""So many turns more than before, as a share of them, and what was seen is evaluated again."""
 
 
 class _Kind:

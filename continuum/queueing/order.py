@@ -5,7 +5,7 @@ what jobs of its kind are more work than usual ones, or earlier by what they are
 began earlier could pass a request for as long as they come back: so who has waited for too long goes before
 all others, whatever their priority, in the order in which they came.
 
-The age counts in full where KV that is lost must be computed again: the fewer jobs are begun, the less is
+The age counts in full where evicted KV must be recomputed: the fewer jobs are begun, the less is
 lost. Where it is loaded back from host memory, age counts as far as it tells who is sooner done: among jobs
 of like length the older is, but where most are short and a few are long, more end soon if turns are served
 as they come. And it counts where even host memory loses what the jobs begun need.

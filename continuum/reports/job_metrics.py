@@ -9,7 +9,7 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from engine.messages import JobEnd, JobStats
 
 MAX_KEPT = 4096
-"""Of each kind, for whoever never looks."""
+"""Kept of each kind, in case nobody reads them."""
 FINISHED = "finished"
 """Its client said so, or its last turn did."""
 FORGOTTEN = "forgotten"

@@ -1,4 +1,4 @@
-"""The turns that ended last, of all jobs together, and what their clients were told: for whoever asks."""
+"""The turns that ended last, of all jobs together, and what their clients were told."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TurnHistory:
         if len(self._turns) > MAX_TURNS:
             self._turns.popitem(last=False)
 
-    def told(self, tip: BranchTip) -> None:
+    def receipt_changed(self, tip: BranchTip) -> None:
         """It is known what runs, or its client spoke of it: the turn has another receipt."""
         turn = self._turns.get(tip.request_id)
         if turn is not None and tip.receipt is not None:

@@ -31,7 +31,7 @@ class PinTable:
         self._by_age: list[AgeKey] = []
         self._of_tenant: dict[str, list[AgeKey]] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._let_go: deque[tuple[Pin, PinEnd]] = deque()
+        self._released: deque[tuple[Pin, PinEnd]] = deque()
         self._claimed: set[int] = set()
         self._num_blocks = 0
 
@@ -51,9 +51,9 @@ class PinTable:
     def make_room(self, job: Job, num_blocks: int, *, displace: bool = True) -> bool:
         """Whether the budgets allow this job a pin of so many blocks.
 
-        If need be, and if it may ``displace`` others, pins that nobody has come back to are let go, youngest
+        If need be, and if it may ``displace`` others, pins that no turn has claimed are released, youngest
         first: those of any tenant that holds more than the job's would, then those of younger jobs of its own
-        tenant, of which the one that began first keeps what it has. Nothing is let go in vain.
+        tenant, of which the one that began first keeps what it has. Nothing is released in vain.
         """
         missing = self._num_blocks + num_blocks - self._budget
         held = self._shares.held(_tenant_of(job))
@@ -61,12 +61,12 @@ class PinTable:
             return True
         displaced = self._displaced_by(job, num_blocks, missing, held) if displace else None
         for pin in displaced or ():
-            self.let_go(pin, PinEnd.REVOKED)
+            self.release(pin, PinEnd.REVOKED)
         return displaced is not None
 
     def _displaced_by(self, job: Job, num_blocks: int, missing: int, held: int) -> list[Pin] | None:
-        """Pins to let go: ``missing`` blocks for the budget, and enough for its tenant's cap, of which it has
-        ``held``. None: there are too few."""
+        """Pins to release: ``missing`` blocks for the budget, and enough for its tenant's cap, of which it
+        holds ``held``. None: there are too few."""
         displaced = []
         tenant = _tenant_of(job)
         own = self._unclaimed(self._of_tenant.get(tenant, []), job.place)
@@ -109,9 +109,9 @@ class PinTable:
     def is_claimed(self, pin: Pin) -> bool:
         return pin.pin_id in self._claimed
 
-    def let_go(self, pin: Pin, cause: PinEnd = PinEnd.RELEASED) -> None:
+    def release(self, pin: Pin, cause: PinEnd = PinEnd.RELEASED) -> None:
         """End it at the next ``due``."""
-        self._let_go.append((pin, cause))
+        self._released.append((pin, cause))
 
     def shrunk(self, pin: Pin, num_blocks_lost: int) -> None:
         self._count(self._tips[pin.pin_id], -num_blocks_lost)
@@ -133,8 +133,8 @@ class PinTable:
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         """Released pins and those past their deadline; the caller ends each before asking for the next."""
-        while self._let_go:
-            pin, cause = self._let_go.popleft()
+        while self._released:
+            pin, cause = self._released.popleft()
             if pin.pin_id in self._tips:
                 yield pin, cause
         deadlines = self._deadlines
@@ -146,7 +146,7 @@ class PinTable:
 
     def next_due_s(self) -> float | None:
         """Time of the next deadline that counts."""
-        if self._let_go:
+        if self._released:
             return 0.0
         while self._deadlines:
             deadline_s, pin_id = self._deadlines[0]

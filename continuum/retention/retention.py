@@ -31,7 +31,7 @@ ChooseTtl = Callable[[BranchTip, TtlInputs], TtlDecision]
 
 
 class Retention(BranchListener):
-    """Decides when a turn ends, and anew when more is known of what it waits for."""
+    """Decides when a turn ends, and again when more is known of what it waits for."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class Retention(BranchListener):
         known = tip.job.is_established
         decision = self._decide(tip, now) if known else UNTIL_READ
         if not known:
-            self.tell(tip, decision)
+            self.update_receipt(tip, decision)
         if not block_hashes:
             return None
         if decision.is_final:
             self._trace.refused(tip, now)
             return None
         if not self._pins.make_room(tip.job, len(block_hashes), displace=known):
-            self.tell(tip, NO_ROOM)
+            self.update_receipt(tip, NO_ROOM)
             self._trace.refused(tip, now)
             return None
         pin = Pin(
@@ -85,7 +85,7 @@ class Retention(BranchListener):
             deadline_s=now + max(decision.ttl_s, self._config.grace_s),
         )
         self._pins.add(pin, tip)
-        self.tell(tip, decision)
+        self.update_receipt(tip, decision)
         self._trace.created(pin, tip, now)
         return pin
 
@@ -98,10 +98,10 @@ class Retention(BranchListener):
         if tip.pin is not None:
             self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
 
-    def let_go(self, tip: BranchTip, why: TtlDecision) -> None:
+    def release(self, tip: BranchTip, why: TtlDecision) -> None:
         """Nobody will come back to it, or not soon enough."""
         self._unpin(tip)
-        self.tell(tip, why)
+        self.update_receipt(tip, why)
 
     def give_back(self, turn: Turn) -> None:
         """The turn has ended: a pin that it had come back to and never took over goes."""
@@ -113,20 +113,20 @@ class Retention(BranchListener):
             self._pins.claim(tip.pin)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        self.tell(tip, LEFT_BEHIND)
+        self.update_receipt(tip, LEFT_BEHIND)
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
         self._unpin(tip)
 
     def _unpin(self, tip: BranchTip) -> None:
         if tip.pin is not None:
-            self._pins.let_go(tip.pin)
+            self._pins.release(tip.pin)
 
-    def tell(self, tip: BranchTip, decision: TtlDecision) -> None:
+    def update_receipt(self, tip: BranchTip, decision: TtlDecision) -> None:
         """Put the decision into the receipt, as far as it came true."""
         receipt, pin = tip.receipt, tip.pin
         if receipt is None or (pin is None and receipt.reason == NO_ROOM.reason):
-            return  # whatever is decided now, it was let go at the turn's end
+            return  # whatever is decided now, it was unpinned at the turn's end
         held = pin is not None and decision.ttl_s > 0
         tip.receipt = structs.replace(
             receipt,
@@ -149,7 +149,7 @@ class Retention(BranchListener):
         if tip.receipt is not None and curve.known_median_s is not None:
             expected_s = elapsed_s + curve.known_median_s
             tip.receipt = structs.replace(tip.receipt, expected_tool_s=expected_s)
-        self.tell(tip, decision)
+        self.update_receipt(tip, decision)
         return decision
 
     def _of_any_tool(self, tip: BranchTip) -> SurvivalCurve:

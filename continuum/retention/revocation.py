@@ -41,12 +41,12 @@ class RevocationRule:
         self._block_size = block_size
         self._aging = aging
         self._pause_s = search_backoff_s
-        self._look_again_s: dict[str, float] = {}
+        self._search_from_s: dict[str, float] = {}
         """When a waiting request that found too little may look again."""
 
     def forget(self, request: Request) -> None:
         """It waits no more."""
-        self._look_again_s.pop(request.request_id, None)
+        self._search_from_s.pop(request.request_id, None)
 
     def breakable(
         self, requester: Request, turn: Turn | None, now: float, last_resort: bool
@@ -110,10 +110,10 @@ class RevocationRule:
     def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
         """Those of worse priority, and those that are expected to lose less than the requester has waited.
 
-        Whoever takes all of them has not found enough, and looks again only when some time has passed: among
+        A requester that takes all of them has not found enough, and looks again only after some time: among
         thousands of pins a search takes longer than a step.
         """
-        if now < self._look_again_s.get(requester.request_id, now):
+        if now < self._search_from_s.get(requester.request_id, now):
             return
         waited_s = now - self._aging.since_s(requester)
         num_seen = 0
@@ -122,7 +122,7 @@ class RevocationRule:
             if self._gives_way(pin, pin.num_blocks, requester, waited_s, now):
                 yield pin
         pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
-        self._look_again_s[requester.request_id] = now + pause_s
+        self._search_from_s[requester.request_id] = now + pause_s
 
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
         """Whether it is held for a job of worse priority, or less than ``worth_s`` is expected to be lost
@@ -130,7 +130,7 @@ class RevocationRule:
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True
-        lost_s = self._kv_cost.again_s(num_blocks * self._block_size)
+        lost_s = self._kv_cost.restore_s(num_blocks * self._block_size)
         if lost_s >= worth_s and not self._pins.is_claimed(pin):
             lost_s *= self._tools.return_probability(tip, pin.deadline_s, now)
         return lost_s < worth_s

@@ -48,12 +48,12 @@ class TtlInputs:
 
 @dataclass(frozen=True, slots=True)
 class TtlDecision:
-    """Hold for ``ttl_s`` from the end of the turn (0: let go), and why in a few words."""
+    """Hold for ``ttl_s`` from the end of the turn (0: unpin), and why in a few words."""
 
     ttl_s: float
     reason: str
     is_final: bool = False
-    """To let go at the turn's end, without a grace: what is told of its tools then would not change it."""
+    """Unpin at the turn's end, without a grace: what is told of its tools then would not change it."""
 
 
 class TtlRule(Protocol):
@@ -62,7 +62,7 @@ class TtlRule(Protocol):
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision: ...
 
 
-def let_go_of_copied(inputs: TtlInputs, share: float) -> TtlDecision | None:
+def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
     """Nothing is held whose copy in host memory is loaded in less than ``share`` of the time to compute it;
     None for all else."""
     if inputs.reload_s is None or inputs.reload_s >= share * inputs.prefill_s:
@@ -91,7 +91,7 @@ class PriceRule:
     cheap_reload_share: float
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+        if (copied := unpin_if_offloaded(inputs, self.cheap_reload_share)) is not None:
             return copied
         spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
         spared_s *= 1 - inputs.last_probability
@@ -135,7 +135,7 @@ class MedianHorizonRule:
     past_usual: float
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        if (copied := let_go_of_copied(inputs, self.cheap_reload_share)) is not None:
+        if (copied := unpin_if_offloaded(inputs, self.cheap_reload_share)) is not None:
             return copied
         curve = inputs.curve
         if not curve.support:

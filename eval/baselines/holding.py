@@ -58,16 +58,16 @@ class RetainingPolicy(ProgramPolicy):
     def _close(self, request: Request, now: float) -> Turn | None:
         turn = super()._close(request, now)
         if turn is not None and turn.tip is not None:
-            self._let_go(turn.tip)
+            self._release(turn.tip)
         return turn
 
     def drop(self, tip: BranchTip) -> None:
         super().drop(tip)
-        self._let_go(tip)
+        self._release(tip)
 
-    def _let_go(self, tip: BranchTip) -> None:
+    def _release(self, tip: BranchTip) -> None:
         if tip.pin is not None:
-            self._pins.let_go(tip.pin)
+            self._pins.release(tip.pin)
 
     def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         if last_resort:
@@ -96,7 +96,7 @@ class RetainingPolicy(ProgramPolicy):
         self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
     ) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
-        self._pins.let_go(pin, PinEnd.REVOKED)
+        self._pins.release(pin, PinEnd.REVOKED)
 
     def pins(self) -> Iterable[Pin]:
         return self._pins

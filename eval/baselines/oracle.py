@@ -48,10 +48,10 @@ class OraclePolicy(ContinuumPolicy):
         return TtlDecision(gap_s + SLACK_S, "until it returns")
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        self._let_go_for(request, num_free_blocks, now)
+        self._release_for(request, num_free_blocks, now)
         return super().may_admit(request, num_free_blocks, now)
 
-    def _let_go_for(self, request: Request, num_free_blocks: int, now: float) -> None:
+    def _release_for(self, request: Request, num_free_blocks: int, now: float) -> None:
         """Unpin until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None

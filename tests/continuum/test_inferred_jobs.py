@@ -156,7 +156,7 @@ def test_questions_push_out_no_job() -> None:
         room.turn(f"q{number}", question(1000 + 100 * number), num_replies=0, max_tokens=2)
         room.read(f"q{number}")
     assert room.policy.statistics().num_jobs <= 52
-    assert room.policy.statistics().num_recognisable <= 52
+    assert room.policy.statistics().num_recognizable <= 52
     assert room.turn("agent2", [*room.said("agent1"), 7], num_replies=1).job_id == agent.job_id
 
 
@@ -236,7 +236,7 @@ def test_an_aborted_question_is_forgotten() -> None:
     room.step()
     room.scheduler.finish_requests(["r1"], RequestStatus.FINISHED_ABORTED, room.clock.now())
     assert room.policy.statistics().num_jobs == 0
-    assert room.policy.statistics().num_recognisable == 0
+    assert room.policy.statistics().num_recognizable == 0
 
 
 def test_a_request_outside_of_all_jobs_stays_outside() -> None:
