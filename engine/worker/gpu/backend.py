@@ -1,4 +1,4 @@
-"""What computes steps on a device, put together: model, attention, batch, sampler, graphs over one pool."""
+"""The GPU backend, assembled: model, attention, batch, sampler and CUDA graphs over one KV pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_GRAPHS = GraphSizes(())
 
 
 class GPUBackend:
-    """One device, one pool."""
+    """Computes steps on one device, over one KV pool."""
 
     def __init__(
         self, loaded: LoadedModel, pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
@@ -54,11 +54,11 @@ class GPUBackend:
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
 
     def rehearse(self) -> None:
-        """Run steps of all kinds; the pool stays as it is."""
+        """Run warm-up steps of all kinds; the contents of the pool do not change."""
         rehearse(self._forward, self._batch, self._sampler, self._limits, self._max_model_len)
 
     def capture(self) -> None:
-        """Record the graphs there are to be."""
+        """Capture the CUDA graphs."""
         self._forward.capture()
 
     def runner(self, host_pool: HostTransfers | None) -> DeviceModelRunner:
@@ -67,7 +67,7 @@ class GPUBackend:
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
-    """Graphs spare launches, of which a CPU has none; of transformers' code nobody knows whether it waits."""
+    """None on a CPU, which has no launches to save, nor for transformers' models, which may synchronize."""
     if config.model.enforce_eager or loaded.device.type != "cuda" or not isinstance(loaded.model, Decoder):
         return NO_GRAPHS
     return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))

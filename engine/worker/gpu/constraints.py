@@ -1,5 +1,5 @@
-"""What single requests rule out or favour by name: allowed tokens, bad words, ends before the minimum length,
-biases. Few have any, so the host writes them down one by one; the device applies them all at once."""
+"""Per-request constraints on the logits: allowed tokens, bad words, minimum length, logit bias. Few requests
+have any, so the host collects them one by one; the device applies them all at once."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _ANY_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Words of several tokens; each rules its last one out where the others stand at the end of a row."""
+    """Bad words of several tokens. The last token is banned where the others are at the end of a row."""
 
     places: torch.Tensor
-    """[num_words] int64: of the last token, among the step's logits, flattened."""
+    """[num_words] int64: index of the last token in the step's flattened logits."""
     rows: torch.Tensor
     """[num_words] int64"""
     num_tokens: torch.Tensor
-    """[num_words] int64: tokens of the row."""
+    """[num_words] int64: number of tokens in the row."""
     beginnings: torch.Tensor
-    """[num_words, longest] int64: the other tokens, last one first; -1 beyond a word's own."""
+    """[num_words, longest] int64: the other tokens, last one first, padded with -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Of the requests that are sampled in one step. Places are among its logits, flattened; all int64."""
+    """Constraints of the requests sampled in one step. Places index its flattened logits; all int64."""
 
     restricted: torch.Tensor
-    """[n] the requests that may have some tokens only."""
+    """[n] indices of the requests with a list of allowed tokens."""
     allowed: torch.Tensor
-    """[n] places of those tokens."""
+    """[n] places of the allowed tokens."""
     banned: torch.Tensor
     """[n] places"""
     bad_words: BadWords | None
@@ -48,7 +48,7 @@ class Constraints:
 
     @classmethod
     def of(cls, batch: SamplingBatch, vocab_size: int, streams: DeviceStreams) -> Constraints | None:
-        """None if nobody has any."""
+        """The constraints of a batch; None if no request has any."""
         lists = _Lists()
         for index, params in batch.special:
             lists.add(index, params, batch, vocab_size)
@@ -57,13 +57,13 @@ class Constraints:
 
 @dataclass(slots=True)
 class _Lists:
-    """Constraints as they are collected."""
+    """Constraints of a step while they are collected on the host."""
 
     restricted: list[int] = field(default_factory=list)
     allowed: list[int] = field(default_factory=list)
     banned: list[int] = field(default_factory=list)
     words: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
-    """Place of the last token, row, tokens of the row, the other tokens backwards."""
+    """Place of the last token, row, number of tokens in the row, the other tokens backwards."""
     biased: list[int] = field(default_factory=list)
     biases: list[float] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class _Lists:
         row, num_tokens = int(batch.rows[index]), int(batch.num_prompt_tokens[index]) + num_output_tokens
         for word in params.bad_words_token_ids or ():
             if word[-1] >= vocab_size:
-                continue  # its place would be another request's
+                continue  # its place would be in the next request's logits
             if len(word) == 1:
                 self.banned.append(first + word[0])
             elif len(word) - 1 <= num_output_tokens:
@@ -117,7 +117,7 @@ def _upload(numbers: list[int], streams: DeviceStreams) -> torch.Tensor:
 
 
 def constrain(logits: torch.Tensor, constraints: Constraints, token_ids: torch.Tensor) -> torch.Tensor:
-    """logits [num_samples, vocab_size] -> in float32, constrained; token_ids [num_rows, ...] of all rows"""
+    """A float32 copy of logits [num_samples, vocab_size], constrained; token_ids [num_rows, ...]"""
     constrained = logits.float().clone(memory_format=torch.contiguous_format)
     flat = constrained.view(-1)
     allowed = flat[constraints.allowed]
@@ -131,9 +131,9 @@ def constrain(logits: torch.Tensor, constraints: Constraints, token_ids: torch.T
 
 
 def _ban_completed(flat: torch.Tensor, words: BadWords, token_ids: torch.Tensor) -> None:
-    """In place: flat [num_samples * vocab_size]"""
+    """Ban, in place, the last tokens of bad words that would be completed; flat [num_samples * vocab_size]"""
     back = torch.arange(1, words.beginnings.shape[1] + 1, device=flat.device)
-    # A shorter word's padding may lie before the row's beginning; what is read there is not compared.
+    # The padding of a shorter word may point before the start of the row; what is read there is not compared.
     places = (words.num_tokens[:, None] - back).clamp_(min=0)
     same = token_ids[words.rows[:, None], places] == words.beginnings
     complete = (same | (words.beginnings == _ANY_TOKEN)).all(dim=1)

@@ -1,7 +1,7 @@
-"""The worker's memory of its requests on the device: token ids and block tables by row, changed by what each
-plan adds; and a step plan as arrays there, sent in one copy.
+"""The persistent batch on the device: token ids and block tables by row, updated by the deltas of each plan;
+and the arrays of one step, sent to the device in one copy.
 
-Sampled tokens are put into the rows on the device, so that a step may be sent before the one before it is
+Sampled tokens are written into the rows on the device, so a step may be sent before the previous one is
 done. Does not know the model.
 """
 
@@ -25,37 +25,37 @@ from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
 
 _NOWHERE = -1
-"""The slot of a token that is not kept."""
+"""Slot of a token whose K and V are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenArrays:
-    """What a forward pass reads of a step; all on the device."""
+    """The inputs of a forward pass, on the device."""
 
     batch: StepBatch
     input_places: torch.Tensor
-    """[num_tokens] int64: where each token's id is among those of all rows, flattened."""
+    """[num_tokens] int64: index of each token in the flattened token ids of all rows."""
     graph_size: int | None
-    """Sequences of the graph that computes such a step; None: none does."""
+    """Number of sequences of the CUDA graph that computes this step; None: it runs eagerly."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A step that was sent to the device."""
+    """A step whose inputs were sent to the device."""
 
     req_ids: list[str]
     sample_seqs: IntArray
-    """[num_samples] on the host: the requests that are sampled."""
+    """[num_samples] on the host: indices of the sequences that are sampled."""
     arrays: TokenArrays
     sample_tokens: torch.Tensor
-    """[num_samples] int64: the tokens of the step whose logits are sampled."""
+    """[num_samples] int64: indices of the tokens whose logits are sampled."""
     sampled_places: torch.Tensor
-    """[num_samples] int64: where the sampled tokens go among those of all rows, flattened."""
+    """[num_samples] int64: where the sampled tokens go in the flattened token ids of all rows."""
     sampling: DeviceSampling
 
 
 class DeviceBatch:
-    """The rows of the requests and, on the device, what they hold."""
+    """The rows of the requests, with their token ids and block tables on the device."""
 
     def __init__(
         self,
@@ -78,22 +78,22 @@ class DeviceBatch:
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         """[max_num_seqs, max_model_len + 1]"""
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
-        """[max_num_seqs, max_blocks]; what stands past a row's end is left from requests before."""
+        """[max_num_seqs, max_blocks]; entries past the end of a row are stale."""
         num_words = _step_words(limits, block_size, graph_sizes)
         self._staging = Staging(num_words + sampler.staged_words(max_num_seqs), device, streams)
 
     def __len__(self) -> int:
-        """Requests known, preempted ones included."""
+        """Number of requests that have a row, preempted ones included."""
         return len(self._rows)
 
     def send(self, plan: SchedulerOutput) -> DeviceStep | None:
-        """Apply a plan's deltas and bring its step to the device; None if it has no tokens."""
+        """Apply a plan's deltas and send its step to the device; None if it has no tokens."""
         changes = self._rows.update(plan)
         for row, token_ids in changes.tokens:
             self._write_row(self.token_ids[row], token_ids)
         appended = []
         for row, start, block_ids in changes.blocks:
-            if start == 0:  # of a request that is new here
+            if start == 0:  # a new request
                 self._write_row(self.block_tables[row], block_ids)
             else:
                 appended.append((row, start, block_ids))
@@ -103,7 +103,7 @@ class DeviceBatch:
         return self._send_step(step, appended)
 
     def send_idle(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> TokenArrays:
-        """The arrays of a step that reads the null block alone, and writes none; uniform sequences first."""
+        """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first."""
         step = _idle_rows(np.array(query_lens), np.array(seq_lens), self._graph_sizes.uniform_len)
         self._staging.begin()
         arrays = self._put_tokens(step)
@@ -111,18 +111,18 @@ class DeviceBatch:
         return arrays
 
     def send_sampling(self, batch: SamplingBatch) -> DeviceSampling:
-        """What requests ask for that are in no step."""
+        """Sampling parameters of a batch that is not part of a step, for warm-up."""
         self._staging.begin()
         sampling = self._sampler.stage(batch, self._staging)
         self._staging.send()
         return sampling
 
     def store_sampled(self, step: DeviceStep, token_ids: torch.Tensor) -> None:
-        """The sampled tokens [num_samples] become known to the steps that follow."""
+        """Write the sampled tokens [num_samples] into the rows, where the next steps read them."""
         self.token_ids.view(-1).index_copy_(0, step.sampled_places, token_ids.to(torch.int32))
 
     def input_ids(self, arrays: TokenArrays) -> torch.Tensor:
-        """[num_tokens] int64"""
+        """Token ids of a step [num_tokens] int64."""
         return self.token_ids.view(-1).index_select(0, arrays.input_places).long()
 
     def _write_row(self, row: torch.Tensor, values: list[int]) -> None:
@@ -131,7 +131,7 @@ class DeviceBatch:
     def _send_step(self, step: StepRows, appended: list[tuple[int, int, list[int]]]) -> DeviceStep:
         staging = self._staging
         staging.begin()
-        arrays = self._put_tokens(step)  # first, so that graphs find them
+        arrays = self._put_tokens(step)  # first: CUDA graphs need fixed addresses
         sample_rows = step.sample_rows
         sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows), staging)
         sent = DeviceStep(
@@ -152,17 +152,17 @@ class DeviceBatch:
         return sent
 
     def _appended(self, appended: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[int]]:
-        """Places among the block tables, flattened, and the blocks that go there."""
+        """Indices into the flattened block tables, and the block ids that go there."""
         width = self.block_tables.shape[1]
         places = [row * width + start + i for row, start, blocks in appended for i in range(len(blocks))]
         return places, [block for _, _, blocks in appended for block in blocks]
 
     def _places(self, rows: IntArray, columns: IntArray) -> IntArray:
-        """Among the token ids of all rows, flattened."""
+        """Indices into the flattened token ids of all rows."""
         return rows * (self._max_model_len + 1) + columns
 
     def _put_tokens(self, step: StepRows) -> TokenArrays:
-        """The arrays of a forward pass; padded if a graph is to compute it."""
+        """The inputs of a forward pass, padded to the size of its CUDA graph if it has one."""
         num_seqs, uniform_len = len(step.rows), self._graph_sizes.uniform_len
         graph_size = self._graph_sizes.smallest(num_seqs) if step.num_uniform == num_seqs else None
         num_idle = 0 if graph_size is None else graph_size - num_seqs
@@ -194,7 +194,7 @@ def _longest_uniform(step: StepRows) -> int:
 
 
 def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
-    """The sequences behind the uniform ones."""
+    """The prompts of a step: the sequences after the uniform ones."""
     first = step.num_uniform
     if first == len(step.rows):
         return ()
@@ -204,7 +204,7 @@ def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
 
 
 def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> StepRows:
-    """All of row 0, nothing kept, nothing sampled."""
+    """Sequences that all use row 0, store no KV and are not sampled."""
     ends = np.cumsum(query_lens)
     positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     none = np.empty(0, dtype=np.int64)
@@ -223,7 +223,7 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> St
 
 
 def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes) -> int:
-    """Most words that a step takes, but for its sampling."""
+    """The most 32-bit words that the inputs of a step take, without those of sampling."""
     num_seqs = max(limits.max_num_seqs, graph_sizes.largest)
     num_tokens = max(limits.max_num_batched_tokens, num_seqs * graph_sizes.uniform_len)
     num_blocks = limits.max_num_batched_tokens // block_size + limits.max_num_seqs

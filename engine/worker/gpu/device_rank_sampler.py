@@ -1,4 +1,4 @@
-"""Sampling on the device by one of several ranks, as only the first has the logits of all tokens."""
+"""Sampling with tensor parallelism, where only rank 0 has the logits of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.worker.sampler import TokenBitmask
 
 
 class DeviceRankSampler(DeviceSampler):
-    """The first rank chooses, and tells the others; no host waits for it."""
+    """Rank 0 samples and broadcasts the tokens to the other ranks; no host waits for it."""
 
     def __init__(
         self, seed: int, vocab_size: int, ops: SamplingOps, streams: DeviceStreams, group: TensorParallelGroup
@@ -27,11 +27,11 @@ class DeviceRankSampler(DeviceSampler):
         token_ids: torch.Tensor,
         forbidden: TokenBitmask | None = None,
     ) -> Sampled:
-        """As DeviceSampler's; where this is not the first rank, logits [num_samples, 0], and nobody is told
+        """See DeviceSampler.sample. On ranks other than 0, logits are [num_samples, 0] and the result has no
         log-probabilities."""
         if self._group.rank:
-            told = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-            return Sampled(self._group.broadcast(told), None)
+            received = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            return Sampled(self._group.broadcast(received), None)
         sampled = super().sample(logits, sampling, token_ids, forbidden)
         self._group.broadcast(sampled.token_ids)
         return sampled

@@ -1,5 +1,5 @@
-"""Runs steps on the device without waiting for it: a plan is sent, computed and sampled there, and the host
-waits only for the tokens that it asks for. Decides nothing."""
+"""Runs steps on the device asynchronously: a plan is sent, computed and sampled there, and the host waits
+only when it asks for the sampled tokens. Makes no scheduling decisions."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from engine.worker.sampler import TokenBitmask
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a step sampled, in host memory once the mark is passed."""
+    """The output of a step, in host memory once ``mark`` is reached."""
 
     token_ids: torch.Tensor
     """[num_samples] int64"""
     scores: torch.Tensor | None
-    """[num_samples], of the tokens; see Sampled."""
+    """[num_samples] scores of the tokens; see Sampled."""
     logprobs: Logprobs | None
     mark: Mark
 
 
 class DeviceModelRunner:
-    """A model on a device, its sampler, and the rows of the requests it serves.
+    """A model on a device, its sampler, and the rows of its requests.
 
-    A second step may be launched before the result of the first is asked for. Results are asked for in order,
-    also on another thread than that of the launches.
+    A second step may be launched before the result of the first is requested. Results are requested in order,
+    possibly on another thread than that of the launches.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class DeviceModelRunner:
         self._host_pool = host_pool
         self._last: StepInFlight | None = None
         self._queuing = RLock()
-        """Held by whoever adds to the device's work."""
+        """Held while work is queued on the device."""
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> StepInFlight:
-        """Queue a step. Does not wait for its masks, which may be made of the result of the step before."""
+        """Queue a step. Does not wait for its masks, which may depend on the result of the previous step."""
         with self._queuing:
             return self._launch(plan)
 
@@ -67,13 +67,13 @@ class DeviceModelRunner:
         return self.launch(plan).result()
 
     def close(self) -> None:
-        """End what goes on beside the steps."""
+        """Stop the transfers to and from the host tier."""
         if self._host_pool is not None:
             self._host_pool.close()
 
     @torch.inference_mode()
     def sample(self, in_flight: StepInFlight) -> None:
-        """Queue the choice of a step's tokens, unless that is done; waits for its masks alone."""
+        """Queue the sampling of a step unless that is done; waits only for its masks."""
         with self._queuing:
             if in_flight.step is not None and in_flight.logits is not None:
                 masks = in_flight.plan.masks
@@ -82,7 +82,7 @@ class DeviceModelRunner:
                 in_flight.logits = None
 
     def reported(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
-        """The output with what has ended beside the steps."""
+        """The output with the transfers that have completed since the last one."""
         if self._host_pool is None:
             return output
         with self._queuing:
@@ -90,7 +90,7 @@ class DeviceModelRunner:
 
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
         if self._last is not None:
-            self.sample(self._last)  # logits do not outlive the next step, which reads what they give
+            self.sample(self._last)  # the next step overwrites its logits and reads its tokens
         host = self._host_pool
         if host is not None:
             host.begin_step(plan)
@@ -104,7 +104,7 @@ class DeviceModelRunner:
         return in_flight
 
     def _choose(self, step: DeviceStep, logits: torch.Tensor, masks: TokenMasks | None) -> Fetched:
-        """The tokens, on their way to the rows and to the host."""
+        """Sample the tokens; queue their copies to the rows and to the host."""
         forbidden = None if masks is None else _forbidden(masks, step)
         sampled = self._sampler.sample(logits, step.sampling, self._batch.token_ids, forbidden)
         self._batch.store_sampled(step, sampled.token_ids)
@@ -117,7 +117,7 @@ class DeviceModelRunner:
 
 
 class StepInFlight:
-    """A step that is queued."""
+    """A step that is queued on the device."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class StepInFlight:
         self.plan = plan
         self.step = step
         self.logits = logits
-        """None: there are no tokens, or they are chosen already."""
+        """None: there are no tokens, or they are sampled already."""
         self.fetched: Fetched | None = None
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for the step."""
+        """Wait for the step and return its output."""
         self._runner.sample(self)
         return self._runner.reported(self._output())
 
@@ -151,7 +151,7 @@ class StepInFlight:
 
 
 def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:
-    """The masks with the place of each request among those sampled."""
+    """The grammar masks with the index of each request among those sampled."""
     if not masks.req_ids:
         return None
     place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
@@ -159,7 +159,7 @@ def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:
 
 
 def _failed(plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None) -> dict[str, str]:
-    """Why, of the requests for which there was nothing to choose."""
+    """By request id, why no token could be sampled for it."""
     if scores is None or not len(scores) or math.isfinite(scores.sum(dtype=torch.float64).item()):
         return {}
     limited = frozenset() if plan.masks is None else frozenset(plan.masks.result().req_ids)
@@ -174,7 +174,7 @@ def _failed(plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None
 
 
 def _logprobs(step: DeviceStep, logprobs: Logprobs | None) -> dict[str, list[TokenLogprobs]]:
-    """By request id."""
+    """Log-probabilities by request id."""
     wanted = step.sampling.logprobs
     if wanted is None or logprobs is None:
         return {}

@@ -1,7 +1,7 @@
-"""Chooses the next tokens of a step on the device, which the host does not wait for.
+"""Samples the next tokens of a step on the device, without making the host wait.
 
-Semantics and order are those of ``engine.worker.sampler``; what a draw is, ``sampling_ops`` says. The
-host knows which request asks for what, so features that no request of a step uses cost nothing.
+Semantics and order are those of ``engine.worker.sampler``; ``sampling_ops`` defines how a token is drawn. The
+host knows the sampling parameters of each request, so features that no request of a step uses cost nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.worker.sampler import TokenBitmask, draw_keys
 from engine.worker.sampling_batch import SamplingBatch
 
 MAX_LISTED = 1024
-"""Up to so many best tokens are listed in order; beyond, the filters look for their limit."""
+"""Up to this top-k the best tokens are sorted; above it the filters search for their threshold."""
 _MASKED = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Of the requests that have any; tensors [num_penalized]."""
+    """Penalties of the requests that have any; tensors [num_penalized]."""
 
     indices: torch.Tensor
     """int64, among those sampled."""
@@ -40,7 +40,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Of the requests that draw among some of the tokens only; tensors [num_filtered]."""
+    """Top-k, top-p and min-p of the requests that use any; tensors [num_filtered]."""
 
     indices: torch.Tensor
     """int64, among those sampled."""
@@ -52,65 +52,65 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """For all requests of a step of which some draw."""
+    """Temperatures and random keys of a step in which some request is not greedy."""
 
     temperature: torch.Tensor
     """[num_samples] float32; 0: greedy."""
     keys: torch.Tensor
-    """[num_samples, 2] int32"""
+    """[num_samples, 2] int32: keys of the random numbers."""
     filters: Filters | None
 
 
 @dataclass(frozen=True, slots=True)
 class WantedLogprobs:
-    """Whose log-probabilities are told."""
+    """The requests whose log-probabilities are returned."""
 
     samples: list[int]
-    """[num_wanted] among those sampled."""
+    """[num_wanted] indices among those sampled."""
     counts: list[int]
-    """[num_wanted] alternatives."""
+    """[num_wanted] numbers of alternatives."""
     indices: torch.Tensor
-    """``samples`` on the device, int64."""
+    """A copy of ``samples`` on the device, int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """What the requests sampled in one step ask for; None where nobody does."""
+    """Sampling parameters of one step; a feature that no request uses is None."""
 
     draws: Draws | None = None
     penalties: Penalties | None = None
     constraints: Constraints | None = None
     logprobs: WantedLogprobs | None = None
     forced: torch.Tensor | None = None
-    """[num_samples] int64: the token that comes whatever is chosen; -1: none."""
+    """[num_samples] int64: the token that replaces the sampled one; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the requests that want them: the chosen token, then the best."""
+    """Log-probabilities of the requests that want them: the sampled token, then the best ones."""
 
     token_ids: torch.Tensor
     """[num_wanted, 1 + max_count] int64"""
     values: torch.Tensor
     """[num_wanted, 1 + max_count] float32"""
     ranks: torch.Tensor
-    """[num_wanted] int64: of the chosen token, the best is 1."""
+    """[num_wanted] int64: rank of the sampled token; the best is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one step chose; all on the device."""
+    """The sampled tokens of one step, on the device."""
 
     token_ids: torch.Tensor
     """[num_samples] int64"""
     logprobs: Logprobs | None
     scores: torch.Tensor | None = None
-    """[num_samples] of the tokens before they were forced: not finite where there was nothing to choose, as
-    SamplingOps.draw says. None where this rank has not chosen."""
+    """[num_samples] scores of the tokens before any was forced. Not finite where no token could be drawn (see
+    SamplingOps.draw). None if this rank did not sample."""
 
 
 class DeviceSampler:
-    """Stateless but for the draws of requests without a seed."""
+    """The sampler; its only state is the random generator for requests without a seed."""
 
     def __init__(self, seed: int, vocab_size: int, ops: SamplingOps, streams: DeviceStreams) -> None:
         self._random = np.random.default_rng(seed % 2**64)
@@ -120,14 +120,14 @@ class DeviceSampler:
 
     @staticmethod
     def staged_words(max_num_seqs: int) -> int:
-        """Most words that ``stage`` puts."""
+        """The most 32-bit words that ``stage`` puts."""
         narrow, wide = (max_num_seqs, 4), (max_num_seqs, 8)
         draws = (narrow, wide, wide, narrow, narrow, narrow)
         penalties = (wide, *(narrow,) * 6)
         return words_of(*draws, *penalties)
 
     def stage(self, batch: SamplingBatch, staging: Staging) -> DeviceSampling:
-        """Put what ``batch`` asks for into the step; sent with it."""
+        """Put the sampling parameters of ``batch`` into the staging buffer, sent with the step."""
         if batch.takes_the_best:
             return DeviceSampling()
         return DeviceSampling(
@@ -145,7 +145,7 @@ class DeviceSampler:
         token_ids: torch.Tensor,
         forbidden: TokenBitmask | None = None,
     ) -> Sampled:
-        """logits [num_samples, vocab_size]; they may be overwritten. token_ids [num_rows, n]: of all rows."""
+        """Sample from logits [num_samples, vocab_size], which may be overwritten; token_ids [num_rows, n]"""
         wanted = sampling.logprobs
         raw = None if wanted is None else logits[wanted.indices].float().log_softmax(dim=-1)
         if sampling.constraints is not None:
@@ -161,7 +161,7 @@ class DeviceSampler:
         if sampling.forced is not None:
             forced = sampling.forced >= 0
             chosen = torch.where(forced, sampling.forced, chosen)
-            scores = scores.masked_fill(forced & (scores == _MASKED), 0.0)  # whatever the limits say
+            scores = scores.masked_fill(forced & (scores == _MASKED), 0.0)  # forced even if it is masked
         if wanted is None or raw is None:
             return Sampled(chosen, None, scores)
         return Sampled(chosen, _logprobs(raw, chosen[wanted.indices], max(wanted.counts)), scores)
@@ -191,7 +191,7 @@ class DeviceSampler:
         )
 
     def _forbid(self, logits: torch.Tensor, forbidden: TokenBitmask) -> None:
-        """In place."""
+        """Mask the forbidden tokens, in place."""
         indices = self._streams.upload(np.array(forbidden.indices, dtype=np.int64))
         mask = self._streams.upload(forbidden.mask)
         logits[indices] = logits[indices].masked_fill(mask, _MASKED)
@@ -213,7 +213,7 @@ class DeviceSampler:
 
 
 def _floors_of_best(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The same where all have a small top-k: [num_filtered]"""
+    """The floors where all have a small top-k, by sorting: [num_filtered]"""
     best = logits.float().topk(filters.max_top_k, dim=-1).values / temperature[:, None]
     floor = best[:, 0] + filters.min_p.log()
     kth = best.gather(1, filters.top_k.long()[:, None] - 1)[:, 0]
@@ -244,7 +244,7 @@ def _stage_penalties(batch: SamplingBatch, staging: Staging) -> Penalties | None
 
 
 def _penalize(logits: torch.Tensor, penalties: Penalties, token_ids: torch.Tensor) -> torch.Tensor:
-    """Repetition over prompt and output; presence and frequency over the output."""
+    """Apply repetition over prompt and output, presence and frequency over the output."""
     part = logits[penalties.indices]
     tokens = token_ids[penalties.rows, : penalties.max_num_tokens].long()
     places = torch.arange(penalties.max_num_tokens, device=logits.device)

@@ -1,4 +1,4 @@
-"""A model's pass over a step on the device: as a graph where one holds the step, call by call otherwise."""
+"""The forward pass of a step: by replaying a CUDA graph where one fits the step, eagerly otherwise."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine.worker.models.base import CausalModel
 
 
 class DeviceAttention(AttentionBackend, Protocol):
-    """An AttentionBackend of steps that lie on the device. In each layer it has all K and V of a step in the
-    pool before it reads any: a sequence may read what another one of its step brings, in any order."""
+    """An AttentionBackend for steps whose inputs are on the device. In each layer it writes all K and V of
+    the step before it reads any: a sequence may read blocks that another sequence of the step writes."""
 
     def begin_device_step(self, batch: StepBatch) -> None:
-        """Take a step as it is. Neither this nor ``attend`` makes the host wait, and for uniform steps both
-        may be recorded in a graph."""
+        """Set the step that following calls belong to. Neither this nor ``attend`` synchronizes with the
+        device, and for uniform steps both may be captured in a CUDA graph."""
 
 
 class Forward:
-    """The logits of any step; nothing makes the host wait."""
+    """Computes the logits of any step; nothing makes the host wait."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Forward:
         self._sizes = sizes
         self._streams = streams
         self.graphs: dict[int, StepGraph] = {}
-        """By number of sequences."""
+        """CUDA graphs by number of sequences."""
         num_tokens = sizes.largest * sizes.uniform_len
         self._all_tokens = torch.arange(num_tokens, device=batch.token_ids.device)
         self._logits = torch.empty(0)
-        """[largest size * uniform_len, vocab_size]: of all tokens of a graph; shared by all graphs."""
+        """[largest size * uniform_len, vocab_size]: logits of all tokens of a graph; shared by all graphs."""
 
     def logits(self, step: DeviceStep) -> torch.Tensor:
-        """[num_samples, vocab_size], good until the next call."""
+        """Logits [num_samples, vocab_size], valid until the next call."""
         size = step.arrays.graph_size
         graph = None if size is None else self.graphs.get(size)
         if graph is None:
@@ -55,18 +55,18 @@ class Forward:
         graph.replay()
         num_samples = len(step.sample_seqs)
         if num_samples == len(step.req_ids) and self._sizes.uniform_len == 1:
-            return self._logits[:num_samples]  # the usual step: they need not be picked out
+            return self._logits[:num_samples]  # the usual step: no gather needed
         return self._logits[step.sample_tokens]
 
     def run(self, arrays: TokenArrays, sample_tokens: torch.Tensor) -> torch.Tensor:
-        """Call by call: [num_samples, vocab_size]; sample_tokens [num_samples] int64: whose logits."""
+        """Run eagerly: [num_samples, vocab_size]; sample_tokens [num_samples] int64: tokens with logits."""
         self._attention.begin_device_step(arrays.batch)
         input_ids = self._batch.input_ids(arrays)
         return self._model.forward(input_ids, arrays.batch.positions, sample_tokens, self._attention)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record a graph of each size, the largest first: the others find room in the memory it has taken."""
+        """Capture a graph of each size, the largest first: the others reuse its memory pool."""
         for size in reversed(self._sizes.sizes):
             self.graphs[size] = self._capture(size)
 

@@ -1,7 +1,7 @@
-"""A decoder whose passes between the products are fused, and whose K and V go into their pages unseen.
+"""A decoder with fused elementwise ops between its GEMMs; K and V are written to their pages on the way.
 
-No call makes the host wait and no shape depends on data, so that a whole step can be a CUDA graph. It reads
-sizes from the decoder's own shape: a shard of one is a decoder too.
+No call makes the host wait and no shape depends on data, so a whole step can be a CUDA graph. Sizes are those
+of the decoder it is given, which may be a tensor-parallel shard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.worker.models.rotary import RotaryEmbedding
 def with_fused_steps(
     model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
 ) -> CausalModel:
-    """``model``, its steps fused if it is a Decoder. No token is at ``max_positions`` or behind."""
+    """``model`` with fused ops if it is a Decoder. All positions are below ``max_positions``."""
     return FusedDecoder(model, attention, ops, max_positions) if isinstance(model, Decoder) else model
 
 
@@ -29,7 +29,7 @@ class FusedDecoder:
     """A CausalModel for one attention backend."""
 
     def __init__(self, model: Decoder, attention: PagedKv, ops: FusedOps, max_positions: int) -> None:
-        """The weights stay where they are."""
+        """Shares the weights of ``model``."""
         self.num_layers, self.num_kv_heads, self.head_dim = (
             model.num_layers,
             model.num_kv_heads,
@@ -85,7 +85,7 @@ def _head_norms(layer: nn.Module, eps: float) -> HeadNorms | None:
 
 
 def angle_table(rotary: RotaryEmbedding, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
-    """[num_positions, head_dim]: of each position the cosines, then the sines, of its angles; rounded as
+    """[num_positions, head_dim]: the cosines, then the sines, of each position's angles; rounded as
     ``RotaryEmbedding.angles`` rounds them."""
     positions = torch.arange(num_positions, device=rotary.frequencies.device)
     cos, sin = rotary.angles(positions, dtype)

@@ -1,4 +1,4 @@
-"""Of which sizes graphs are captured. Does not know what a graph is."""
+"""The batch sizes for which CUDA graphs are captured. Arithmetic alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class GraphSizes:
     """Graphs of steps in which every sequence has ``uniform_len`` query tokens."""
 
     sizes: tuple[int, ...]
-    """Numbers of sequences, ascending; none: nothing is captured."""
+    """Numbers of sequences, ascending; empty: nothing is captured."""
     uniform_len: int = 1
-    """1: decodes; more: so many less one drafts are verified, too."""
+    """1: decode; N: decode that also verifies N - 1 draft tokens."""
 
     @classmethod
     def up_to(cls, max_num_seqs: int, uniform_len: int = 1) -> GraphSizes:
-        """1, 2, 4, then in steps that cost little in padding and few captures; ``max_num_seqs`` itself."""
+        """1, 2, 4, then in steps that trade padding against captures; ends with ``max_num_seqs``."""
         limit = min(max_num_seqs, _COARSE_LIMIT)
         wanted = [1, 2, 4, *range(_FINE, _FINE_LIMIT, _FINE), *range(_FINE_LIMIT, _COARSE_LIMIT, _COARSE)]
         return cls((*(size for size in wanted if size < limit), limit), uniform_len)
@@ -30,6 +30,6 @@ class GraphSizes:
         return self.sizes[-1] if self.sizes else 0
 
     def smallest(self, num_seqs: int) -> int | None:
-        """The smallest size that holds so many sequences; None: there is none."""
+        """The smallest size of at least ``num_seqs`` sequences; None if there is none."""
         place = bisect_left(self.sizes, num_seqs)
         return self.sizes[place] if place < len(self.sizes) else None

@@ -1,4 +1,5 @@
-"""Into how many parts the KV of a step's sequences is split, and where the results of the parts wait.
+"""KV splits (Flash-Decoding): how many parts the KV of a sequence is split into, and scratch memory for the
+partial results.
 
 Knows no kernel.
 """
@@ -12,12 +13,12 @@ import torch
 MAX_SPLITS = 32
 SCRATCH_BYTES = 64 * 2**20
 INTERPRETED_PROCESSORS = 4
-"""Stand for those of a GPU where kernels are interpreted."""
+"""Number of processors assumed where kernels run in Triton's interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitScratch:
-    """Results of parts. Made once: a CUDA graph holds its address."""
+    """Scratch memory for partial results. Allocated once: CUDA graphs hold its address."""
 
     partial: torch.Tensor
     """[num_places, head_dim] fp32"""
@@ -36,16 +37,16 @@ class SplitScratch:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The parts of one launch."""
+    """How one launch is split."""
 
     number: int
-    """A power of two; 1: nothing is split."""
+    """Number of parts, a power of two; 1: not split."""
     min_part: int
-    """Tokens of KV that each part but the last has: a short sequence has fewer parts."""
+    """Least tokens of KV per part, except the last: a short sequence has fewer parts."""
     scratch: SplitScratch
 
     def target(self, output: torch.Tensor) -> torch.Tensor:
-        """Where programs put their results, of which ``output`` is to be made."""
+        """Where programs write their results: ``output``, or scratch memory that is merged into it."""
         return output if self.number == 1 else self.scratch.partial
 
 
@@ -55,29 +56,29 @@ class KvSplitter:
 
     scratch: SplitScratch
     enough_programs: int
-    """To keep the device busy."""
+    """Number of programs that keeps the device busy."""
     worth_it: int
-    """Tokens of KV of a part that are worth its merging, if programs are too few."""
+    """Least tokens of KV that justify merging another part, if there are too few programs."""
     too_many: int
-    """Tokens of KV that one program should not read alone, however many programs there are."""
+    """Tokens of KV that one program should not read alone, even if there are enough programs."""
 
     @classmethod
     def for_few_queries(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
-        """Several programs wait for memory at a time on each processor; lengths differ, and the parts of a
-        long sequence should not be read by few while the others have ended."""
+        """For decode. Each processor runs several programs that wait for memory; lengths differ, and a long
+        sequence should not be left to a few programs after the others have ended."""
         return cls(scratch, 4 * num_processors, worth_it=128, too_many=16384)
 
     @classmethod
     def for_prompts(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
-        """One program fills a processor, and has many results: those of parts are written and read again."""
+        """For prefill. One program fills a processor and has many results, which splits write and reread."""
         return cls(scratch, num_processors, worth_it=1024, too_many=2**20)
 
     def choose(self, *, num_programs: int, num_rows: int, longest: int) -> Splits:
-        """num_programs: without splits; num_rows: heads of tokens, of which each part has a result; longest:
-        tokens of KV that are read for a sequence, in a CUDA graph those that may ever be"""
+        """num_programs: without splits; num_rows: (token, head) rows, each with a result per part; longest:
+        most tokens of KV read for a sequence; in a CUDA graph, the most that may ever be"""
         enough = num_programs >= self.enough_programs
         wanted = max(_ratio(self.enough_programs, num_programs), _ratio(longest, self.too_many))
-        # Where programs are enough, only what is far longer than the rest should pay for its merging.
+        # If there are enough programs, only sequences far longer than the rest are worth splitting.
         min_part = self.too_many // 4 if enough else self.worth_it
         possible = max(1, len(self.scratch) // num_rows)
         number = min(_power_above(wanted), _power_above(_ratio(longest, min_part)), MAX_SPLITS)
@@ -85,14 +86,14 @@ class KvSplitter:
 
 
 def count_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU."""
+    """Number of streaming multiprocessors of a GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return INTERPRETED_PROCESSORS
 
 
 def _ratio(numerator: int, denominator: int) -> int:
-    """Rounded up."""
+    """The quotient, rounded up."""
     return -(-numerator // denominator)
 
 

@@ -1,4 +1,4 @@
-"""What the pass between a layer's QKV projection and its attention is given: pages to write, head norms."""
+"""Arguments of the fused op between QKV projection and attention: KV pages to write, head norms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class KVWrite:
     keys: torch.Tensor
     """[num_blocks, block_size, num_kv_heads, head_dim], a view of the pool"""
     values: torch.Tensor
-    """like keys"""
+    """Same shape as keys."""
     slots: torch.Tensor
-    """[num_tokens] int64: block * block_size + offset; -1: nowhere"""
+    """[num_tokens] int64: block * block_size + offset; -1: not stored"""
     scale: float = 1.0
-    """Pages of 8 bits hold K and V divided by it."""
+    """8-bit pages hold K and V divided by this."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -29,13 +29,13 @@ class KVWrite:
         return self.keys.shape[3]
 
     def num_heads(self, qkv: torch.Tensor) -> int:
-        """How many of the heads in each row of ``qkv`` are queries."""
+        """Number of query heads in each row of ``qkv``."""
         return qkv.shape[1] // self.head_dim - 2 * self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of each head of the queries and keys, before they are rotated."""
+    """Weights of the RMS norms of each query and key head, applied before RoPE."""
 
     query: torch.Tensor
     """[head_dim]"""

@@ -1,4 +1,4 @@
-"""What stands between a decoder's products: one Protocol; Triton on a GPU, plain torch anywhere."""
+"""The elementwise ops between a decoder's GEMMs: one Protocol; Triton on a GPU, plain torch anywhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.worker.gpu.torch_ops import TorchOps
 
 
 class FusedOps(Protocol):
-    """Each call is one pass over the tokens. Nothing makes the host wait, no shape depends on data."""
+    """Each call reads the tokens once. Nothing makes the host wait, no shape depends on data."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [num_tokens, size], residual like x -> the norm of their sum times weight [size]; the sum."""
+        """x [num_tokens, size], residual like x -> RMS norm of their sum times weight [size]; the sum."""
 
     def rope_and_write(
         self,
@@ -28,11 +28,11 @@ class FusedOps(Protocol):
         write: KVWrite,
         norms: HeadNorms | None,
     ) -> torch.Tensor:
-        """Rotate queries and keys, each head normalized first where there are norms, put keys and values
-        into their pages, and return the queries [num_tokens, num_heads, head_dim].
+        """Apply RoPE to queries and keys, after the head norms if there are any; write keys and values to
+        their pages; return the queries [num_tokens, num_heads, head_dim].
 
         qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-        cos_sin [max_positions, head_dim]: of each position, cosines first, in the dtype of qkv
+        cos_sin [max_positions, head_dim]: cosines, then sines, in the dtype of qkv
         positions [num_tokens] int64
         """
 
@@ -47,7 +47,7 @@ def uses_triton(device: torch.device) -> bool:
 
 
 def select_ops(device: torch.device) -> FusedOps:
-    """The fastest that runs on this device."""
+    """The fastest implementation that runs on this device."""
     if not uses_triton(device):
         return TorchOps()
     from engine.worker.gpu.triton_ops import TritonOps

@@ -1,7 +1,7 @@
-"""Attention of prompts, whose many query tokens are worth a kernel that knows no pages.
+"""Prefill attention: a prompt's many query tokens justify a library kernel over gathered, contiguous KV.
 
-The fastest that is installed, and that computes the right numbers on this device, is chosen once; what it
-cannot do falls to the next, and in the end to Triton's own kernel.
+The fastest installed kernel that computes correct results on this device is chosen once; what it does not
+support falls back to the next one, and finally to our Triton kernel.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from engine.worker.gpu.step_batch import StepBatch
 logger = logging.getLogger(__name__)
 
 MIN_QUERY_TOKENS = 128
-"""Per prompt, on average: below, what a gather moves costs more than a better kernel saves."""
+"""Mean query tokens per prompt below which a gather costs more than a faster kernel saves."""
 MIN_GATHERED_TOKENS = 16384
-"""Of KV that are gathered at a time at least, however short the longest sequence is."""
+"""Least tokens of KV that are gathered at a time, even if all sequences are short."""
 
 
 class PromptAttention(Protocol):
-    """Attends the prompts of a step; their K and V are in the pool already."""
+    """Computes the prefill attention of a step, whose K and V are in the pool already."""
 
     def attend(
         self,
@@ -44,21 +44,21 @@ class PromptAttention(Protocol):
         soft_cap: float | None,
     ) -> torch.Tensor:
         """keys, values [num_blocks, block_size, num_kv_heads, head_dim]: one layer's views of the pool;
-        query [num_prompt_tokens, num_heads, head_dim] of ``batch.prompts`` alone; result like query."""
+        query [num_prompt_tokens, num_heads, head_dim] of ``batch.prompts`` only; result like query."""
 
 
 class FastPromptAttention:
-    """A PromptAttention that takes the first path that can, and ``floor`` for what is left."""
+    """A PromptAttention that uses the first path that supports a layer, and ``fallback`` for the rest."""
 
     def __init__(
         self,
         paths: Sequence[ProvenPath],
-        floor: PromptAttention,
+        fallback: PromptAttention,
         max_gathered_tokens: int,
         min_query_tokens: int = MIN_QUERY_TOKENS,
     ) -> None:
         self._paths = tuple(paths)
-        self._floor = floor
+        self._fallback = fallback
         self._max_gathered_tokens = max_gathered_tokens
         self._min_query_tokens = min_query_tokens
         self._batch: StepBatch | None = None
@@ -78,7 +78,7 @@ class FastPromptAttention:
         kind = AttentionKind(scale, window, soft_cap)
         path = self._path_for(kind, len(query) / len(batch.prompts))
         if path is None:
-            return self._floor.attend(
+            return self._fallback.attend(
                 keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap
             )
         query = query.contiguous()  # transformers' code may give a transposed one
@@ -95,7 +95,7 @@ class FastPromptAttention:
         return next((proven.path for proven in self._paths if proven.can(kind)), None)
 
     def _groups_of(self, batch: StepBatch) -> tuple[Prompts, ...]:
-        """Made at a step's first layer."""
+        """The prompts in groups that fit the gather buffer; computed at a step's first layer."""
         if batch is not self._batch:
             groups = groups_within(batch.prompts, self._max_gathered_tokens)
             self._batch, self._groups = batch, tuple(Prompts.of(batch, group) for group in groups)
@@ -107,11 +107,11 @@ def select_prompt_attention(
     dtype: torch.dtype,
     max_model_len: int,
     kv_scale: float,
-    floor: PromptAttention,
+    fallback: PromptAttention,
     min_query_tokens: int = MIN_QUERY_TOKENS,
 ) -> PromptAttention:
-    """What is fastest over ``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; never
-    fails. Queries are of ``dtype``; ``kv_scale``: what a pool of 8 bits is multiplied with."""
+    """The fastest for ``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; never fails.
+    Queries are of ``dtype``; ``kv_scale`` is the scale of an 8-bit pool."""
     scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
     probe = Probe.like(pool, dtype, kv_scale)
     paths: list[ProvenPath] = []
@@ -120,21 +120,21 @@ def select_prompt_attention(
         if proven is not None:
             paths.append(proven)
             if proven.can_all:
-                break  # nothing is left for another
+                break  # it supports every kind
     if not paths:
         logger.info("Using Triton prefill attention.")
-        return floor
+        return fallback
     logger.info("Using prefill attention: %s.", ", ".join(proven.path.name for proven in paths))
-    return FastPromptAttention(paths, floor, scratch.max_tokens, min_query_tokens)
+    return FastPromptAttention(paths, fallback, scratch.max_tokens, min_query_tokens)
 
 
 def _gathered_tokens(max_model_len: int) -> int:
-    """Of KV, that are gathered at a time at most: one layer of the longest sequence fits."""
+    """Most tokens of KV that are gathered at a time: one layer of the longest sequence fits."""
     return max(max_model_len, MIN_GATHERED_TOKENS)
 
 
 def _installed(pool: torch.Tensor, dtype: torch.dtype, scratch: GatherScratch) -> Iterator[PromptPath]:
-    """The fastest first."""
+    """The installed paths, fastest first."""
     finders: list[Callable[[], PromptPath]] = [
         lambda: GatheredPrompts(FlashAttention3.find(*FULL), scratch),
         lambda: GatheredPrompts(FlashAttention3.find(*FORWARD_ONLY), scratch),
@@ -145,5 +145,5 @@ def _installed(pool: torch.Tensor, dtype: torch.dtype, scratch: GatherScratch) -
     for find in finders:
         try:
             yield find()
-        except Exception as error:  # an installed library may raise anything when it is imported
+        except Exception as error:  # importing a library may raise anything
             logger.debug("Prefill attention library unavailable: %s", error)

@@ -1,7 +1,7 @@
-"""What sampling does over whole vocabularies: one Protocol; Triton on a GPU, plain torch anywhere.
+"""The sampling ops over whole vocabularies: one Protocol; Triton on a GPU, plain torch anywhere.
 
-A draw is Gumbel's: the best of the logits, each with noise of its own. The noise of a token is a function of
-the row's key and the token alone, so that nothing of a row depends on the batch it is in.
+Tokens are drawn by the Gumbel-max trick: the argmax of the logits plus noise. The noise of a token is a
+function of the row's key and the token only, so a row's result does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from engine.worker.gpu.torch_sampling import TorchSamplingOps
 
 
 class SamplingOps(Protocol):
-    """Nothing makes the host wait."""
+    """Draws tokens and finds the thresholds of filters. Nothing makes the host wait."""
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each row [num_rows] int64: one drawn by the softmax of logits / temperature among those
-        not below the floor; the best, the first of equals, where the temperature is 0. And its score
-        [num_rows] float32, which is not finite where there is nothing to choose: -inf where no token is
-        possible, NaN or infinity where a logit is.
+        """A token for each row [num_rows] int64: drawn from the softmax of logits / temperature among those
+        not below the floor; the argmax, the first one of ties, where the temperature is 0. And its score
+        [num_rows] float32, which is not finite where no token could be drawn: -inf if all are masked, NaN
+        or infinity if a logit is.
 
         logits [num_rows, vocab_size], temperature, floors [num_rows] float32, keys [num_rows, 2] int32
         """
@@ -36,15 +36,15 @@ class SamplingOps(Protocol):
         top_p: torch.Tensor,
         min_p: torch.Tensor,
     ) -> torch.Tensor:
-        """The lowest of logits / temperature that the filters leave [num_rows] float32; its equals stay, too.
+        """The lowest of logits / temperature that the filters keep [num_rows] float32; ties are kept, too.
 
         logits [num_rows, vocab_size], top_k [num_rows] int32, the others [num_rows] float32. As in
-        ``Sampler``: first min-p; of those the ``top_k`` best; of those the best until ``top_p`` is reached.
+        ``Sampler``: first min-p; of those the ``top_k`` best; of those the best that reach ``top_p``.
         """
 
 
 def select_sampling_ops(device: torch.device) -> SamplingOps:
-    """The fastest that runs on this device."""
+    """The fastest implementation that runs on this device."""
     if not uses_triton(device):
         return TorchSamplingOps()
     from engine.worker.gpu.triton_sampling import TritonSamplingOps

@@ -1,5 +1,5 @@
-"""The numbers of a step on their way to the device: all in one copy, out of memory that the copy may read
-while the next step is being written."""
+"""Sends the inputs of a step to the device in one copy, double-buffered: the next step is written while the
+copy of this one is read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 from engine.worker.gpu.streams import DeviceStreams, Mark
 
 _ALIGNED_WORDS = 4
-"""16 bytes: kernels read addresses that these divide faster, and are compiled for one kind only."""
+"""16 bytes: kernels read aligned addresses faster, and are compiled for one alignment only."""
 _WORD_BYTES = 4
 
 
 class Staging:
-    """Two buffers on the host, used by turns, and one on the device, which the device reads in order.
+    """Two alternating buffers on the host, and one on the device, which the device reads in order.
 
-    What a step puts first lies at the same address in each step that begins with arrays of the same lengths:
-    a graph finds it there.
+    Steps that begin with arrays of the same lengths have them at the same addresses, which CUDA graphs need.
     """
 
     def __init__(self, num_words: int, device: torch.device, streams: DeviceStreams) -> None:
@@ -28,14 +27,14 @@ class Staging:
         self._num_words = num_words
         self._on_host = [streams.host_buffer(num_words) for _ in range(2)]
         self._arrays: list[npt.NDArray[Any]] = [buffer.numpy() for buffer in self._on_host]
-        """The same memory."""
+        """The host buffers as numpy arrays."""
         self._sent: list[Mark | None] = [None, None]
         self._on_device = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._turn = 0
         self._used = 0
 
     def begin(self) -> None:
-        """Start a step; waits for the copy of the step before the last, which has long been made."""
+        """Start a step. Waits for the copy of the step before the last, which is usually done."""
         self._turn = 1 - self._turn
         self._used = 0
         sent = self._sent[self._turn]
@@ -43,7 +42,7 @@ class Staging:
             sent.synchronize()
 
     def put(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
-        """Where ``values`` [n] will be on the device once the step is sent."""
+        """Add ``values`` [n] to the step; returns where they will be on the device once it is sent."""
         array = np.asarray(values, dtype)
         num_words = array.nbytes // _WORD_BYTES
         part = slice(self._used, self._used + num_words)
@@ -53,7 +52,7 @@ class Staging:
         return self._on_device[part].view(_TORCH_TYPES[array.dtype])
 
     def send(self) -> None:
-        """Copy all that was put."""
+        """Copy all arrays of the step to the device."""
         used = slice(0, min(self._used, self._num_words))
         self._streams.send(self._on_host[self._turn][used], self._on_device[used])
         self._sent[self._turn] = self._streams.mark()
@@ -67,7 +66,7 @@ _TORCH_TYPES = {
 
 
 def words_of(*num_values_and_bytes: tuple[int, int]) -> int:
-    """Words that arrays of so many values, of so many bytes each, take together."""
+    """32-bit words that arrays take together, given the number of values and bytes per value of each."""
     return sum(
         -(-num_values * num_bytes // _WORD_BYTES) + _ALIGNED_WORDS
         for num_values, num_bytes in num_values_and_bytes

@@ -1,4 +1,4 @@
-"""One step's sequences as they lie on the device: what kernels read, and what launching them takes."""
+"""The sequences of one step on the device: what kernels read, and what their launches need."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A sequence with query tokens of its own number, as the host knows it."""
+    """A chunk of a prompt in a step, with its lengths on the host."""
 
     seq: int
-    """Its place among the sequences of the step."""
+    """Index among the sequences of the step."""
     first_token: int
-    """Its first token among the tokens of the step."""
+    """Index of its first token among the tokens of the step."""
     query_len: int
     seq_len: int
 
@@ -22,7 +22,7 @@ class PromptChunk:
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """Tokens of all sequences flattened into one axis: first ``num_uniform`` sequences of ``uniform_len``
-    query tokens each (1: decodes; more: drafts to be verified), then the prompts.
+    query tokens each (1: decode; more: draft tokens to verify), then the prompts.
 
     All tensors are on the device; nothing here makes the host wait for it.
     """
@@ -32,17 +32,17 @@ class StepBatch:
     query_starts: torch.Tensor
     """[num_seqs + 1] int32: where each sequence's tokens begin."""
     seq_lens: torch.Tensor
-    """[num_seqs] int32: tokens in the KV once the step is done; 0: a place of a graph that nobody took."""
+    """[num_seqs] int32: tokens in the KV cache after the step; 0: padding of a CUDA graph."""
     block_tables: torch.Tensor
-    """[num_rows, max_blocks] int32: of every request, not only those of the step."""
+    """[num_rows, max_blocks] int32: of all requests, not only those of the step."""
     positions: torch.Tensor
     """[num_tokens] int64."""
     slots: torch.Tensor
-    """[num_tokens] int64: where K and V of each token go, block * block_size + offset; -1: nowhere."""
+    """[num_tokens] int64: where K and V of each token go, block * block_size + offset; -1: not stored."""
     num_uniform: int
     uniform_len: int
     max_uniform_seq_len: int
-    """No uniform sequence is longer; in a graph the longest that can be."""
+    """Upper bound of the lengths of uniform sequences; in a CUDA graph, the longest possible."""
     prompts: tuple[PromptChunk, ...] = ()
     """The sequences that follow the uniform ones, in order."""
 

@@ -1,6 +1,6 @@
-"""What only CUDA has, and its twin on a CPU: copies beside the work, marks in the queue of work, graphs.
+"""CUDA streams, events and graphs, and their stand-in on a CPU.
 
-All that is asked for here is done in order; the host waits at marks alone.
+All work is queued and done in order; the host waits only at marks (events).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ HOST = torch.device("cpu")
 
 
 class Mark(Protocol):
-    """A place in the queue of work; ``torch.cuda.Event`` is one."""
+    """A point in the queue of work; ``torch.cuda.Event`` is one."""
 
     def synchronize(self) -> None:
-        """Wait until all that was asked for before it is done."""
+        """Wait until all work queued before it is done."""
 
 
 class StepGraph(Protocol):
-    """Work that is recorded once and done again with one call, on the same memory."""
+    """Work that is captured once and replayed with one call, on the same memory."""
 
     def capture(self, run: Callable[[], None]) -> None:
-        """Record ``run``, which leaves its result in memory that was there before."""
+        """Capture ``run``, which writes its result to memory that is allocated already."""
 
     def replay(self) -> None: ...
 
@@ -34,22 +34,22 @@ class DeviceStreams(Protocol):
     """The queue of one device."""
 
     def host_buffer(self, num_words: int) -> torch.Tensor:
-        """[num_words] int32 in memory that the device can read by itself."""
+        """[num_words] int32 in memory that the device can read (pinned)."""
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy a part of a host buffer to the device; it must not change before a later mark is done."""
+        """Copy a part of a host buffer to the device; it must not change before a later mark is reached."""
 
     def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """A copy on the device; the array may change at once."""
+        """A copy on the device; the array may change right after the call."""
 
     def fetch(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, to be read once a later mark is done."""
+        """A copy in host memory, valid once a later mark is reached."""
 
     def mark(self) -> Mark: ...
 
     def new_graph(self) -> StepGraph:
-        """Graphs of one object share memory: none may be replayed before the result of the one before it is
-        used."""
+        """A graph that shares memory with the others of this object: none may be replayed before the result
+        of the previous one is used."""
 
 
 def streams_of(device: torch.device) -> DeviceStreams:
@@ -57,7 +57,7 @@ def streams_of(device: torch.device) -> DeviceStreams:
 
 
 class HostStreams:
-    """DeviceStreams of a CPU: all is done when the call returns."""
+    """DeviceStreams of a CPU: all work is done when a call returns."""
 
     def host_buffer(self, num_words: int) -> torch.Tensor:
         return torch.empty(num_words, dtype=torch.int32)
@@ -79,7 +79,7 @@ class HostStreams:
 
 
 class _Passed:
-    """A Mark with nothing before it."""
+    """A Mark that is reached already."""
 
     def synchronize(self) -> None:
         return
@@ -114,7 +114,7 @@ class CudaStreams:
         target.copy_(source, non_blocking=True)
 
     def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        # Pinned memory of torch's own pool: it is not given out again before the copy is done.
+        # Pinned memory from torch's allocator, which does not reuse it before the copy is done.
         return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
 
     def fetch(self, source: torch.Tensor) -> torch.Tensor:
@@ -132,14 +132,14 @@ class CudaStreams:
 
 
 class _CudaGraph:
-    """A StepGraph whose kernels are launched together."""
+    """A CUDA graph."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, run: Callable[[], None]) -> None:
-        run()  # what is compiled and set up at the first call cannot be recorded
+        run()  # compilation and set-up of the first call cannot be captured
         with torch.cuda.graph(self._graph, pool=self._memory):
             run()
 

@@ -1,6 +1,6 @@
-"""How much of an attention's work a program has in hand at a time. Knows no kernel.
+"""Tile sizes of the Triton attention kernels. Knows no kernel.
 
-Found by compiling for sm_90: nothing is spilled, and the loads are asynchronous. Not timed on a GPU.
+Found by compiling for sm_90: no register is spilled, and the loads are asynchronous. Not timed on a GPU.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rows are queries times the heads that share a KV head."""
+    """The tile sizes of one kernel. Rows are query tokens times the heads that share a KV head."""
 
     num_rows: int
-    """Of a query tile."""
+    """Rows of a query tile."""
     tile_size: int
-    """Tokens of KV."""
+    """Tokens of a KV tile."""
     num_warps: int
     num_stages: int
-    """Tiles of KV under way, from the look-up of their pages to their products."""
+    """Software pipelining: KV tiles in flight, from the block table lookup to the GEMM."""
     max_registers: int | None = None
-    """Per thread; None: as many as the compiler likes. More of them mean fewer programs at a time."""
+    """Limit per thread; None: the compiler's choice. More registers mean fewer programs at a time."""
 
 
 def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For sequences of few queries: what counts is that much KV, of type ``dtype``, is being loaded by many
-    programs: four on each processor, by 128 of its 65,536 registers a thread. The rows are those of the
-    queries, if they are fewer."""
+    """For decode, which is bound by loading KV of type ``dtype``: many programs at a time, four per
+    processor, so 128 of its 65,536 registers per thread. Fewer rows are used if there are fewer."""
     return Tiling(
         num_rows=64,
         tile_size=max(16, min(64, 4096 // padded(head_dim))),
@@ -39,13 +38,13 @@ def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 def prompt_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For prompts: what counts is that the matrix units are busy. As many rows as registers hold the sums of;
-    no more shared memory than all GPUs since Ampere have, 99 KiB."""
+    """For prefill, which is bound by the tensor cores: as many rows as the registers hold accumulators for,
+    and no more shared memory than all GPUs since Ampere have, 99 KiB."""
     size = padded(head_dim)
     tile_size = max(16, min(64, 16384 // (size * max(2, dtype.itemsize))))
     return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
 
 
 def padded(size: int) -> int:
-    """The least power of two that holds it, and that matrix units take."""
+    """The least power of two of at least ``size`` that tensor cores support."""
     return max(16, 1 << (size - 1).bit_length())

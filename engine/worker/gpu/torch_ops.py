@@ -1,4 +1,4 @@
-"""FusedOps in plain torch: what the kernels are held to, and what runs where there is no Triton.
+"""FusedOps in plain torch: the reference for the kernels, and the fallback where there is no Triton.
 
 Numbers are rounded to the dtype of the activations where transformers' models round them.
 """
@@ -12,7 +12,7 @@ from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.models.rotary import rotate
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
-"""What is beyond is stored as this: the format has no infinity."""
+"""Larger values are clamped to this: the format has no infinity."""
 
 
 class TorchOps:
@@ -50,10 +50,10 @@ class TorchOps:
 
 
 def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
-    """Put rows [num_tokens, num_kv_heads, head_dim] into the slots of pages [num_blocks, block_size,
+    """Write rows [num_tokens, num_kv_heads, head_dim] to those slots of pages [num_blocks, block_size,
     num_kv_heads, head_dim] that are not -1.
 
-    For a row without a slot the first of the null block is written back: shapes do not depend on data.
+    For a row without a slot, the first slot of the null block is written back: shapes do not depend on data.
     """
     block_size = pages.shape[1]
     places = slots.clamp(min=0)
@@ -64,7 +64,7 @@ def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: f
 
 
 def _normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm over the last axis: in fp32, rounded before it is multiplied with the weight."""
+    """RMS norm over the last axis: in fp32, rounded before the multiplication by the weight."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return wide.to(x.dtype) * weight

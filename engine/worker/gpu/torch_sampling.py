@@ -1,4 +1,4 @@
-"""SamplingOps in plain torch, and the noise of a draw as Triton's kernels make it, bit for bit."""
+"""SamplingOps in plain torch, with the same random numbers as the Triton kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 GOLDEN_RATIO = 0x9E3779B9
 FIRST_FACTOR, SECOND_FACTOR = 0x7FEB352D, 0x846CA68B
-"""Of the mixing function ``lowbias32`` (C. Wellons, "Prospecting for Hash Functions", 2018)."""
+"""Constants of the hash function ``lowbias32`` (C. Wellons, "Prospecting for Hash Functions", 2018)."""
 SERIES_LIMIT = 0.01
-"""Below it a series is nearer to -log(1 - u) than what 24 bits leave of 1 - u."""
+"""Below this, a series is more exact for -log(1 - u) than 1 - u in 24 bits."""
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 class TorchSamplingOps:
-    """SamplingOps in plain torch, pass by pass."""
+    """SamplingOps in plain torch."""
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
@@ -47,7 +47,7 @@ class TorchSamplingOps:
 
 
 def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """logits / temperature in float32; as they are where the temperature is 0."""
+    """logits / temperature in float32; unscaled where the temperature is 0."""
     return logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
 
 
@@ -58,9 +58,9 @@ def _search(
     low: torch.Tensor,
     high: torch.Tensor,
 ) -> torch.Tensor:
-    """The lowest key in [low, high] with less than ``limits`` of weight above it, by halving: [num_rows]
+    """The lowest key in [low, high] with less than ``limits`` of weight above it, by bisection: [num_rows]
 
-    keys, weights [num_rows, vocab_size]; above ``high`` there must be less.
+    keys, weights [num_rows, vocab_size]; the weight above ``high`` must be less.
     """
     for _ in range(32):
         middle = (low & high) + ((low ^ high) >> 1)
@@ -77,7 +77,7 @@ def sort_keys(x: torch.Tensor) -> torch.Tensor:
 
 
 def from_sort_keys(keys: torch.Tensor) -> torch.Tensor:
-    """What ``sort_keys`` was made of."""
+    """The inverse of ``sort_keys``."""
     return torch.where(keys >= 0, keys, keys ^ 0x7FFFFFFF).view(torch.float32)
 
 
@@ -89,16 +89,16 @@ def random_bits(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
-    """Of 32 bits in int64: every bit depends on all."""
+    """Hash 32 bits, held in int64."""
     x = (x ^ (x >> 16)) * FIRST_FACTOR & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * SECOND_FACTOR & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
 def exponential(bits: torch.Tensor) -> torch.Tensor:
-    """32 random bits -> float32 of the exponential distribution.
+    """32 random bits -> an exponentially distributed float32.
 
-    -log(1 - u) rather than -log(u): the smallest of all decides, so the small ones must be exact.
+    -log(1 - u) rather than -log(u): the smallest value wins the draw, so small values must be exact.
     """
     u = (bits.float() * 2.0**-32 + 2.0**-33).clamp_(max=LARGEST_BELOW_ONE)
     series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))

@@ -1,14 +1,14 @@
-"""Attention over pages of KV by Triton's kernels, and what is common to them. Knows no requests.
+"""Launches the Triton kernels of paged attention. Knows no requests.
 
-The query heads that read one KV head, its group, stand as rows of one query tile: each number of the KV is
-read once for all of them, and a decode has more rows for the matrix units, which take no fewer than 16. A
-tile of KV is what suits those, a page what suits the prefix cache: the page of each token is looked up.
-Softmax is in base 2, which is what the hardware computes; all sums are in fp32. KV of 8 bits is widened in
-registers, and its scale is a factor of the scores and of the result.
+The query heads that share a KV head, its group, are rows of one query tile: each value of the KV is read
+once for all of them, and decode has more rows for the tensor cores, which need at least 16. The size of a
+KV tile is chosen for those, the page size for the prefix cache: the page of each token is looked up.
+Softmax is in base 2, which the hardware computes; all sums are in fp32. 8-bit KV is converted in registers,
+and its scale is a factor of the scores and of the result.
 
 The KV of few sequences is split (Flash-Decoding): one program per KV head would leave most processors idle. A
 CUDA graph keeps the grid it was captured with: the number of splits is chosen for all that the graph may see,
-and a program whose part a shorter sequence does not reach ends at once.
+and a program whose part lies past the end of a shorter sequence returns at once.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What a layer makes of the products of queries and keys."""
+    """How a layer turns Q·K into scores."""
 
     scale: float
     window: int | None = None
-    """A token sees itself and the ``window - 1`` before it."""
+    """Sliding window: a token attends to itself and the ``window - 1`` tokens before it."""
     soft_cap: float | None = None
-    """Scores stay within it: soft_cap * tanh(score / soft_cap)."""
+    """Logit soft capping: soft_cap * tanh(score / soft_cap)."""
     kv_scale: float = 1.0
-    """What stored numbers are multiplied with."""
+    """Scale of the stored K and V."""
 
     @property
     def factor(self) -> float:
-        """Of the products: gives scores in base 2 or, capped, the argument of tanh."""
+        """Factor of Q·K that gives scores in base 2 or, if capped, the argument of tanh."""
         scale = self.scale * self.kv_scale
         return scale * LOG2_E if self.soft_cap is None else scale / self.soft_cap
 
     @property
     def cap(self) -> float:
-        """In base 2; 0: none."""
+        """The soft cap in base 2; 0: none."""
         return (self.soft_cap or 0.0) * LOG2_E
 
     def num_seen(self, seq_len: int, query_len: int) -> int:
-        """Tokens of a sequence that its last ``query_len`` see."""
+        """Number of tokens that the last ``query_len`` tokens of a sequence attend to."""
         return seq_len if self.window is None else min(seq_len, self.window + query_len - 1)
 
 
@@ -76,7 +76,7 @@ def attend_uniform(
     tiling: Tiling,
     splits: Splits,
 ) -> None:
-    """The attention of the first ``batch.num_uniform`` sequences.
+    """Attention of the first ``batch.num_uniform`` sequences.
 
     output, contiguous, and query [batch.num_uniform_tokens, num_heads, head_dim]
     """
@@ -115,7 +115,7 @@ def attend_prompts(
     tiling: Tiling,
     splits: Splits,
 ) -> None:
-    """The attention of ``batch.prompts``.
+    """Attention of ``batch.prompts``.
 
     output, contiguous, and query [num_prompt_tokens, num_heads, head_dim]
     """
@@ -151,7 +151,7 @@ def attend_prompts(
 def write_kv(
     pages: Pages, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, kv_scale: float
 ) -> None:
-    """Put key and value [num_tokens, num_kv_heads, head_dim] where ``StepBatch.slots`` says."""
+    """Write key and value [num_tokens, num_kv_heads, head_dim] to ``StepBatch.slots``."""
     page, num_kv_heads, head_dim = pages.keys.shape[1:]
     assert key.stride(2) == value.stride(2) == 1
     write_kernel[(len(slots),)](
@@ -178,7 +178,7 @@ def write_kv(
 def _constants(
     query: torch.Tensor, pages: Pages, scoring: Scoring, tiling: Tiling, splits: Splits
 ) -> dict[str, int | float | None]:
-    """What attending kernels are compiled for, by the names of their arguments."""
+    """Compile-time constants of the attention kernels, by argument name."""
     page, num_kv_heads, head_dim = pages.keys.shape[1:]
     assert query.stride(2) == 1
     return {
@@ -199,7 +199,7 @@ def _constants(
 
 
 def _merge(output: torch.Tensor, splits: Splits) -> None:
-    """output [num_tokens, num_heads, head_dim]"""
+    """Merge the partial results into output [num_tokens, num_heads, head_dim]."""
     if splits.number == 1:
         return
     num_tokens, num_heads, head_dim = output.shape

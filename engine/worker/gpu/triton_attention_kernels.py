@@ -1,7 +1,7 @@
-"""Triton's kernels of attention over pages of KV. Launched by ``triton_attention``, which says what for.
+"""The Triton kernels of paged attention, launched by ``triton_attention``, which describes them.
 
-rows: heads of tokens. tiles: of KV, counted in a sequence. PAGE: tokens of a block of the pool; ROWS, TILE,
-PADDED_DIM: sizes of tiles, powers of two. Strides are in numbers.
+rows: (token, head) pairs. tiles: of KV, counted from the start of a sequence. PAGE: tokens per block of the
+pool; ROWS, TILE, PADDED_DIM: sizes of tiles, powers of two. Strides are in elements.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,26 +13,26 @@ import triton
 import triton.language as tl
 
 _HIDDEN = tl.constexpr(-1.0e30)
-"""Score of what is not seen. Finite, so that the difference of two is a number: where rows have seen nothing
-yet, what they have summed up vanishes with the first score that is real."""
+"""Score of a masked token. Finite, so that differences are not NaN: the sums of a row that has only masked
+tokens so far vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
-"""Instead of a sum of no weights."""
+"""Used instead of an empty sum of weights."""
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
-"""Parts of larger tensors: where in memory they begin must not make a kernel another one."""
+"""Slices of larger tensors: their alignment must not specialize a kernel."""
 _STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_blocks"]
-"""Nor must these, where they happen to be 1 or a multiple of 16."""
+"""Arguments that must not specialize a kernel when they are 1 or a multiple of 16."""
 
 
 @triton.jit
 def _tanh(x):
-    """By a power of two, which the hardware has: 1 - 2 / (e^2x + 1), right at both infinities."""
+    """1 - 2 / (e^2x + 1) by the hardware's power of two; correct at both infinities."""
     return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
 
 
 @triton.jit
 def _dot(left, right, sums):
-    """left @ right + sums, in fp32. The interpreter, which knows no bf16, would multiply its bits."""
+    """left @ right + sums, in fp32. Triton's interpreter has no bf16 and would multiply the bits."""
     if _INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
@@ -43,7 +43,7 @@ def _page_offsets(
     table, positions, first_position, end, block_stride,
     PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Where the tokens of a tile lie in the pool [TILE]; a pool has more numbers than 32 bits can count."""
+    """Offsets of a tile's tokens in the pool [TILE], 64-bit: a pool may have more than 2^31 elements."""
     if PAGE % TILE == 0:
         block = tl.load(table + first_position // PAGE)
     else:
@@ -53,7 +53,7 @@ def _page_offsets(
 
 @triton.jit
 def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """Sums, maximum and sum of weights of rows that have seen nothing yet."""
+    """Initial state of the online softmax: weighted sums, maximum and sum of weights."""
     row_max = tl.full((ROWS,), _HIDDEN, tl.float32)
     return tl.zeros((ROWS, PADDED_DIM), tl.float32), row_max, tl.zeros((ROWS,), tl.float32)
 
@@ -66,10 +66,10 @@ def _attend_tiles(
     PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Take the tiles of KV from ``first_tile`` on into the running softmax of the rows, and return it.
+    """Update the online softmax of the rows with the KV tiles from ``first_tile`` on, and return it.
 
     query [rows, PADDED_DIM]; query_positions [rows]; keys, values: of one KV head; end: of the sequence.
-    MASKED: some row may not see some token of these tiles.
+    MASKED: some token of these tiles may be masked for some row.
     """
     dims = tl.arange(0, PADDED_DIM)
     for tile in range(first_tile, last_tile):
@@ -104,7 +104,7 @@ def _load_query(
     query, tokens, heads, is_row, token_stride, head_stride,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """[rows, PADDED_DIM], zeros where there is no row. tokens, heads, is_row [rows]"""
+    """Load queries [rows, PADDED_DIM], zeros where is_row is false. tokens, heads, is_row [rows]"""
     dims = tl.arange(0, PADDED_DIM)
     places = tokens.to(tl.int64) * token_stride + heads * head_stride
     inside = is_row[:, None] & (dims < HEAD_DIM)[None, :]
@@ -113,7 +113,7 @@ def _load_query(
 
 @triton.jit
 def _first_seen_tile(first_query_position, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """The first tile with a token that some query from this position on sees."""
+    """The first tile that queries from this position on attend to."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_query_position - WINDOW + 1, 0) // TILE
@@ -122,7 +122,7 @@ def _first_seen_tile(first_query_position, WINDOW: tl.constexpr, TILE: tl.conste
 
 @triton.jit
 def _tiles_of_split(first, end, min_tiles):
-    """This program's part of the tiles ``first`` to ``end``: its first, and the one after its last."""
+    """This program's split of the tiles from ``first`` to ``end``: its first, and one past its last."""
     size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), min_tiles)
     begin = first + tl.program_id(2) * size
     return begin, tl.minimum(begin + size, end)
@@ -133,9 +133,9 @@ def _store_rows(
     output, log_sums, rows, is_row, sums, row_max, row_sum, kv_scale,
     SPLIT: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Weighted sums become means; of a part, the weight of all it has seen stands beside them, in base 2.
+    """Normalize and store the sums of rows; of a split, also their log-sum-exp, in base 2.
 
-    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: which of them
+    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: indices into both
     """
     dims = tl.arange(0, PADDED_DIM)
     means = sums * (kv_scale / tl.maximum(row_sum, _NO_WEIGHT))[:, None]
@@ -154,10 +154,10 @@ def uniform_kernel(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The query rows of one KV head of one sequence, one part of the KV.
+    """One program: the query rows of one KV head of one sequence, for one split of the KV.
 
-    The KV heads of a sequence, which lie beside each other, are read by programs that run at the same time. A
-    sequence of no tokens, the place of a graph that nobody took, has no tiles: its result is zeros.
+    The KV heads of a sequence, adjacent in memory, are read by programs that run at the same time. A sequence
+    without tokens, the padding of a CUDA graph, has no tiles: its result is zeros.
     """
     seq, row_tiles = tl.program_id(1), tl.num_programs(0) // NUM_KV_HEADS
     kv_head, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
@@ -187,7 +187,7 @@ def uniform_kernel(
 
 @triton.jit
 def _store_nothing(log_sums, rows, is_row):
-    """Of a part without tiles: no weight, by which the merging knows that there are no means."""
+    """Store a log-sum-exp of no weight for a split without tiles, so that the merge ignores it."""
     places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
     tl.store(log_sums + places, tl.full(rows.shape, _HIDDEN, tl.float32), mask=is_row)
 
@@ -197,7 +197,7 @@ def merge_kernel(
     output, partial, log_sums,
     NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """One row: the mean of its parts' means, each by its weight. See _store_rows for the shapes."""
+    """One program merges the splits of one row by their log-sum-exp. See _store_rows for the shapes."""
     row = tl.program_id(0).to(tl.int64)
     places, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, PADDED_DIM)
     logs = tl.load(log_sums + places)
@@ -211,11 +211,11 @@ def merge_kernel(
 
 @triton.jit
 def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
-    """The number of the sequence that a tile of queries belongs to, the tile's first token, and the token
-    behind the sequence's last; counted from the first sequence and its first token.
+    """The sequence that a query tile belongs to, the tile's first token, and the end of the sequence's
+    tokens; counted from the first sequence and its first token.
 
     The tiles of sequence i begin at start_i // QUERIES + i, so that no two sequences share one; some are
-    empty. The sequence is found by halving.
+    empty. The sequence is found by bisection.
     """
     origin = tl.load(query_starts)
     low, high = 0, num_seqs
@@ -236,8 +236,8 @@ def prompt_kernel(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one prompt's queries, the heads of one KV head, one part of the KV. The last tiles, which see
-    most, go first."""
+    """One program: a query tile of one prompt, the heads of one KV head, one split of the KV. The last tiles,
+    which have the most KV, run first."""
     queries: tl.constexpr = ROWS // GROUP
     tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     seq, first_token, end = _queries_of_tile(tile, query_starts + first_seq, num_seqs, queries)
@@ -248,7 +248,7 @@ def prompt_kernel(
     tokens, heads = first_token + row // GROUP, kv_head * GROUP + row % GROUP
     is_row = (row < queries * GROUP) & (tokens < end)
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
-    context = tl.load(seq_lens + seq) - end  # from the number of a token to its position
+    context = tl.load(seq_lens + seq) - end  # from the index of a token to its position
     first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
     first, stop = _tiles_of_split(
         _first_seen_tile(first_position, WINDOW, TILE), tl.cdiv(last_seen, TILE), min_tiles
@@ -256,7 +256,7 @@ def prompt_kernel(
     if SPLIT and first >= stop:
         _store_nothing(log_sums, output_rows, is_row)
         return
-    # Before this tile every row sees every token, and no mask is made.
+    # Before this tile no token is masked for any row.
     clear = first
     if WINDOW == 0:
         clear = tl.minimum(tl.maximum((first_position + 1) // TILE, first), stop)
@@ -286,7 +286,7 @@ def write_kernel(
     key_token_stride, key_head_stride, value_token_stride, value_head_stride, kv_scale, limit,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, PADDED_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Key and value of one token, all heads, into its slot; numbers beyond the limit become the limit."""
+    """Write key and value of one token, all heads, to its slot; values are clamped to the limit."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot < 0:

@@ -1,4 +1,4 @@
-"""Gathers the pages of prompts in Triton."""
+"""Gathers the KV pages of prompts by a Triton kernel."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)
@@ -12,7 +12,7 @@ import triton.language as tl
 from engine.worker.gpu.prompt_paths.path import Prompts
 
 _NUMBERS_EACH = 8192
-"""Of keys, and as many of values, that one program copies."""
+"""Values of K, and as many of V, that one program copies."""
 
 
 def gather_pages_fused(
@@ -64,7 +64,7 @@ def _gather_pages(
     ROW_BLOCK: tl.constexpr,
     TOKENS_EACH: tl.constexpr,
 ):
-    """One program: some tokens of one prompt."""
+    """One program copies some tokens of one prompt."""
     prompt = tl.program_id(1)
     start = tl.load(kv_starts + prompt)
     seq_len = tl.load(kv_starts + prompt + 1) - start
@@ -84,7 +84,7 @@ def _gather_pages(
 
 @triton.jit
 def _copy(source, target, mask, kv_scale):
-    """Numbers of 8 bits are widened and scaled."""
+    """Copy; 8-bit values are converted and scaled."""
     numbers = tl.load(source, mask=mask, other=0.0)
     if source.dtype.element_ty != target.dtype.element_ty:
         numbers = numbers.to(tl.float32) * kv_scale

@@ -1,7 +1,7 @@
-"""FusedOps in Triton. Numbers are rounded where ``TorchOps`` rounds them: both choose the same tokens.
+"""FusedOps in Triton. Values are rounded where ``TorchOps`` rounds them, so both yield the same tokens.
 
-A number of a narrow type is widened, computed with and narrowed again at each of those places: the compiler
-may then fuse what lies between two of them, and no more.
+At each of those places a value is computed in fp32 and rounded to its narrow type: the compiler may fuse what
+lies between two of them, and no more.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -19,7 +19,7 @@ from engine.worker.gpu.torch_ops import FP8_MAX
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _SWIGLU_BLOCK = 1024
 _HEADS_EACH = 8
-"""Heads of a token that one program rotates."""
+"""Heads of a token that one program handles in RoPE."""
 
 
 class TritonOps:
@@ -97,7 +97,7 @@ class TritonOps:
 
 @triton.jit
 def _rounded(x, like):
-    """x in fp32, rounded to the type that ``like`` points to"""
+    """x in fp32, rounded to the type that ``like`` points to."""
     return x.to(like.dtype.element_ty).to(tl.float32)
 
 
@@ -114,7 +114,7 @@ def _rms_norm(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """One program, one row."""
+    """One program computes one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -154,7 +154,7 @@ def _rope_and_write(
     HEADS_EACH: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """One program: some heads of one token, be they of queries, keys or values, in two halves."""
+    """One program handles some heads of one token, of queries, keys or values, in two halves."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS_EACH + tl.arange(0, HEADS_EACH)[:, None]
     columns = tl.arange(0, HALF_BLOCK)[None, :]
@@ -192,7 +192,7 @@ def _rope_and_write(
 
 @triton.jit
 def _normalized(first, second, q_norm, k_norm, columns, eps, is_query, like, HALF: tl.constexpr):
-    """The halves of heads [heads, columns], each head normalized by itself"""
+    """RMS norm of each head, given as halves [heads, columns]."""
     scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
     first_weight = _weight_of_heads(q_norm, k_norm, columns, columns < HALF, is_query)
     second_weight = _weight_of_heads(q_norm + HALF, k_norm + HALF, columns, columns < HALF, is_query)
@@ -203,7 +203,7 @@ def _normalized(first, second, q_norm, k_norm, columns, eps, is_query, like, HAL
 
 @triton.jit
 def _weight_of_heads(q_norm, k_norm, columns, inside, is_query):
-    """[1, columns] -> [heads, columns]: queries and keys have weights of their own"""
+    """[1, columns] -> [heads, columns]: queries and keys have different weights."""
     of_query = tl.load(q_norm + columns, mask=inside, other=0.0).to(tl.float32)
     of_key = tl.load(k_norm + columns, mask=inside, other=0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
@@ -211,7 +211,7 @@ def _weight_of_heads(q_norm, k_norm, columns, inside, is_query):
 
 @triton.jit
 def _turned(first, second, angles, columns, like, HALF: tl.constexpr):
-    """The halves of heads [heads, columns], rotated; angles [1, columns]: cosines, and sines behind them"""
+    """RoPE of the halves of heads [heads, columns]; angles [1, columns]: cosines, then sines."""
     cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)
     sin = tl.load(angles + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
     turned_first = _rounded(first * cos, like) - _rounded(second * sin, like)
@@ -227,7 +227,7 @@ def _store_halves(target, first, second, HALF: tl.constexpr, mask):
 
 @triton.jit
 def _swiglu(gate_up, gated, gate_up_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
-    """One program: a block of one row."""
+    """One program computes a block of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < INNER

@@ -1,4 +1,4 @@
-"""Paged attention by Triton's kernels: on CUDA, or anywhere in Triton's interpreter."""
+"""Paged attention by our Triton kernels: on CUDA, or anywhere in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from engine.worker.gpu.triton_prompt import TritonPromptAttention
 class TritonPagedAttention:
     """A PagedKv over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
 
-    What a step launches depends on its StepBatch's numbers, never on what its tensors hold: a CUDA graph can
-    hold it, and nothing makes the host wait.
+    The launches of a step depend on the host's numbers in its StepBatch, never on the contents of tensors:
+    they can be captured in a CUDA graph, and nothing makes the host wait.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class TritonPagedAttention:
         kv_scale: float = 1.0,
         choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
     ) -> None:
-        """``kv_scale``: what numbers of an 8-bit pool are multiplied with. ``choose_prompts`` is given the
-        attention of prompts that is there at any rate, and returns the one that is to be used."""
+        """``kv_scale`` is the scale of an 8-bit pool. ``choose_prompts`` is given the Triton prefill
+        attention, the fallback, and returns the prefill attention to use."""
         head_dim = pool.shape[-1]
         self.kv_scale = kv_scale
         self._pool = pool
@@ -47,14 +47,14 @@ class TritonPagedAttention:
 
     @staticmethod
     def scratch_bytes(spec: KvCacheSpec, max_model_len: int) -> int:
-        """What is kept beside the pool."""
+        """Bytes allocated in addition to the pool."""
         return SCRATCH_BYTES
 
     def begin_step(self, batch: AttentionBatch) -> None:
         self.begin_device_step(_on_device(batch, self._pool.shape[3], self._pool.device))
 
     def begin_device_step(self, batch: StepBatch) -> None:
-        """``batch`` is what the following calls are about."""
+        """Set the step that following calls belong to."""
         self._batch = batch
 
     @property
@@ -85,7 +85,7 @@ class TritonPagedAttention:
         return self.attend_written(layer, query, scale=scale, window=window)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put the step's key and value [num_tokens, num_kv_heads, head_dim] into their slots."""
+        """Write the step's key and value [num_tokens, num_kv_heads, head_dim] to their slots."""
         write_kv(self._pages[layer], key, value, self.batch.slots, self.kv_scale)
 
     def attend_written(
@@ -131,7 +131,7 @@ class TritonPagedAttention:
 
 
 def _on_device(batch: AttentionBatch, block_size: int, device: torch.device) -> StepBatch:
-    """The same sequences; those with one token are the uniform ones."""
+    """The batch as a StepBatch on the device; sequences with one token are the uniform ones."""
     ends = np.cumsum(batch.query_lens)
     lengths = zip(ends - batch.query_lens, batch.query_lens, batch.seq_lens, strict=True)
     chunks = [

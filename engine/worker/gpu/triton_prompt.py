@@ -1,4 +1,4 @@
-"""The attention of prompts that is always to be had: Triton's kernel over the pages themselves."""
+"""Prefill attention by our Triton kernel over the pages themselves: the fallback that always works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts
 
 
 class TritonPromptAttention:
-    """A PromptAttention."""
+    """A PromptAttention by ``triton_attention``."""
 
     def __init__(self, tiling: Tiling, splitter: KvSplitter, kv_scale: float) -> None:
         self._tiling = tiling
@@ -29,7 +29,7 @@ class TritonPromptAttention:
         window: int | None,
         soft_cap: float | None,
     ) -> torch.Tensor:
-        """See PromptAttention. A few queries behind a long context are split like decodes."""
+        """See PromptAttention. The KV of few queries after a long context is split, as for decode."""
         scoring = Scoring(scale, window, soft_cap, self._kv_scale)
         output = query.new_empty(query.shape)
         num_tokens, num_heads, _ = query.shape

@@ -1,4 +1,4 @@
-"""SamplingOps in Triton: a vocabulary is read once to draw from it, and from the cache to find its floor."""
+"""SamplingOps in Triton: a draw reads the logits once; the search for floors reads them from the cache."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)
@@ -12,7 +12,7 @@ import triton.language as tl
 from engine.worker.gpu import torch_sampling
 
 BLOCK = 4096
-"""Tokens that a program looks at together."""
+"""Tokens that a program reads at a time."""
 DRAW_WARPS, FLOORS_WARPS = 8, 16
 _GOLDEN_RATIO = tl.constexpr(torch_sampling.GOLDEN_RATIO)
 _FIRST_FACTOR = tl.constexpr(torch_sampling.FIRST_FACTOR)
@@ -77,9 +77,9 @@ def _block(vocab_size: int) -> int:
 
 @triton.jit
 def _scaled(logits, offsets, temperature, vocab_size):
-    """Beyond the vocabulary nothing is possible."""
+    """logits / temperature; -inf past the vocabulary."""
     x = tl.load(logits + offsets, mask=offsets < vocab_size, other=float("-inf")).to(tl.float32)
-    # Rounded as torch does it: what torch found to be the floor must not lie below it here.
+    # Rounded as torch does: a value that torch found to be the floor must not be below it here.
     return tl.div_rn(x, tl.where(temperature > 0.0, temperature, 1.0))
 
 
@@ -105,7 +105,7 @@ def _exponential(bits):
 
 @triton.jit
 def draw_kernel(logits, temperatures, floors, keys, scores, tokens, stride, vocab_size, BLOCK: tl.constexpr):
-    """The winner of one part of one row, and its score."""
+    """The best token of one part of one row, and its score."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -116,7 +116,7 @@ def draw_kernel(logits, temperatures, floors, keys, scores, tokens, stride, voca
     noise = -tl.log(_exponential(_random_bits(first, second, offsets)))
     noisy = tl.where(temperature > 0.0, x + noise, x)
     noisy = tl.where(x < tl.load(floors + row), float("-inf"), noisy)
-    noisy = tl.where(x != x, float("inf"), noisy)  # NaN, which tl.max may pass over
+    noisy = tl.where(x != x, float("inf"), noisy)  # NaN, which tl.max may ignore
     best, winner = tl.max(noisy, axis=0, return_indices=True, return_indices_tie_break_left=True)
     place = row * tl.num_programs(1) + part
     tl.store(scores + place, best)
@@ -131,7 +131,7 @@ def _sort_keys(x):
 
 @triton.jit
 def _weight_above(logits, temperature, key, best, vocab_size, COUNTED: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens above ``key``: how many, or their mass."""
+    """The number of tokens above ``key``, or their probability mass."""
     total = 0.0
     for start in range(0, vocab_size, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -148,7 +148,7 @@ def _weight_above(logits, temperature, key, best, vocab_size, COUNTED: tl.conste
 def _search(
     logits, temperature, limit, low, high, best, vocab_size, COUNTED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The lowest key in [low, high] with less than ``limit`` of weight above it, by halving."""
+    """The lowest key in [low, high] with less than ``limit`` of weight above it, by bisection."""
     while low < high:
         middle = (low & high) + ((low ^ high) >> 1)
         above = _weight_above(logits, temperature, middle, best, vocab_size, COUNTED, BLOCK)

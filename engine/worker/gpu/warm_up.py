@@ -1,5 +1,5 @@
-"""Steps of all kinds at the start, over nobody's tokens: kernels are compiled for them, and memory grows to
-what they take. They read the null block alone and write none."""
+"""Warm-up runs of steps of all kinds, which compile kernels and grow memory to its peak. They read the null
+block only and write no KV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.worker.sampling_batch import SamplingTable
 
 _SHORT_CONTEXT = 128
 _SHORT_PROMPT = 16
-DEAREST = SamplingParams(
+EXPENSIVE = SamplingParams(
     top_p=0.9,
     min_p=0.01,
     repetition_penalty=1.1,
@@ -28,14 +28,14 @@ DEAREST = SamplingParams(
     logit_bias={0: 1.0},
     bad_words_token_ids=[[0, 0]],
 )
-"""All that takes memory or kernels of its own."""
+"""Uses every feature that needs memory or kernels of its own."""
 LISTED, SEARCHED = SamplingParams(top_k=20, top_p=0.95), SamplingParams(top_p=0.95)
-"""What is usual: of logits as the model leaves them the best are listed, or their limit is searched for."""
+"""The usual parameters: the best tokens are sorted, or the threshold is searched for (see MAX_LISTED)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLengths:
-    """Of a step's sequences, those of a single query token first."""
+    """Lengths of a step's sequences; those with a single query token come first."""
 
     query_lens: list[int]
     seq_lens: list[int]
@@ -44,8 +44,8 @@ class StepLengths:
         return StepLengths(self.query_lens + other.query_lens, self.seq_lens + other.seq_lens)
 
 
-def rehearsed_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepLengths]:
-    """Decodes from few to all and prompts, alone and together, from short to long; the largest prompts."""
+def warm_up_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepLengths]:
+    """Decode batches and prompts, alone and together, from short to long; then the largest prompts."""
     budget = limits.max_num_batched_tokens
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
@@ -64,14 +64,14 @@ def rehearsed_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[Ste
 def rehearse(
     forward: Forward, batch: DeviceBatch, sampler: DeviceSampler, limits: SchedulerConfig, max_model_len: int
 ) -> None:
-    """Run all of them; sample as many requests as there can be, in the usual ways and in the dearest."""
+    """Run all warm-up steps; sample the most requests with the usual and the most expensive parameters."""
     num_samples = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     none = torch.empty(0, dtype=torch.int64, device=batch.token_ids.device)
-    for lengths in rehearsed_steps(limits, max_model_len):
+    for lengths in warm_up_steps(limits, max_model_len):
         forward.run(batch.send_idle(lengths.query_lens, lengths.seq_lens), none)
     ones = [1] * num_samples
     tokens = torch.arange(num_samples, device=batch.token_ids.device)
-    for params in (LISTED, SEARCHED, DEAREST):
+    for params in (LISTED, SEARCHED, EXPENSIVE):
         logits = forward.run(batch.send_idle(ones, ones), tokens)
         _sample(logits, params, batch, sampler, max_model_len)
 
@@ -83,7 +83,7 @@ def _sample(
     sampler: DeviceSampler,
     max_model_len: int,
 ) -> None:
-    """logits [num_samples, vocab_size]: every request, with as many tokens as it can have."""
+    """Sample from logits [num_samples, vocab_size], every request at its maximum length."""
     num_samples = len(logits)
     table = SamplingTable(num_samples, sampler.vocab_size)
     for row in range(num_samples):
@@ -99,7 +99,7 @@ def _equal(num_seqs: int, query_len: int, seq_len: int) -> StepLengths:
 
 
 def _doublings(first: int, last: int) -> Iterator[int]:
-    """first, twice that, ... and ``last``."""
+    """Yield first, twice that, and so on, then ``last``."""
     while first < last:
         yield first
         first *= 2

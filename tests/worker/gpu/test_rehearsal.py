@@ -10,7 +10,7 @@ from engine.worker.gpu import device_sampler
 from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
-from engine.worker.gpu.warm_up import rehearse, rehearsed_steps
+from engine.worker.gpu.warm_up import rehearse, warm_up_steps
 from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
@@ -23,7 +23,7 @@ from tests.worker.gpu.device_engine import GREEDY, DeviceEngine, spec_of
 def test_steps_are_ones_that_may_come(max_num_seqs: int, budget: int) -> None:
     """Each within the limits; among them the largest prompts, the most decodes and the longest context."""
     limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    steps = list(rehearsed_steps(limits, max_model_len=4000))
+    steps = list(warm_up_steps(limits, max_model_len=4000))
     for step in steps:
         assert 1 <= len(step.query_lens) == len(step.seq_lens) <= max_num_seqs
         assert sum(step.query_lens) <= budget

@@ -1,1 +1,1 @@
-"""Kernels of others for the attention of prompts, each behind the same call; none of them is required."""
+"""Prefill attention by kernels of other libraries, each behind the same interface; none is required."""

@@ -1,4 +1,4 @@
-"""FlashAttention-3, where it is installed: in full, or the small wheel of its forward kernels."""
+"""FlashAttention-3, if it is installed: in full, or the small wheel of its forward kernels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class FlashAttention3:
     name = "FlashAttention-3"
 
     def __init__(self, function: Callable[..., Any], build_flags: dict[str, bool]) -> None:
-        """``build_flags``: true for what was left out; of what is not named nothing is expected."""
+        """``build_flags``: true for each feature that the build disables; features not named are not used."""
         self._function = function
         self._has_window = not build_flags.get("FLASHATTENTION_DISABLE_LOCAL", True)
         self._has_soft_cap = not build_flags.get("FLASHATTENTION_DISABLE_SOFTCAP", True)
 
     @classmethod
     def find(cls, interface: str, config: str) -> FlashAttention3:
-        """Modules: what has its functions, and what says how it was built. Raises what their import does."""
+        """``interface`` is the module of its functions, ``config`` that of its build flags. Raises what
+        importing them raises."""
         try:
             flags = import_module(config).CONFIG["build_flags"]
         except ImportError:
@@ -58,5 +59,5 @@ class FlashAttention3:
             window_size=(-1, -1) if kind.window is None else (kind.window - 1, 0),
             softcap=kind.soft_cap or 0.0,
         )
-        # The first releases return the log-sum-exp too.
+        # Early releases return the log-sum-exp too.
         return result if isinstance(result, torch.Tensor) else result[0]

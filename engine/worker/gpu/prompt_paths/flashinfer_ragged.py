@@ -1,4 +1,4 @@
-"""FlashInfer, where it is installed. It plans on the host: once for a step, for each kind of its layers."""
+"""FlashInfer, if it is installed. It plans on the host: once per step and kind of layer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from engine.worker.gpu.streams import Mark, streams_of
 logger = logging.getLogger(__name__)
 
 _WORKSPACE_BYTES = 128 * 2**20
-"""As its documentation recommends."""
+"""The workspace size that its documentation recommends."""
 
 
 @dataclass(slots=True)
 class _Planned:
-    """A wrapper, and the prompts that it has planned for."""
+    """A FlashInfer wrapper, and the prompts of its current plan."""
 
     wrapper: Any
     prompts: Prompts | None = None
     sent: Mark | None = None
-    """Behind the copy of its plan to the device, out of host memory that its next plan takes anew."""
+    """A mark after the copy of the plan to the device; the next plan reuses the host memory of that copy."""
 
 
 class FlashInferRagged:
@@ -43,7 +43,7 @@ class FlashInferRagged:
 
     @classmethod
     def find(cls, device: torch.device) -> FlashInferRagged:
-        """Raises what its import does."""
+        """Raises what importing it raises."""
         wrapper_class = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
         logger.info("FlashInfer may compile kernels at first use, which takes minutes.")
         return cls(wrapper_class, device)
@@ -74,7 +74,7 @@ class FlashInferRagged:
 def _plan(
     wrapper: Any, query: torch.Tensor, key: torch.Tensor, prompts: Prompts, kind: AttentionKind
 ) -> None:
-    """Lengths are given as the host knows them: it would fetch them from the device."""
+    """Plan with the lengths on the host, which FlashInfer would otherwise fetch from the device."""
     wrapper.plan(
         qo_indptr=_starts(chunk.query_len for chunk in prompts.chunks),
         kv_indptr=_starts(chunk.seq_len for chunk in prompts.chunks),

@@ -1,6 +1,6 @@
-"""Prompt paths over dense K and V: pages are gathered first, so that any page size and layout will do.
+"""Prefill paths over contiguous K and V: pages are gathered first, so any page size and layout works.
 
-What a gather moves is little beside what the attention of a long prompt computes.
+The cost of a gather is small compared with the attention of a long prompt.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 
 
 class DenseKernel(Protocol):
-    """Causal attention of several sequences of different lengths, each a run of rows."""
+    """Causal attention of several sequences of different lengths over contiguous K and V (varlen)."""
 
     @property
     def name(self) -> str:
-        """What a log calls it."""
+        """Its name in logs."""
 
     def can(self, kind: AttentionKind) -> bool:
-        """Whether it computes this kind."""
+        """Whether it supports this kind of attention."""
 
     def attend(
         self,
@@ -33,7 +33,7 @@ class DenseKernel(Protocol):
         kind: AttentionKind,
     ) -> torch.Tensor:
         """query [num_tokens, num_heads, head_dim]; key, value [kv_starts[-1], num_kv_heads, head_dim]; the
-        last query of a sequence sees its last key. Result like query."""
+        last query of a sequence attends to its last key. Result like query."""
 
 
 PageGather = Callable[[torch.Tensor, torch.Tensor, Prompts, torch.Tensor, torch.Tensor, float], None]
@@ -41,13 +41,13 @@ PageGather = Callable[[torch.Tensor, torch.Tensor, Prompts, torch.Tensor, torch.
 
 
 class GatherScratch:
-    """Where pages of a layer are gathered; the next layer's take their place."""
+    """Scratch memory for the gathered pages of one layer; reused by the next layer."""
 
     def __init__(
         self, pool: torch.Tensor, dtype: torch.dtype, max_tokens: int, kv_scale: float = 1.0
     ) -> None:
-        """``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; gathered numbers are of
-        ``dtype``. ``kv_scale``: what a pool of 8 bits is multiplied with."""
+        """``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; gathered values are of
+        ``dtype``. ``kv_scale`` is the scale of an 8-bit pool."""
         self._dense = torch.empty((2, max_tokens, *pool.shape[4:]), dtype=dtype, device=pool.device)
         self._kv_scale = kv_scale
         self._gather = _select_gather(pool.device)
@@ -59,7 +59,7 @@ class GatherScratch:
     def gather(
         self, keys: torch.Tensor, values: torch.Tensor, prompts: Prompts
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The KV of each prompt, one behind the other: both [kv_starts[-1], num_kv_heads, head_dim]"""
+        """The K and V of the prompts, concatenated: both [kv_starts[-1], num_kv_heads, head_dim]"""
         total = sum(chunk.seq_len for chunk in prompts.chunks)
         key, value = self._dense[0, :total], self._dense[1, :total]
         self._gather(keys, values, prompts, key, value, self._kv_scale)
@@ -74,7 +74,7 @@ def gather_pages(
     value: torch.Tensor,
     kv_scale: float,
 ) -> None:
-    """Fill ``key`` and ``value``; see GatherScratch.gather. Plain torch: what the kernel is held to."""
+    """Fill ``key`` and ``value``; see GatherScratch.gather. In plain torch, the reference for the kernel."""
     block_size, start = keys.shape[1], 0
     for chunk, table in zip(prompts.chunks, prompts.block_tables, strict=True):
         tokens = torch.arange(chunk.seq_len, device=keys.device)
@@ -96,7 +96,7 @@ def _select_gather(device: torch.device) -> PageGather:
 
 
 class GatheredPrompts:
-    """The PromptPath of a dense kernel."""
+    """A PromptPath that gathers pages for a DenseKernel."""
 
     def __init__(self, kernel: DenseKernel, scratch: GatherScratch) -> None:
         self._kernel = kernel

@@ -1,4 +1,4 @@
-"""One way to attend prompts: what it is asked, and what it says that it cannot do."""
+"""The interface of a prefill attention path, and the kinds of attention it may support."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What differs between the attention of one layer and of another."""
+    """The attention parameters that differ between layers."""
 
     scale: float
     window: int | None
-    """A token sees itself and the ``window - 1`` before it."""
+    """Sliding window: a token attends to itself and the ``window - 1`` tokens before it."""
     soft_cap: float | None
-    """Scores are bent to stay below it: soft_cap * tanh(score / soft_cap)."""
+    """Logit soft capping: soft_cap * tanh(score / soft_cap)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Neighbouring prompts of a step, as kernels of variable length ask for them."""
+    """Consecutive prompts of a step, in the form that varlen kernels take."""
 
     chunks: tuple[PromptChunk, ...]
     query_starts: torch.Tensor
-    """[num_prompts + 1] int32: where the query tokens of each begin, the first at 0."""
+    """[num_prompts + 1] int32: start of each prompt's query tokens, the first at 0."""
     kv_starts: torch.Tensor
-    """[num_prompts + 1] int32: where the KV of each begins, were it gathered."""
+    """[num_prompts + 1] int32: start of each prompt's KV when gathered."""
     seq_lens: torch.Tensor
     """[num_prompts] int32"""
     block_tables: torch.Tensor
@@ -63,14 +63,14 @@ class Prompts:
 
 
 class PromptPath(Protocol):
-    """One way to attend prompts."""
+    """A way to compute prefill attention."""
 
     @property
     def name(self) -> str:
-        """What a log calls it."""
+        """Its name in logs."""
 
     def can(self, kind: AttentionKind) -> bool:
-        """Whether it computes this kind."""
+        """Whether it supports this kind of attention."""
 
     def attend(
         self,
@@ -85,7 +85,7 @@ class PromptPath(Protocol):
 
 
 def groups_within(chunks: tuple[PromptChunk, ...], max_tokens: int) -> Iterator[tuple[PromptChunk, ...]]:
-    """Neighbours whose KV together has at most ``max_tokens`` tokens; one that has more stays alone."""
+    """Groups of consecutive chunks with at most ``max_tokens`` tokens of KV; a longer one is alone."""
     start, gathered = 0, 0
     for index, chunk in enumerate(chunks):
         if index > start and gathered + chunk.seq_len > max_tokens:

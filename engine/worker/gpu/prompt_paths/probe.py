@@ -1,4 +1,4 @@
-"""Whether a prompt path computes what it says, found by numbers on the device that it is to run on."""
+"""Checks a prefill path against a reference on the device that it is to run on, before it is used."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engine.worker.gpu.step_batch import PromptChunk
 logger = logging.getLogger(__name__)
 
 _LENGTHS = ((40, 40), (24, 100))
-"""(query, sequence) lengths: a prompt that begins, and one behind a context."""
+"""(query, sequence) lengths: a new prompt, and one after a cached context."""
 _GROUP = 4
-"""Heads that share a KV head."""
+"""Query heads per KV head."""
 _WINDOW = 17
 _SOFT_CAP = 5.0
 _TOLERANCE = 0.05
-"""Of outputs of the size of 1, in numbers of 8 bits before and after the multiplication."""
+"""Largest error of outputs of size 1, with 8-bit inputs and outputs of a GEMM."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenPath:
-    """A path, and what of it was seen to work."""
+    """A path, and the kinds of attention that it computed correctly."""
 
     path: PromptPath
     has_window: bool
@@ -40,7 +40,7 @@ class ProvenPath:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Two prompts over a small pool of noise, laid out as a real one."""
+    """Two prompts over a small pool of random values, in the layout of a real one."""
 
     pool: torch.Tensor
     """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]"""
@@ -50,8 +50,8 @@ class Probe:
 
     @classmethod
     def like(cls, pool: torch.Tensor, dtype: torch.dtype, kv_scale: float) -> Probe:
-        """For queries of ``dtype`` over a pool of this type and these sizes. The noise is of the size of 1
-        once it is scaled, or no error would be seen."""
+        """For queries of ``dtype`` over a pool of this type and these sizes. The values are of size 1 after
+        scaling, so that errors show."""
         generator = torch.Generator().manual_seed(0)
         block_size, num_kv_heads, head_dim = pool.shape[3:]
         blocks_each = -(-max(seq_len for _, seq_len in _LENGTHS) // block_size)
@@ -70,7 +70,7 @@ class Probe:
         )
 
     def prove(self, path: PromptPath) -> ProvenPath | None:
-        """The path with what it can and does right; None if not even full attention."""
+        """The path with the kinds it computes correctly; None if it fails for full attention."""
         full = AttentionKind(self.query.shape[-1] ** -0.5, None, None)
         if not self._is_right(path, full):
             return None
@@ -100,7 +100,7 @@ class Probe:
         return True
 
     def _expected(self, kind: AttentionKind) -> torch.Tensor:
-        """By the definition, in fp32. Widened at first: torch does not index 8 bits everywhere."""
+        """The reference in fp32. Converted first: torch does not index 8-bit values on all devices."""
         pool, outputs, token = self.pool.float() * self.kv_scale, [], 0
         for chunk, table in zip(self.prompts.chunks, self.prompts.block_tables.long(), strict=True):
             pages = pool[table, 1]
@@ -115,7 +115,7 @@ def attention_by_definition(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: AttentionKind
 ) -> torch.Tensor:
     """query [num_queries, num_heads, head_dim]; key, value [seq_len, num_kv_heads, head_dim]; the last query
-    is at the last key. Result like query."""
+    has the position of the last key. Result like query."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * kind.scale

@@ -1,4 +1,4 @@
-"""Torch's own attention of variable length, in the releases that read pages."""
+"""PyTorch's varlen attention, in the releases that read pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 
 
 class TorchVarlen:
-    """A PromptPath; the pool must be of the type of the queries."""
+    """A PromptPath; the pool must have the dtype of the queries."""
 
     name = "torch.nn.attention.varlen"
 
@@ -38,5 +38,5 @@ class TorchVarlen:
             seqused_k=prompts.seq_lens,
             block_table=prompts.block_tables,
         )
-        assert isinstance(output, torch.Tensor), "no more was asked for"
+        assert isinstance(output, torch.Tensor), "only the output was requested"
         return output

@@ -1,7 +1,7 @@
-"""Prompts by a kernel that knows neither variable lengths nor a mask that begins behind a context.
+"""Prefill by a kernel that supports neither variable lengths nor a causal mask after a cached context.
 
-The queries attend to what is cached, all of it seen, and to the new tokens, a square whose upper half is
-hidden; both are merged by their log-sum-exp (Milakov and Gimelshein, "Online normalizer calculation for
+The queries attend to the cached tokens without a mask, and to the new tokens with a causal mask; the two
+results are merged by their log-sum-exp (Milakov and Gimelshein, "Online normalizer calculation for
 softmax", 2018, section 3.1).
 """
 
@@ -17,16 +17,16 @@ from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 DenseAttention = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]
 ]
-"""(query, key, value [1, heads, tokens, head_dim], whether causal, scale) -> the output, and the natural
-log-sum-exp of the scores [1, heads, query tokens]"""
+"""(query, key, value [1, heads, tokens, head_dim], whether causal, scale) -> the output, and the log-sum-exp
+(natural) of the scores [1, heads, query tokens]"""
 
 
 def cudnn_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The DenseAttention of cuDNN. ValueError for other numbers than those of 16 bits."""
+    """The DenseAttention of cuDNN. ValueError for dtypes that are not 16 bits."""
     if query.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"cuDNN would take numbers of {query.dtype} for those of float16")
+        raise ValueError(f"cuDNN would read {query.dtype} values as float16")
     output, log_sum, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, 0.0, causal, False, scale=scale
     )
@@ -36,10 +36,10 @@ def cudnn_attention(
 class TwoParts:
     """A DenseKernel.
 
-    The kernel is asked for few different sizes, as it may plan for each, and a plan can take as long as a
-    step: the cached part is taken in portions of ``cached_step`` tokens times a power of two, rows of queries
-    are padded to a multiple of ``query_step`` of which each octave has four. Cached tokens that remain stand
-    before the new ones in the square, with queries whose output nobody reads.
+    The kernel is called with few different sizes, as it may plan for each and a plan can take as long as a
+    step: the cached part is split into portions of ``cached_step`` tokens times a power of two; query rows
+    are padded to multiples of ``query_step``, four per power of two. The remaining cached tokens are put
+    before the new ones in the causal part, with padding queries whose output is dropped.
     """
 
     name = "cuDNN in two parts"
@@ -85,8 +85,8 @@ class TwoParts:
     def _attend_square(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last tokens of key and value are those of the queries. Output as query, and its log-sum-exp
-        [num_queries, num_heads]"""
+        """The causal part: the last tokens of key and value are those of the queries. Output like query,
+        and its log-sum-exp [num_queries, num_heads]"""
         before = len(key) - len(query)
         behind = -len(key) % self._query_step
         group = query.shape[1] // key.shape[1]
@@ -98,8 +98,8 @@ class TwoParts:
     def _attend_cached(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries that see all of key and value: the heads of a group stand as queries of their KV head.
-        Results as those of the square."""
+        """The part without a mask: the query heads of a group are rows of their KV head. Results like those
+        of the causal part."""
         num_queries, num_heads, head_dim = query.shape
         num_kv_heads = key.shape[1]
         grouped = query.view(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2)
@@ -117,15 +117,15 @@ class TwoParts:
 def merge(
     first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two sets of keys from that over each: outputs [tokens, heads, head_dim] and the
-    log-sum-exp of their scores [tokens, heads] -> the same of both, in fp32"""
+    """Merge the attention over two sets of keys: outputs [tokens, heads, head_dim] and the log-sum-exp of
+    their scores [tokens, heads] -> the same over both sets, in fp32"""
     log_sums = first[1].float(), second[1].float()
     weight = torch.sigmoid(log_sums[0] - log_sums[1])[..., None]
     return torch.lerp(second[0].float(), first[0].float(), weight), torch.logaddexp(*log_sums)
 
 
 def portions(num_tokens: int, step: int) -> Iterator[slice]:
-    """All of the tokens, a multiple of ``step``, in as few slices of step times a power of two as may be."""
+    """Split the tokens, a multiple of ``step``, into the fewest slices of step times a power of two."""
     start = 0
     while start < num_tokens:
         size = step << ((num_tokens - start) // step).bit_length() - 1
@@ -134,7 +134,7 @@ def portions(num_tokens: int, step: int) -> Iterator[slice]:
 
 
 def padding(num_rows: int, step: int) -> int:
-    """Rows wanting to a multiple of ``step``, and of a quarter of the largest power of two in them."""
+    """Rows to add for a multiple of ``step`` and of a quarter of the largest power of two in them."""
     return -num_rows % max(step, (1 << num_rows.bit_length() - 1) // 4)
 
 
