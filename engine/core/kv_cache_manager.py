@@ -88,6 +88,21 @@ class KVCacheManager:
         )
         return needed - self.pool.num_free_blocks
 
+    def are_shared(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether anybody else holds a block that the request fills with its next so many tokens.
+
+        Such a block is found as soon as its tokens are scheduled: whoever did counts on their computation.
+        """
+        start = request.num_computed_tokens // self.block_size
+        end = (request.num_computed_tokens + num_new_tokens) // self.block_size
+        return start < end and any(
+            block.ref_cnt > 1 for block in self._coordinator.blocks_of(request.request_id)[start:end]
+        )
+
+    def are_cached(self, hit: Sequence[KVCacheBlock]) -> bool:
+        """Whether all blocks of a hit can still be found."""
+        return all(block.block_hash is not None for block in hit)
+
     def note_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
         """All tokens of this waiting request were looked for and found no room."""
         missing = self.num_blocks_short(request, request.num_tokens, hit)

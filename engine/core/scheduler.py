@@ -328,12 +328,18 @@ class Scheduler:
 
     def _given_to(self, request: Request, step: Step) -> list[Request]:
         """Requests that the tenant with most places may lose to one of a tenant with at least two less; none
-        that this step has begun."""
+        that this step has begun, nor any whose blocks others have hit in this step."""
         giver = self.seats.owes(request.tenant)
         if giver is None:
             return []
         begun = {each.request_id for each in (*step.new, *step.resumed)}
-        return [each for each in self.running if each.tenant == giver and each.request_id not in begun]
+        return [
+            each
+            for each in self.running
+            if each.tenant == giver
+            and each.request_id not in begun
+            and not self.kv.are_shared(each, step.num_scheduled.get(each.request_id, 0))
+        ]
 
     def _take_room(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
         """Preempt requests of the tenant with most places until this one has room; none where what may be
@@ -417,7 +423,7 @@ class Scheduler:
         if self._break_pins_for(request, num_tokens, hit, step.now):
             return True
         if self._take_room(request, num_tokens, hit, step):
-            return True
+            return self.kv.are_cached(hit)  # else a victim was to compute some of it in this step
         self.kv.note_shortage(request, hit)
         return False
 

@@ -172,6 +172,47 @@ def test_a_full_pool_makes_room(policy: str, reserve: bool) -> None:
     assert len(room.finished) == 5
 
 
+def crowded_prefill(num_blocks: int) -> EngineRoom:
+    """Alice's third request is to compute its blocks 5 to 8 in the next step, and is her first victim."""
+    room = EngineRoom(
+        PriorityPolicy(),
+        num_blocks=num_blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=16,
+        scheduler_reserve_full_isl=False,
+    )
+    for number in range(2):
+        room.add(f"a{number}", prompt(number, 9), max_tokens=3, job=of("alice"))
+    room.add("long", prompt(9, 40), priority=1, job=of("alice"))
+    room.step()
+    assert room.scheduler.requests["long"].num_computed_tokens == 16
+    return room
+
+
+def test_a_victim_takes_along_what_it_was_to_compute() -> None:
+    """Bob's prompt hits blocks that the victim's part of the step was to fill: it does not run with them."""
+    room = crowded_prefill(num_blocks=15)
+    room.add("b", [*prompt(9, 24), 1, 2, 3, 4], job=of("bob"))
+    plan = room.step()
+    assert plan.preempted_req_ids == {"long"}
+    room.check_invariants()
+    room.run()
+    assert {"b", "long"} <= room.finished.keys()
+
+
+def test_what_somebody_has_hit_is_computed() -> None:
+    """Bob runs with blocks that are filled in the same step: whoever fills them is nobody's victim in it."""
+    room = crowded_prefill(num_blocks=16)
+    room.add("b", [*prompt(9, 24), 1, 2, 3, 4], job=of("bob"))
+    room.add("c", prompt(50, 12), job=of("carol"))
+    plan = room.step()
+    assert {"long", "b"} <= plan.num_scheduled_tokens.keys()
+    room.check_invariants()
+    room.run()
+    assert {"b", "c", "long"} <= room.finished.keys()
+
+
 def test_nothing_is_preempted_in_vain() -> None:
     """Who finds no room even if all that may be taken is taken waits, and takes nothing."""
     room = EngineRoom(block_size=16, num_blocks=17, max_model_len=256, max_num_batched_tokens=512)
