@@ -66,8 +66,9 @@ class WorkingSet:
     # ---- who may begin ----
 
     def admits(self, turn: Turn, now: float) -> bool:
-        """Whether the turn may start now; who begins while nobody else is here always may."""
-        if not self._here or not self._is_gated(turn):
+        """Whether the turn may start now. Who begins while nobody else is here always may; those of a worse
+        priority are as good as not here, as they may be waiting behind this one."""
+        if not self._is_gated(turn) or not self._is_anybody_here(turn.request.priority):
             return True
         self._look_again(now)
         own, tenant = self._own_blocks(turn.request, turn.job), turn.request.tenant
@@ -78,6 +79,9 @@ class WorkingSet:
         return (
             num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_room_blocks
         )
+
+    def _is_anybody_here(self, priority: int) -> bool:
+        return any(need.priority <= priority for need in self._here.values())
 
     def needed_before(self, request: Request) -> int:
         """Blocks that those who have begun are expected to need, but for those of a worse priority."""

@@ -190,3 +190,18 @@ def test_the_only_job_may_always_begin() -> None:
     for _ in range(2):
         room.step()
     assert room.is_started("new")
+
+
+def test_an_urgent_job_does_not_wait_for_those_that_wait_behind_it() -> None:
+    """A job that is awaited needs all there is, and only a turn of a worse priority is here: it may be
+    preempted, and wait for the new job to start. One of its own priority waits."""
+    room = Room(num_host_blocks=0)
+    room.learn("ls", 0.5)
+    room.begin("awaited", 24, "ls")
+    behind = room.add("behind", [7] * 40, job_id="behind", priority=1, max_tokens=8)
+    room.step()
+    assert behind in room.scheduler.running
+    urgent = room.add("urgent", [8] * 60, job_id="urgent")
+    assert room.scheduler.policy.may_admit(urgent, 0, room.clock.now())
+    equal = room.add("equal", [9] * 60, job_id="equal", priority=1)
+    assert not room.scheduler.policy.may_admit(equal, 0, room.clock.now())
