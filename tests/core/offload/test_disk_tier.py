@@ -30,7 +30,8 @@ class DiskTierMachine(RuleBasedStateMachine):
         self.disk = DiskTier(DiskLevel(num_blocks=NUM_SLOTS, max_writes=MAX_WRITES))
         self.writing: dict[int, bytes | None] = {}
         self.held: dict[int, bytes] = {}
-        self.reads: list[list[bytes]] = []
+        self.reads: list[dict[bytes, int]] = []
+        """The contents of each read under way, and the slots that it reads."""
 
     @property
     def being_read(self) -> Counter[bytes]:
@@ -42,7 +43,7 @@ class DiskTierMachine(RuleBasedStateMachine):
         for block_hash in hashes:
             self.disk.write(block_hash, 7)
         writes = self.disk.take_writes()
-        read_from = {slot for slot, held in self.held.items() if held in self.being_read}
+        read_from = {slot for read in self.reads for slot in read.values()}
         for slot in writes.disk_slots:
             assert slot not in self.writing
             assert slot not in read_from
@@ -67,13 +68,14 @@ class DiskTierMachine(RuleBasedStateMachine):
         """What is found is where it was written, and no longer being written."""
         found = hashes[: self.disk.tier.count_held(hashes)]
         if found:
-            assert [self.held[slot] for slot in self.disk.tier.acquire(found)] == found
-            self.reads.append(found)
+            slots = self.disk.tier.acquire(found)
+            assert [self.held[slot] for slot in slots] == found
+            self.reads.append(dict(zip(found, slots, strict=True)))
 
     @precondition(lambda self: self.reads)
     @rule(failed=st.booleans())
     def end_read(self, failed: bool) -> None:
-        hashes = self.reads.pop()
+        hashes = list(self.reads.pop())
         self.disk.tier.release(hashes)
         if failed:
             self.disk.tier.discard(hashes)
