@@ -6,11 +6,10 @@ python examples/custom_policy.py MODEL_FOLDER
 import sys
 from collections.abc import Sequence
 
+from engine import LLM, SamplingParams
 from engine.core.policy import FcfsPolicy, WaitingKey
 from engine.core.request import Request
-from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.sampling_params import SamplingParams
 
 
 class ShortestPromptFirst(FcfsPolicy):

@@ -6,9 +6,8 @@ python examples/offline.py MODEL_FOLDER
 import sys
 
 from continuum.policy import ContinuumPolicy
-from engine.frontend.llm import LLM
+from engine import LLM, SamplingParams
 from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
 
 
 def main(model: str) -> None:
