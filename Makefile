@@ -19,7 +19,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served gpu-check agent-model agent-score test lint types browser bare-install check format clean
+.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint types browser bare-install check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,7 +102,10 @@ agent-model: $(DEV) ## train the bundled model again, into out/agent-model (an h
 agent-score: $(DEV) ## share of 200 new tasks that the bundled model solves (minutes) [ARGS="--temperature 0.7"]
 	@$(BIN)/python -m eval.agent_model.training.evaluate $(ARGS)
 
-test: $(DEV) ## run the tests [ARGS="tests/core -k pin"]
+test: $(DEV) ## run the quick tests (under 4 minutes), or those named [ARGS="tests/core -k pin"]
+	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-m "not slow")
+
+test-all: $(DEV) ## run every test (25 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
@@ -118,7 +121,7 @@ browser: $(DEV) ## install a browser for tests/browser, where that is possible
 bare-install: $(DEV) ## resolve the pinned requirements as a machine with only the package index would (seconds)
 	@bash tests/install/resolve.sh $(BIN)/uv
 
-check: bare-install browser lint types test ## what CI runs: bare-install, browser, lint, types, test
+check: bare-install browser lint types test-all ## what CI runs: bare-install, browser, lint, types, test-all
 
 format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .

@@ -64,6 +64,7 @@ def lines(page: str, url: str) -> list[str]:
     return [line for each in text.splitlines() if (line := re.sub(r"\s+#.*", "", each).strip())]
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_and_has_a_receipt(url: str) -> None:
     """The openai library streams the answer; the receipt comes with its usage."""
     said = run("openai_client.py", url, "What can you do?")
@@ -71,6 +72,7 @@ def test_a_question_is_answered_and_has_a_receipt(url: str) -> None:
     assert "'cached_tokens': 0" in said
 
 
+@pytest.mark.slow
 def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
     """Both files are read, the sum is right, and all later turns find their prefix."""
     said = run("agent_loop.py", url, "Add the plants of north.txt and south.txt.")
@@ -80,6 +82,7 @@ def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
     assert all(cached[1:])
 
 
+@pytest.mark.slow
 def test_a_job_without_a_server() -> None:
     """The second turn's prompt was cached, up to its last block."""
     first, second = run("offline.py", str(folder())).splitlines()
@@ -87,6 +90,7 @@ def test_a_job_without_a_server() -> None:
     assert int(second.split()[0]) > 100
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_decides() -> None:
     """The prompt that came second and is shorter runs first."""
     assert run("custom_policy.py", str(folder())) == "first to run: A short one.\n"
@@ -99,6 +103,7 @@ def test_a_page_asks_as_it_says(page: str, url: str) -> None:
     assert "I am a small model." in asked(["bash", "-c", f"{command} -sf"])
 
 
+@pytest.mark.slow
 def test_the_quick_starts_programs_run(url: str) -> None:
     """The one for a server, and the one without, of a folder."""
     served, alone = blocks("docs/quickstart.md", "python", url)
@@ -108,6 +113,7 @@ def test_the_quick_starts_programs_run(url: str) -> None:
     asked([sys.executable, "-c", alone.replace(f'"{NAME}"', f'"{folder()}"') + "print(output)"])
 
 
+@pytest.mark.slow
 def test_the_quick_start_chats_as_it_says(url: str, tmp_path: Path) -> None:
     """Each line, with the server of these tests in place of one of its own."""
     talks = [line for line in lines("docs/quickstart.md", url) if line.startswith("continuum chat")]
@@ -148,6 +154,7 @@ messages = [{"role": "user", "content": "What can you do?"}]
 """
 
 
+@pytest.mark.slow
 def test_clients_ask_as_their_blocks_say(url: str) -> None:
     """What each block makes is answered; Claude Code's and Codex's are below."""
     made = blocks("docs/clients.md", "python", url)
@@ -159,6 +166,7 @@ def test_clients_ask_as_their_blocks_say(url: str) -> None:
     assert len(blocks("docs/clients.md", "sh", url)) == len(blocks("docs/clients.md", "toml", url)) == 1
 
 
+@pytest.mark.slow
 def test_claude_code_is_told_where_to_ask(url: str, tmp_path: Path) -> None:
     """A stand-in for ``claude`` that asks by Anthropic's library, with the environment of the page alone."""
     program = """\
@@ -212,6 +220,7 @@ def test_signals_are_sent_as_the_page_says(url: str) -> None:
         assert '"id":"JOB"' in asked(["bash", "-c", f"{command} -sf"])
 
 
+@pytest.mark.slow
 def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
     """Both of docs/writing-a-policy.md run in a simulator: one orders, the other keeps what jobs reuse."""
     page = (ROOT / "docs" / "writing-a-policy.md").read_text()

@@ -132,6 +132,7 @@ def violations(root: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_imports_point_down_only() -> None:
     """No package imports one above or beside it, and the core stays pure."""
     assert violations(REPOSITORY) == []

@@ -9,6 +9,8 @@ import pytest
 
 from engine.moved_modules import MOVED
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_path_is_another_name_of_the_new_one(old: str) -> None:

@@ -49,6 +49,7 @@ def row(table: str, policy: str) -> list[str]:
     return cells(found)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_simulation_is_what_the_tutorial_prints(tmp_path: Path) -> None:
     """Of its policies the one that changes, at the rate at which memory is short."""

@@ -16,6 +16,8 @@ from tests.api.test_structured_output import CHAT, COMPLETIONS, HELLO, PERSON, j
 from tracing.events import RequestsEnded, StepDecision, StepOutput, TraceHeader
 from tracing.reader import read_trace
 
+pytestmark = pytest.mark.slow
+
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 TOOL = {"type": "function", "function": {"name": "note", "parameters": PERSON}}
 LONG = [f"{name} said: " + "one two three four " * 45 for name in ("Ann", "Bob", "Cy", "Dee", "Eve")]

@@ -279,6 +279,7 @@ def test_no_page_may_ask_unless_told(server: Server) -> None:
 # ---- time ----
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_is_ended(http: httpx.Client) -> None:
     """504 in the path's dialect, and in a stream an error at its end; the engine works on it no longer."""
     headers = {"x-api-key": KEY}

@@ -58,6 +58,7 @@ def test_without_a_limit_a_chat_may_fill_the_context(client: openai.OpenAI) -> N
     assert answer.usage.total_tokens == 1024
 
 
+@pytest.mark.slow
 def test_the_models_own_limit_is_the_default(model: Path, tmp_path: Path) -> None:
     """``max_new_tokens`` of the generation config counts where a request says nothing, within the room."""
     folder = Path(shutil.copytree(model, tmp_path / "model"))

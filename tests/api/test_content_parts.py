@@ -47,6 +47,7 @@ def in_parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -37,6 +37,7 @@ def counted(answer: httpx.Response) -> int:
     return int(body.get("count") or body["input_tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_long_texts_are_counted_exactly_in_bounded_memory(server: Server, model: Path, path: str) -> None:
     """Two at once, and whoever asks for something else meanwhile is answered meanwhile."""

@@ -115,6 +115,7 @@ def test_only_readers_are_counted_and_fed(server: Server, http: httpx.Client) ->
     await_viewers(http, 0)
 
 
+@pytest.mark.slow
 def test_a_viewer_that_does_not_read_stops_nobody(server: Server, http: httpx.Client) -> None:
     """Requests are answered and other viewers see them, while one has its line full."""
     address = urlsplit(server.url)
@@ -155,6 +156,7 @@ async def served(model: Path) -> AsyncIterator[ServedModel]:
     engine.shutdown()
 
 
+@pytest.mark.slow
 async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
     """It is sent the newest, not all it missed, and is shown the whole again; who reads on misses nothing."""
     audience = Viewers(served)
@@ -171,6 +173,7 @@ async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
         assert any(view.scene is not None for view in views)
 
 
+@pytest.mark.slow
 async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
     """The next one is refused until one has left."""
     audience = Viewers(served)

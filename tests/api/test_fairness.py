@@ -13,6 +13,8 @@ import pytest
 
 from tests.api.server import running_server
 
+pytestmark = pytest.mark.slow
+
 Body = dict[str, Any]
 BLOCK = 16
 JOB_BLOCKS = 5

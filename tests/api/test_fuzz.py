@@ -20,7 +20,7 @@ from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.malformed_bodies import VALID_BODIES, MalformedBody, malformed_bodies
 from tests.api.server import Server, running_server
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEED = 20260
 NUM_BODIES = 2600

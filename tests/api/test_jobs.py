@@ -121,6 +121,7 @@ def test_a_question_that_nobody_named_is_told_that_nothing_is_held(http: httpx.C
     assert (receipt["turn"], receipt["pinned_tokens"], receipt["ttl_s"]) == (1, 0, 0.0)
 
 
+@pytest.mark.slow
 def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> None:
     """An idle server that lets a pin go says so in /metrics, without a request to wake it."""
 
@@ -143,6 +144,7 @@ def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> N
     wait_for_pins(0)
 
 
+@pytest.mark.slow
 def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
     """Longer than any clock of the system counts: the core that waits for its end lives."""
     flags = ("--ttl-rule", "fixed", "--fixed-ttl-s", "1e10", "--max-ttl-s", "inf")
@@ -155,6 +157,7 @@ def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
             said["prompt"] += answer["choices"][0]["text"] + " go on"
 
 
+@pytest.mark.slow
 def test_at_a_price_of_memory_a_larger_pool_is_held_for_longer(model: Path) -> None:
     """The same turn is a hundredth as much of a pool a hundred times as large, so holding it until that has
     cost its worth takes about a hundred times as long."""

@@ -125,6 +125,7 @@ def test_a_chat_template_of_a_request_is_not_run(client: httpx.Client) -> None:
 # ---- times ----
 
 
+@pytest.mark.slow
 def test_a_head_has_its_time(limited: Server) -> None:
     """One that is never complete ends with 408; a connection that never says anything just ends."""
     with connect(limited.url) as slow, connect(limited.url) as silent:
@@ -135,6 +136,7 @@ def test_a_head_has_its_time(limited: Server) -> None:
         assert silent.recv(100) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "kind"), [(COMPLETIONS, "RequestTimeoutError"), (MESSAGES, "timeout_error")]
 )
@@ -146,6 +148,7 @@ def test_a_body_has_its_time(limited: Server, path: str, kind: str) -> None:
     assert (answer.status, answer.error["type"]) == (408, kind)
 
 
+@pytest.mark.slow
 def test_the_next_request_of_a_connection_has_its_time_too(limited: Server) -> None:
     """The clock of its head starts with its first byte, not with the answer before."""
     with connect(limited.url) as connection:
@@ -188,6 +191,7 @@ class Drip:
                 return
 
 
+@pytest.mark.slow
 def test_five_hundred_slow_clients_do_not_stop_a_normal_one(server: Server) -> None:
     """While 500 connections send one byte a second, requests are answered as ever."""
     with (
@@ -260,6 +264,7 @@ def rejections(client: httpx.Client, limit: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_of_requests_all_that_was_accepted_goes_on(
     limited: Server, client: httpx.Client
 ) -> None:
@@ -335,6 +340,7 @@ def test_a_stream_that_waits_sends_comments_that_clients_skip(limited: Server) -
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_gives_up_its_place(limited: Server, client: httpx.Client) -> None:
     """In the middle of its stream or before the first token: nothing runs or waits for it any longer."""
     with waiting_streams(limited.url, MAX_RUNNING + 2):
@@ -348,6 +354,7 @@ def test_a_client_that_leaves_gives_up_its_place(limited: Server, client: httpx.
 # ---- the end ----
 
 
+@pytest.mark.slow
 def test_a_server_that_drains_says_so_and_finishes_what_it_has(long_model: Path) -> None:
     """After SIGTERM a running request ends as it would have; health and new requests get a 503 at once."""
     flags = ("--num-gpu-blocks-override", "2100", "--scheduling-policy", "fcfs", "--shutdown-grace-s", "60")

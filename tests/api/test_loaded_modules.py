@@ -15,6 +15,8 @@ import pytest
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 
+pytestmark = pytest.mark.slow
+
 COMPILERS = ("triton", "sympy", "torch._dynamo", "torch._inductor")
 MODELLING = ("transformers.modeling_utils", "transformers.activations", "transformers.models.llama")
 SCIENCE = ("sklearn", "scipy", "pandas")

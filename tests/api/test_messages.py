@@ -419,6 +419,7 @@ def test_thinking_can_be_turned_off(thinker: Server) -> None:
     assert counts[0] == counts[2] < counts[1]
 
 
+@pytest.mark.slow
 def test_whether_a_model_thinks_unasked_is_a_flag(model: Path, tmp_path: Path) -> None:
     """``--messages-default-thinking template`` leaves it to the template where a request says nothing."""
     template = tmp_path / "thinking.jinja"
@@ -435,6 +436,7 @@ def test_whether_a_model_thinks_unasked_is_a_flag(model: Path, tmp_path: Path) -
     assert count["input_tokens"] < asked["input_tokens"]
 
 
+@pytest.mark.slow
 def test_a_stream_that_fails_says_so(model: Path) -> None:
     """When the core dies in the middle, the stream's last event is an error in Anthropic's shape."""
     request: Body = {"model": "tiny", "max_tokens": 1000, "messages": HELLO}

@@ -62,6 +62,7 @@ def read_input(pieces: Sequence[str], *, is_whole: bool = False) -> tuple[str, s
     return "".join([*given_out, reader.finish(is_whole=is_whole)]), reader.text
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(ARGUMENTS, st.lists(st.integers(0, 60), max_size=5), st.booleans())
 def test_any_arguments_become_an_object(text: str, places: list[int], is_whole: bool) -> None:

@@ -71,6 +71,7 @@ def document(server: Server) -> dict[str, Any]:
     return dict(httpx.get(f"{server.url}/openapi.json").json())
 
 
+@pytest.mark.slow
 def test_every_number_of_every_body_is_refused_or_served_at_once(
     server: Server, document: dict[str, Any]
 ) -> None:

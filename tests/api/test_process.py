@@ -45,6 +45,7 @@ def last_events(server: Server, number: signal.Signals, target: int) -> tuple[li
     return rest, time.monotonic() - signalled_at
 
 
+@pytest.mark.slow
 def test_only_the_core_holds_torch(model: Path) -> None:
     """A front end tokenizes, renders and streams without that library in its memory."""
     with running_server(model, "--num-gpu-blocks-override", "100", "--quantization", "int8") as server:
@@ -54,6 +55,7 @@ def test_only_the_core_holds_torch(model: Path) -> None:
         assert [b"libtorch" in each for each in maps] == [False, True]
 
 
+@pytest.mark.slow
 def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: Path) -> None:
     """kill -9 of the core: an error in every stream within 2 s, 503 from then on, and exit code 1."""
     with running_server(long_model, *FLAGS) as server:
@@ -69,6 +71,7 @@ def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: P
         assert server.wait(8) == 1
 
 
+@pytest.mark.slow
 def test_a_polite_end(long_model: Path) -> None:
     """SIGTERM: running requests get the grace period, then an error; exit code 0, and no core left behind."""
     with running_server(long_model, *FLAGS, "--shutdown-grace-s", "0.5") as server:
@@ -82,6 +85,7 @@ def test_a_polite_end(long_model: Path) -> None:
         assert not is_alive(core)
 
 
+@pytest.mark.slow
 def test_a_killed_server_takes_its_core_along(long_model: Path, tmp_path: Path) -> None:
     """kill -9 of the server: the core is gone within 2 s. (This one listened on a Unix socket.)"""
     path = tmp_path / "s"
@@ -116,6 +120,7 @@ def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_p
     assert "in use" in line
 
 
+@pytest.mark.slow
 def test_an_unknown_architecture_is_one_sentence(
     capsys: pytest.CaptureFixture[str], long_model: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +132,7 @@ def test_an_unknown_architecture_is_one_sentence(
     assert "'FooForCausalLM'" in start_up_error(capsys, str(folder), "--port", "0")
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], long_model: Path) -> None:
     """What the core finds wrong at its start reaches the user as it is."""
     line = start_up_error(

@@ -88,6 +88,7 @@ def test_the_bound_holds_for_all_processes(processes: tuple[httpx.Client, httpx.
     assert kept == [404] * MAX_STORED + [200] * MAX_STORED
 
 
+@pytest.mark.slow
 def test_a_run_does_not_make_room(processes: tuple[httpx.Client, httpx.Client]) -> None:
     """However many responses are stored meanwhile, one that was accepted is made to its end."""
     one, other = processes
@@ -145,6 +146,7 @@ def test_a_conversation_is_free_when_its_turn_ended(
     post(other, **body)
 
 
+@pytest.mark.slow
 def test_a_conversation_is_free_when_its_run_was_ended(
     processes: tuple[httpx.Client, httpx.Client],
 ) -> None:
@@ -202,6 +204,7 @@ def test_background_responses_are_bounded(processes: tuple[httpx.Client, httpx.C
     assert until_ended(one, post(one, input="hello", background=True)["id"]) == "incomplete"
 
 
+@pytest.mark.slow
 def test_a_deleted_run_ends(processes: tuple[httpx.Client, httpx.Client]) -> None:
     """Forgetting a background response stops it, and it does not come back, however far it has come."""
     one, other = processes

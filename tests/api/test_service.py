@@ -169,6 +169,7 @@ def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool)
     assert metric(http, "vllm:generation_tokens_total") < before + 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "num_running"), [("wait", 0), ("keep", 1)])
 def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
     """Nothing new begins, and what runs goes on to its end or stands still; afterwards all is answered."""

@@ -16,6 +16,8 @@ from anthropic.types import MessageParam
 from tests.api.server import Server, running_server
 from tests.api.wire import connect, post, read_answer
 
+pytestmark = pytest.mark.slow
+
 INTERVAL_S = 2.0
 HELLO = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -274,6 +274,7 @@ def test_a_forced_call_is_streamed(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_a_form_leaves_room_for_calls(http: httpx.Client) -> None:
     """With tools a reply is JSON of the schema or a call, as the model likes; without a choice, only JSON."""
     made = set()
@@ -390,6 +391,7 @@ def test_a_strict_tool_that_cannot_be_enforced_is_named(http: httpx.Client) -> N
         assert "call_" not in error["message"]
 
 
+@pytest.mark.slow
 def test_a_tool_that_is_too_complex_costs_no_request(http: httpx.Client) -> None:
     """A schema that would take minutes to compile is left to its tool as a whole."""
     eater = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{n}}}$"} for n in range(1, 30)]}

@@ -285,6 +285,7 @@ def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Cli
 # ---- a flood ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_processes: int) -> None:
     """At the limits of what is in hand, of requests, of prompt tokens, and of background responses, the
@@ -333,6 +334,7 @@ def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_process
         server.process.kill()
 
 
+@pytest.mark.slow
 def test_connections_are_shared_too(model: Path) -> None:
     """Where one owner has all of them at work, another's is let in, and one more of the first is not; of idle
     ones the first one's are closed."""
@@ -360,6 +362,7 @@ def test_connections_are_shared_too(model: Path) -> None:
 # ---- several front ends ----
 
 
+@pytest.mark.slow
 def test_owners_share_a_store_of_several_processes(model: Path) -> None:
     """Whichever process is asked finds its owner's responses, and no one else's."""
     flags = ["--num-gpu-blocks-override", "200", "--api-server-count", "2"]
@@ -386,6 +389,7 @@ def test_owners_share_a_store_of_several_processes(model: Path) -> None:
         assert server.interrupt() == 0
 
 
+@pytest.mark.slow
 def test_prefixes_may_be_shared(model: Path) -> None:
     """Where the operator says so, one owner's prompt shortens another's."""
     flags = ["--num-gpu-blocks-override", "200", "--share-prefixes-across-tenants"]
@@ -411,6 +415,7 @@ def bring_result(client: httpx.Client, job_id: str, prompt: str) -> None:
     assert client.post("/v1/completions", json=said).status_code == 200
 
 
+@pytest.mark.slow
 def test_what_one_owners_tools_take_decides_nothing_for_another(
     alice: httpx.Client, bob: httpx.Client
 ) -> None:

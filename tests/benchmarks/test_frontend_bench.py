@@ -7,6 +7,7 @@ import pytest
 from benchmarks.http.frontend_bench import main
 
 
+@pytest.mark.slow
 def test_all_parts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each part, with the first turn and the later ones; prompts are those of transformers."""
     assert main(["--tokens", "4000", "--messages", "10", "--turns", "4"]) == 0

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.grammar.grammar_bench import VOCAB_SIZES, main
 
 
+@pytest.mark.slow
 def test_all_cases_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Three lines for each vocabulary; the one without grammars is what the others are compared with."""
     assert main(["--batch", "2", "--tokens", "4", "--rounds", "1"]) == 0

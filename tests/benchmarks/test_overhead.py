@@ -9,6 +9,7 @@ import pytest
 from benchmarks.http.overhead import main
 
 
+@pytest.mark.slow
 def test_each_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Rates at both concurrencies, of tokens, and latencies: each beside the engine without HTTP."""
     assert main(["--rounds", "1", "--seconds", "0.2", "--front-ends", "2"]) == 0

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_the_grid_has_a_table_per_cell_and_a_verdict_per_promise(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_the_grid_has_a_table_per_cell_and_a_verdict_per_promise(
     assert "host KV" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_workload_with_chosen_policies_and_seeds(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +96,7 @@ def test_one_workload_with_chosen_policies_and_seeds(
     assert "promises of continuum:fixed_ttl_s=1" in told
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(folder: Path, tmp_path: Path) -> None:
     """Byte for byte, however many processes share the work."""
     files = [tmp_path / "one.json", tmp_path / "two.json"]

@@ -37,6 +37,7 @@ def bench(folder: Path, *flags: str) -> int:
     return main([*arguments, *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_part_is_taken_away(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line per part, in each cell and over all; without pins nothing is held, and what is lost is told."""
@@ -54,6 +55,7 @@ def test_every_part_is_taken_away(folder: Path, tmp_path: Path, capsys: pytest.C
     assert "mean JCT of continuum with a host tier over that without: " in told
 
 
+@pytest.mark.slow
 def test_a_constant_is_halved_and_doubled(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.simulator.reality import Comparison, RealityConfig, compare, report
 
+pytestmark = pytest.mark.slow
+
 NUM_JOBS = 16
 
 ATTEMPTS = 3

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.http.shared_cores import SETTINGS, main
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for decoding and one for prefill, with a rate for each way of waiting."""

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.scheduler.step_bench import main
 
 
+@pytest.mark.slow
 def test_all_cases_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each case under each policy, and the ratio of the crowded step to the quiet one."""
     assert main(["--steps", "10"]) == 0

@@ -75,6 +75,7 @@ def test_a_decoding_request_costs_little_in_a_step(policy: str) -> None:
     assert many / few < 1.1
 
 
+@pytest.mark.slow
 def test_a_crowd_costs_a_step_nothing() -> None:
     """Beside thousands of waiting jobs and of pins a step runs as many instructions as beside ten, but for
     the few steps in which all pins are looked through."""

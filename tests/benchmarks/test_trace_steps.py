@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.tracing.trace_steps import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Three ratios with their intervals for each engine but the first, two verdicts, and nothing is lost."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_a_page_complains_of_is_known_to_the_test(

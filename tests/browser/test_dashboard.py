@@ -21,7 +21,10 @@ NUM_BLOCKS = 300
 MARKUP = '<img src="x" onerror="console.error(1)"><b>bold</b>'
 PATIENCE_S = 90.0
 
-pytestmark = pytest.mark.timeout(300)  # a browser, a server and its agents share the machine with other tests
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a browser, a server and its agents share the machine with other tests
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,10 @@ from tests.browser.crowd import working_crowd
 
 KEY = "sk-look"
 
-pytestmark = pytest.mark.timeout(300)  # a browser, a server and its agents share the machine with other tests
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a browser, a server and its agents share the machine with other tests
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from playwright.sync_api import Locator, Page, expect
 from eval.cli.main import main
 from tests.browser.conftest import WINDOW, save_screenshot
 
+pytestmark = pytest.mark.slow
+
 EVIL_JOB = "<script>window.taken = 1</script>\"'&</td><img src=x onerror='window.taken = 1'>"
 EVIL_TOOL = '<img src=x onerror="window.taken = 1">'
 TAMED_TOOL = "_img_src=x_onerror=_window.taken"

@@ -199,6 +199,7 @@ def test_tokens_are_counted_as_a_turn_has_them(wire: Wiretap) -> None:
         conversation.give_results(message, *results)
 
 
+@pytest.mark.slow
 def test_the_title_of_a_session_is_json(wire: Wiretap) -> None:
     """Claude Code asks for it beside the session, under its id, and wants JSON of a schema."""
     names = identity("header", str(uuid4()))

@@ -249,6 +249,7 @@ def _mean_completion_s(out: Path, workload: str, *flags: str) -> dict[str, float
 AGE, FORECAST = "continuum:work_weight=0", "continuum"
 
 
+@pytest.mark.slow
 def test_where_kinds_differ_jobs_are_sooner_done_than_by_age(tmp_path: Path) -> None:
     """A crowd of short and long agents where memory is short: at least a tenth off the mean."""
     flags = ["--rate", "1", "--kv-tokens", "150000", "--block-size", "64", "--share-prefixes", "--jobs", "24"]

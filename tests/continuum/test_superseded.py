@@ -309,6 +309,7 @@ Step = tuple[int, int, int, bool]
 """Which turn to begin with, after how many of its blocks to part, tokens more, and whether a tool runs."""
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 60), st.booleans()), max_size=12)
 )

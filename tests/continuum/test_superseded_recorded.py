@@ -9,6 +9,8 @@ import pytest
 from eval.workloads.catalog import load_jobs
 from tests.continuum.superseded_recorded import superseded_in
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "workloads" / "kv-cache-tester.jsonl"
 
 

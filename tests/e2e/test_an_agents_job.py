@@ -84,6 +84,7 @@ def run_job(
     return receipts
 
 
+@pytest.mark.slow
 def test_a_job_is_kept_learned_and_traced_across_a_restart(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def check_trace(path: Path) -> None:
     assert kinds[-1] == "finished"
 
 
+@pytest.mark.slow
 def test_an_estimator_state_that_is_not_ours_stops_the_start(model: Path, tmp_path: Path) -> None:
     """One sentence and exit code 2, before anything is served."""
     (tmp_path / "tools.state").write_text(json.dumps({"format": "other"}))

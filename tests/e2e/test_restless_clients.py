@@ -18,6 +18,8 @@ from eval.load.server_process import ServerProcess
 from tracing.events import RequestsEnded, SignalEvent, StepDecision
 from tracing.reader import read_trace
 
+pytestmark = pytest.mark.slow
+
 NUM_CLIENTS, NUM_TURNS = 24, 3
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

@@ -20,6 +20,8 @@ from eval.workloads.job import Job
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 from tests.eval.conftest import MAX_MODEL_LEN, NUM_BLOCKS
 
+pytestmark = pytest.mark.slow
+
 
 def _metrics(base_url: str) -> ServerMetrics:
     async def read() -> ServerMetrics:

@@ -108,6 +108,7 @@ def test_hermes_calls_are_parsed_by_the_server(server: str, tmp_path: Path) -> N
     assert all(turn.recomputed_tokens <= BLOCK for turn in by_job["hermes"])
 
 
+@pytest.mark.slow
 def test_without_a_name_a_job_is_recognized_by_its_tokens(server: str, tmp_path: Path) -> None:
     """``--identity none``: the same tokens, and the server finds out that the turns are one job's."""
     _, by_job = _bench(server, tmp_path, [count_job("nameless")], "--identity", "none")

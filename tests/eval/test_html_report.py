@@ -77,6 +77,7 @@ def _written(folder: Path, runs: list[RunResult], **fields: Any) -> _Page:
     return _Page(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
     """No script, style, image or font is fetched, and no button sends the data anywhere."""
     page = _written(tmp_path, _runs())
@@ -193,6 +194,7 @@ def test_light_and_dark_have_their_colors(tmp_path: Path) -> None:
         assert "font" not in figure["layout"]
 
 
+@pytest.mark.slow
 def test_the_same_results_leave_the_same_bytes(tmp_path: Path) -> None:
     """No clock and no chance in the page."""
     pages = []
@@ -210,6 +212,7 @@ def test_names_from_files_are_text_and_not_markup(tmp_path: Path) -> None:
     assert len(page.figures) == 5
 
 
+@pytest.mark.slow
 def test_without_plotly_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     """The library is an extra; nothing else of the command needs it."""
     write_results(tmp_path / "a.json", ResultFile(runs=[run("a", 9.0)]))

@@ -51,6 +51,7 @@ def test_prompts_have_the_recorded_counts_and_go_on_from_the_servers_own_answers
     assert any("cached and recomputed tokens are unknown" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: Path) -> None:
     """No field, no header and no endpoint beyond OpenAI's is needed, with texts as with counts."""
     plain = Behaviour(owned_by="somebody", fields=STANDARD, tokenizes=False)
@@ -70,6 +71,7 @@ def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: 
     )
 
 
+@pytest.mark.slow
 def test_counts_can_be_chats_of_made_text(tmp_path: Path) -> None:
     """With ``--api chat`` texts are made, with nearly the recorded number of tokens; history only grows."""
     with OtherServer(Behaviour()) as server:
@@ -93,6 +95,7 @@ def test_a_job_is_named_as_asked_or_not_at_all(tmp_path: Path, identity: str) ->
     assert len({name for name in headers if name}) == (2 if identity == "X-Session-ID" else 0)
 
 
+@pytest.mark.slow
 def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bearer token from the flag or the environment, told in no result; and any field the user asks for."""
     locked = Behaviour(api_key="sesame", fields=STANDARD | {"top_k"}, owned_by="somebody")
@@ -108,6 +111,7 @@ def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.M
     assert b"sesame" not in (tmp_path / "result.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_an_error_unless_one_may_ask_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +212,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +250,7 @@ def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     assert min(job.start_s for job in recorded.jobs[2:]) >= max(job.end_s for job in recorded.jobs[:2])
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
     """The jobs are all replayed and summed up; exit code 1, one sentence, and a file to go on from."""
     path = tmp_path / "records.jsonl"
@@ -279,6 +285,7 @@ def test_records_that_cannot_be_begun_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.jsonl", "records"]
 
 
+@pytest.mark.slow
 def test_the_records_of_another_run_are_not_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +337,7 @@ def test_sub_agents_start_when_the_turn_ends_and_are_waited_for(tmp_path: Path) 
         assert first.start_s + first.latency_s <= job.start_s <= job.end_s <= second.start_s
 
 
+@pytest.mark.slow
 def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
     """Its jobs are in the records, marked; the result is of the others, whose time begins at 0."""
     with OtherServer(Behaviour()) as server:
@@ -354,6 +362,7 @@ def test_a_warm_up_longer_than_the_run_is_an_error(
     assert "the warm-up lasted until the end: NOTHING is counted" in result.notes
 
 
+@pytest.mark.slow
 def test_an_open_loop_lets_jobs_in_at_its_times(tmp_path: Path) -> None:
     """The same seed gives the same arrivals; no job starts before its own."""
     with OtherServer(Behaviour()) as server:

@@ -10,6 +10,8 @@ from eval.cli.main import main
 from eval.report.results import read_results
 from eval.workloads.catalog import load_jobs
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
 
 

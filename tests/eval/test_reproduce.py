@@ -296,6 +296,7 @@ def test_what_comes_out_needs_no_reason_and_our_own_policy_no_verdict() -> None:
     assert outcome(good, "fcfs", tolerance=1.2) is None
 
 
+@pytest.mark.slow
 def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tenth of the published load: the same delay whatever the policy, so 1.00x is reproduced."""
     out = tmp_path / "out.json"
@@ -318,6 +319,7 @@ def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.C
         assert means == pytest.approx([means[0]] * 3, rel=0.005)
 
 
+@pytest.mark.slow
 def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
     """Eight jobs of 35,000 tokens over a pool of 97,000: at 0.02 jobs/s they seldom meet, at four times that
     they do. One seed says enough of the first, and the table names both loads and why nothing came of it."""

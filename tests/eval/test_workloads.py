@@ -54,6 +54,7 @@ def test_a_seed_draws_jobs_and_no_seed_takes_the_first(tmp_path: Path) -> None:
     assert drawn != [job.job_id for job in load_jobs(path, 10, 8)]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 4), hermes=st.booleans())
 def test_made_jobs_depend_on_their_seed_only(seed: int, num_jobs: int, hermes: bool) -> None:
     """Equal arguments give equal jobs, and asking for more jobs does not change the first ones."""

@@ -31,6 +31,7 @@ def read_by_python(arguments: str) -> object:
     return value if isinstance(value, dict) else arguments
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(arguments=st.dictionaries(st.text(), ARGUMENTS, max_size=4), ascii_only=st.booleans())
 def test_arguments_are_what_json_says(arguments: dict[str, object], ascii_only: bool) -> None:

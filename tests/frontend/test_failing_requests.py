@@ -44,6 +44,7 @@ def llm(model_folder: Path) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "value"),
     [
@@ -83,6 +84,7 @@ def test_logits_that_are_no_numbers_end_their_request(
         llm.engine.check_invariants()
 
 
+@pytest.mark.slow
 def test_on_a_gpus_path_logits_that_are_no_numbers_end_their_request(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_limits_that_leave_no_token_are_refused(
         run(llm, [SOUND[0]], SamplingParams(temperature=temperature, max_tokens=4, **limits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "temperature"), [("auto", 0.0), ("auto", 1.0), ("triton", 0.0), ("triton", 1.0)]
 )

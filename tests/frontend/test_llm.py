@@ -174,6 +174,7 @@ def test_options_go_to_the_record_that_has_them() -> None:
             engine_config("m", **{unknown: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiprocess", [True, False])
 def test_a_model_that_cannot_be_loaded_is_one_sentence(model_folder: Path, multiprocess: bool) -> None:
     """The same error from a core in its own process as from one in ours."""
@@ -202,6 +203,7 @@ llm.generate("Hello", use_tqdm=False)
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_without_closing(model_folder: Path, tmp_path: Path) -> None:
     """Of an engine in its own process too the trace is whole."""
     trace = tmp_path / "trace"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NOT_SOURCE = (".git", ".venv", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made')); print(b.build_wheel('made'))"

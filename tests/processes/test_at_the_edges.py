@@ -26,6 +26,7 @@ FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768", "--cor
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
     pytest.mark.timeout(180),
 ]

@@ -251,6 +251,7 @@ def test_a_paused_core_waits_and_goes_on(start: Start) -> None:
     assert len(tokens_until_finished(client, "a-1")[0]) == 3
 
 
+@pytest.mark.slow
 def test_an_idle_core_uses_no_time(start: Start) -> None:
     """Once it has come to rest it sleeps: of a half second without work it uses at most two ticks of 50.
 

@@ -37,6 +37,7 @@ GREEDY = {"prompt": "one two three", "max_tokens": 6, "temperature": 0}
 SENTENCE = "the quick brown fox jumps over the lazy dog " * 8
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
     pytest.mark.timeout(180),
 ]

@@ -47,6 +47,7 @@ def front_end(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], i
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["idle", "busy", "stuck"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_the_core_ends_with_its_front_end(name: str, state: str, tmp_path: Path) -> None:
@@ -62,6 +63,7 @@ def test_the_core_ends_with_its_front_end(name: str, state: str, tmp_path: Path)
     assert isinstance(list(read_trace(tmp_path / "trace.jsonl"))[-1], TraceEnd)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_can_be_killed(tmp_path: Path) -> None:
     """A plain script that uses ``LLM`` with a real model is not run twice, and leaves no core behind."""
     folder = make_model_folder(tmp_path / "model")

@@ -13,6 +13,8 @@ import pytest
 from engine.structured_output.validator import TIME_LIMIT_S
 from tests.api.server import Server, running_server
 
+pytestmark = pytest.mark.slow
+
 MEMORY_EATER = "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{number}}}/" for number in range(1, 25))
 TIME_EATER = {
     "allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{number}}}$"} for number in range(1, 30)]

@@ -94,6 +94,7 @@ def check_calls(reply: Reply, names: set[str]) -> None:
         jsonschema.validate(json.loads(call.arguments), {"type": "object", **schemas[call.name]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool_format", [*TOOL_FORMATS, "none"])
 def test_a_forced_call_is_read_as_a_call(llm: LLM, tool_format: str) -> None:
     """One of the tools, one that was named, one or several: nothing but calls comes out."""

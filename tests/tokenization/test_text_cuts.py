@@ -141,6 +141,7 @@ def cuts(backend: Tokenizer) -> TextCuts:
     return TextCuts.of(backend)
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(text=TEXTS, part_chars=st.integers(1, 12))
 def test_parts_have_the_tokens_of_the_whole(

@@ -62,6 +62,7 @@ def ask(command: str, trace: Path, job: str, capsys: pytest.CaptureFixture[str])
     return code, said.out + said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVIL)
 def test_names_command_nothing(
     lines: Lines, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -111,6 +112,7 @@ def _jump(seconds: float) -> Callable[[Lines], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

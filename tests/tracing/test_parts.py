@@ -230,6 +230,7 @@ def test_rotation_loses_nothing_under_load(tmp_path: Path) -> None:
     assert turns == sorted(turns)
 
 
+@pytest.mark.slow
 def test_reading_takes_bounded_memory(tmp_path: Path) -> None:
     """A trace of many megabytes is read in a few, compressed or not."""
     for name in ("trace.jsonl", "trace.jsonl.zst"):

@@ -237,6 +237,7 @@ def test_a_job_lasts_from_its_first_turn_to_its_end(run: Run) -> None:
         assert job.attributes["gen_ai.usage.input_tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_a_collector_that_hangs_costs_no_request_anything(model: Path, tmp_path: Path) -> None:
     """Requests are answered, what is lost is counted and said once, and the server stops when it is told."""
     with socket.create_server(("127.0.0.1", 0)) as never_answers:
@@ -271,6 +272,7 @@ def test_an_endpoint_that_is_no_url_stops_the_start(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["library", "protocol"])
 def test_what_cannot_be_sent_stops_the_start(
     missing: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

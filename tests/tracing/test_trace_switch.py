@@ -95,6 +95,7 @@ def steps_of(events: list[TraceEvent]) -> list[int]:
     return snapshots
 
 
+@pytest.mark.slow
 def test_switched_on_and_off_while_it_serves(http: httpx.Client, folder: Path) -> None:
     """No answer suffers from it; what was served in between is in the trace, whole and in parts."""
     assert http.get("/trace").json()["state"] == "off"
@@ -168,6 +169,7 @@ def test_the_key_guards_it(server: Server) -> None:
     assert httpx.post(f"{server.url}/trace", json={"enabled": True}).status_code == 401
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
     """After kill -9 the trace is read up to the last moments. No trace is ever replaced, neither by one that
     is switched on again nor by a restart, and each is its owner's alone."""
@@ -210,6 +212,7 @@ def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
     assert len(steps_of(events)) >= sum(at < seen_s[-1] - LAST_MOMENTS_S for at in seen_s) > 0
 
 
+@pytest.mark.slow
 def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
     """A FIFO that nobody reads takes a little and then nothing: the engine goes on, what is lost is counted
     in /metrics, and switching off waits for nothing."""

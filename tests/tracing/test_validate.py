@@ -68,6 +68,7 @@ def test_what_is_written_keeps_every_rule(tmp_path: Path, policy: str, flags: tu
     assert main(["trace", "validate", str(path)]) == 0
 
 
+@pytest.mark.slow
 def test_equal_replies_side_by_side(model: Path, tmp_path: Path) -> None:
     """Each computes its reply, in blocks of its own: one is counted whether or not another equals it."""
     path = tmp_path / "trace.jsonl"
@@ -167,6 +168,7 @@ def write(path: Path, events: list[TraceEvent]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_rule_that_is_broken(
     trace: Path, events: list[TraceEvent], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -41,6 +41,7 @@ def test_preemption_changes_no_sampled_token(model_folders: ModelFolders) -> Non
     assert [entry.token_ids[0] for entry in engine.logprobs["r5"]] == expected[5]
 
 
+@pytest.mark.slow
 def test_info_describes_the_loaded_model(model_folders: ModelFolders) -> None:
     """The core learns blocks, length, vocabulary and type; the length is the model's own by default."""
     config = EngineConfig(

@@ -22,6 +22,7 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_one_request_alone(folder: Path) -> None:
     """A request that has the engine to itself gives the tokens of transformers."""
     engine, reference = SmallEngine(folder), Reference(folder)
@@ -30,6 +31,7 @@ def test_one_request_alone(folder: Path) -> None:
         assert engine.generate(prompt) == reference.greedy(prompt, 24)
 
 
+@pytest.mark.slow
 def test_mixed_batch_with_chunks_hits_preemption_and_resumption(folder: Path) -> None:
     """Chunked prompts, shared prefixes and a pool too small for all change no token of any request."""
     engine, reference = SmallEngine(folder, num_blocks=24, max_num_batched_tokens=24), Reference(folder)
@@ -58,6 +60,7 @@ def test_next_turn_hits_the_whole_previous_turn(folder: Path) -> None:
     assert engine.num_cached_tokens == 40
 
 
+@pytest.mark.slow
 def test_native_and_transformers_agree(model_folders: ModelFolders) -> None:
     """The same folder served by our decoder and through transformers gives the same tokens."""
     prompt = random_tokens(50, seed=5)

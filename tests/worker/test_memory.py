@@ -13,6 +13,8 @@ import torch
 
 from engine.worker import memory
 
+pytestmark = pytest.mark.slow
+
 STATM = Path("/proc/self/statm")
 POOLS_LET_GO = """
 import torch

@@ -77,6 +77,7 @@ def test_attention_that_is_not_plainly_causal_is_refused(
     assert "cannot be served" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "fields", "windows"),
     [

@@ -14,6 +14,8 @@ from engine.frontend.llm import LLM
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.random_loads import POLICIES, LoadDrawer, Oracle, wrong_answers
 
+pytestmark = pytest.mark.slow
+
 NUM_TURNS = 40
 
 

@@ -14,6 +14,8 @@ from eval.agent_model import folder
 from eval.agent_model.training.dialogues import GIVEN_UP, Dialogue, Message, draw_dialogues
 from eval.agent_model.training.names import Names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def dialogues() -> list[Dialogue]:

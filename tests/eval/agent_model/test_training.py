@@ -18,6 +18,8 @@ from eval.agent_model.training.network import PIECE, Network, NetworkShape
 from eval.agent_model.training.tokenizer import rendered
 from eval.agent_model.training.train import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -108,6 +108,7 @@ def test_a_call_out_of_the_folder_is_refused_and_shown(agent_server: str) -> Non
     assert "error: ../secret.txt is outside the folder" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_server_of_its_own(agent_model: Path) -> None:
     """Started for the chat; it does not hear Ctrl-C, and is gone with the terminal."""

@@ -33,6 +33,7 @@ def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_agents_work_under_each_policy(
     solver: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -105,6 +106,7 @@ def test_a_demo_that_cannot_be_written_does_not_begin(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_repeats_are_runs_of_different_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each has a folder and jobs of its own; figures are means with intervals."""
     sizes = (

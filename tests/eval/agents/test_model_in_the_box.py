@@ -22,6 +22,8 @@ from eval.agents.tools import Toolbox
 from eval.load.client import ServerClient
 from eval.load.server_process import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 10 * 2**20
 ENDINGS = ("4", "tomato", "643", "40", "host.txt")
 """Of the answers, full stop aside."""

@@ -168,6 +168,7 @@ def test_an_expression_may_compute_and_nothing_else(tools: Toolbox, expression: 
     assert call(tools, "python", expression=expression).startswith("error: ")
 
 
+@pytest.mark.slow
 def test_an_expression_without_end_or_bounds_is_stopped() -> None:
     assert evaluate("9**9**9", timeout_s=1.0).startswith("error: the expression")
     assert evaluate("'x' * 10**11", timeout_s=5.0).startswith("error: ")

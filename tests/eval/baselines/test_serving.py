@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import pytest
 
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_server_runs_a_baseline(tmp_path: Path) -> None:

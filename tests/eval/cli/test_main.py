@@ -188,6 +188,7 @@ def test_a_reader_may_leave_early() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

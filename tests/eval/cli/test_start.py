@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("front_ends", ["1", "2"])
 def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -> None:

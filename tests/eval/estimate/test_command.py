@@ -78,6 +78,7 @@ def against(protocol: Protocol, name: str) -> Comparison:
     return next(one for one in protocol.comparisons if one.baseline == name)
 
 
+@pytest.mark.slow
 def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where one tool runs programs of all lengths, and jobs have speeds of their own, the estimator loses
     less than quantiles per tool, and less with a job's history than without; it is right within each program,
@@ -107,6 +108,7 @@ def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.Captu
     assert f"estimate: {HELD_OUT}: {PER_TOOL}\n" in progress
 
 
+@pytest.mark.slow
 def test_what_still_runs_counts(tmp_path: Path) -> None:
     """Learned from jobs that still run, leaving out their running calls makes long ones look rare; the
     estimator counts them, and more of its highest quantiles come true."""
@@ -128,6 +130,7 @@ def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
         assert protocol(evaluation, AS_IN_USE).num_skipped == num_skipped
 
 
+@pytest.mark.slow
 def test_what_follows_a_turn(tmp_path: Path) -> None:
     """Who called a tool goes on and who answered is done: P(last turn) is far better than the base rate; the
     growth of a prompt that always grows alike is known. That a last turn is an answer is said to be
@@ -144,6 +147,7 @@ def test_what_follows_a_turn(tmp_path: Path) -> None:
     assert any("ASSUMED" in note for note in turns.notes)
 
 
+@pytest.mark.slow
 def test_the_regressor_is_a_contender(tmp_path: Path) -> None:
     """With scikit-learn a fitted regressor stands among the others, with its time per answer: the reason to
     take it, or not."""
@@ -157,6 +161,7 @@ def test_the_regressor_is_a_contender(tmp_path: Path) -> None:
     assert timing.regressor.median > timing.answer.median
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes(tmp_path: Path) -> None:
     """Two runs differ in nothing but the times they took; another seed deals other folds."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(8))
@@ -240,6 +245,7 @@ def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"continuum: Cannot write the result {tmp_path}: Is a directory.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_recorded_agent(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ class _GoldenRun:
         self._replica.add_request(request)
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded decisions are not beside the repository")
 def test_the_simulator_decides_as_the_recorded_scheduler_did(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ import pytest
 
 LONG = ["--workload", "swe-bench", "--jobs", "400", "--rate", "0.5", "--seeds", "8", "--processes", "2"]
 """Minutes of work."""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"),
+]
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from eval.cli.main import main
 from eval.report.results import read_results
 
+pytestmark = pytest.mark.slow
+
 RULES = (
     "continuum",
     "continuum:ttl_rule=price",

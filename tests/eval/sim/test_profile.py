@@ -20,6 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=2048)
 
 
+@pytest.mark.slow
 def test_a_profile_describes_the_server_it_was_measured_on(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

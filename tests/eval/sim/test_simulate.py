@@ -54,6 +54,7 @@ def _simulate(workload: Path, out: Path, *flags: str) -> list[RunResult]:
     return read_results(out).runs
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
         assert told in table
 
 
+@pytest.mark.slow
 def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
     workload: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_an_estimator_state_that_is_none_is_one_sentence(
     assert not (tmp_path / "missing").exists()
 
 
+@pytest.mark.slow
 def test_turns_that_are_pinned_are_told_by_their_receipts(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +133,7 @@ def test_turns_that_are_pinned_are_told_by_their_receipts(
     assert row.split()[3:] == [str(ours.num_pinned_turns), *"----"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> None:
     """However many processes share the work; another seed gives another run."""
     flags = ["--policies", "fcfs,continuum,oracle", "--rate", "1", "--seeds", "2", "--kv-tokens", "60000"]
@@ -142,6 +146,7 @@ def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> N
     assert one != other
 
 
+@pytest.mark.slow
 def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
     workload: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +201,7 @@ def test_a_disk_brings_back_what_host_memory_lost(workload: Path, tmp_path: Path
     assert main(["simulate", "--workload", str(workload), *flags]) != 0
 
 
+@pytest.mark.slow
 def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_path: Path) -> None:
     """One decision per step, every turn's life, closed in order; and it is a workload to simulate again."""
     trace = tmp_path / "new" / "trace.jsonl"

@@ -190,6 +190,7 @@ def _jobs(draw: st.DrawFn) -> Job:
     return _job(f"job {draw(st.integers(0, 10**9))}", *turns)
 
 
+@pytest.mark.slow
 @given(st.lists(_jobs(), min_size=1, max_size=6, unique_by=lambda job: job.job_id), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_job_ends_and_the_same_jobs_give_the_same_run(jobs: list[Job], pins: bool) -> None:

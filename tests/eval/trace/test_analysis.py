@@ -82,6 +82,7 @@ def test_summary_is_what_the_simulator_measured(
     assert pool["running"] + pool["pinned"] + pool["cached"] + pool["free"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_pins_are_those_that_the_engine_counted(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +175,7 @@ def test_without_a_shortage_nobody_waits_for_memory(tmp_path: Path) -> None:
 # ---- jobs ----
 
 
+@pytest.mark.slow
 def test_jobs_sorted_limited_and_as_json(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +198,7 @@ def test_jobs_sorted_limited_and_as_json(
 # ---- explain ----
 
 
+@pytest.mark.slow
 def test_an_explanation_adds_up_as_it_is_written(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +225,7 @@ def milliseconds(written: str) -> int:
     return round(float(written.replace(",", "")) * 1000)
 
 
+@pytest.mark.slow
 def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,6 +297,7 @@ def test_an_explanation_as_json_is_the_records(
 # ---- diff ----
 
 
+@pytest.mark.slow
 def test_two_policies_side_by_side(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,6 +318,7 @@ def test_two_policies_side_by_side(
     assert "continuum" in text.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_trace_beside_itself(runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing changes."""
     path = runs["continuum"].path
@@ -321,6 +327,7 @@ def test_a_trace_beside_itself(runs: dict[str, SimulatedTrace], capsys: pytest.C
     assert "0 gained (0 %), 0 lost" in ask(capsys, "diff", path, path)
 
 
+@pytest.mark.slow
 def test_runs_of_the_load_generator_are_compared(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +366,7 @@ def test_a_trace_cut_off_is_read_as_far_as_it_goes(
     assert "still under way" in " ".join(ask(capsys, "explain", path, str(job_id)).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -391,6 +399,7 @@ def test_every_command_says_that_a_trace_was_cut_off(
     assert "NOT COMPLETE" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["continuum", "fcfs"])
 def test_a_job_between_two_turns_where_a_trace_was_cut_is_open(
     runs: dict[str, SimulatedTrace], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -458,6 +467,7 @@ def test_events_that_were_dropped(runs: dict[str, SimulatedTrace], tmp_path: Pat
     assert not any(turn.end is TurnEnd.OPEN and turn.started_s is not None for turn in lives.turns)
 
 
+@pytest.mark.slow
 def test_a_compressed_trace_in_parts_is_the_same(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -483,6 +493,7 @@ def test_what_is_no_trace_is_one_sentence(
         assert given_path.name in said
 
 
+@pytest.mark.slow
 def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace]) -> None:
     """And what needs no tables still works."""
     path = runs["continuum"].path
@@ -498,6 +509,7 @@ def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace])
     assert (told.returncode, told.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_numbers_whoever_is_asked(
     runs: dict[str, SimulatedTrace], name: str, capsys: pytest.CaptureFixture[str]

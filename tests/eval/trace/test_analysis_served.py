@@ -18,7 +18,10 @@ from eval.trace.analysis.lives import Lives, read_lives
 from tests.api.server import running_server
 from tests.eval.trace.same_numbers import check_same_numbers
 
-pytestmark = pytest.mark.timeout(300)  # a server is started and serves 22 turns before the first test
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a server is started and serves 22 turns before the first test
 
 NUM_BLOCKS = 300
 """Of 16 tokens: less than the jobs want at once."""

@@ -40,6 +40,7 @@ def _figures(table: str, label: str) -> list[float]:
     return [float(value.replace(",", "")) for value in values]
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_told_as_it_was(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_what_was_recorded_is_told_as_it_was(
             assert _figures(table, f"  pins {cause.replace('_', ' ')}")[2] == number
 
 
+@pytest.mark.slow
 def test_another_policy_has_the_same_jobs_and_another_outcome(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +76,7 @@ def test_another_policy_has_the_same_jobs_and_another_outcome(
         assert told in " ".join(table.split())
 
 
+@pytest.mark.slow
 def test_a_policy_without_jobs_leaves_a_trace_that_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +89,7 @@ def test_a_policy_without_jobs_leaves_a_trace_that_has_them(
     assert other < again / 2
 
 
+@pytest.mark.slow
 def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +105,7 @@ def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
     assert again == pytest.approx(recorded, rel=0.02)
 
 
+@pytest.mark.slow
 def test_hardware_may_be_named_instead(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def long_prompts(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTrace:
     return simulate(tmp_path_factory.mktemp("long"), "continuum", *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", ["short", "long"])
 def test_mooncake_rows_come_back_as_the_same_jobs(
     trace: SimulatedTrace, long_prompts: SimulatedTrace, tmp_path: Path, prompts: str
@@ -232,6 +233,7 @@ def test_dynamo_tool_rows_are_the_gaps(trace: SimulatedTrace, lives: Lives, tmp_
 # ---- tables ----
 
 
+@pytest.mark.slow
 def test_tables_have_their_documented_columns(trace: SimulatedTrace, lives: Lives, tmp_path: Path) -> None:
     """CSV and Parquet: a file per table, the same rows in both."""
     folders = {form: export(trace, form, tmp_path / form) for form in ("csv", "parquet")}

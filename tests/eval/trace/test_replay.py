@@ -27,6 +27,8 @@ from tracing.reader import read_trace
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 
+pytestmark = pytest.mark.slow
+
 SCARCE = ["--kv-tokens", "20000", "--max-num-batched-tokens", "512"]
 WITH_HOST = [*SCARCE, "--host-kv-tokens", "60000"]
 

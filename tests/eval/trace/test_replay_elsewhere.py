@@ -47,11 +47,13 @@ def test_a_kept_trace_is_decided_again(capsys: pytest.CaptureFixture[str]) -> No
     assert "no difference" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_cpu_decides_the_same() -> None:
     """As far as libraries can be told that they run on one."""
     assert "no difference" in _run("-m", "eval.cli", "trace", "replay", str(KEPT), **ANOTHER_CPU)
 
 
+@pytest.mark.slow
 def test_no_numpy_and_no_mathematical_library_is_needed() -> None:
     """So it is the same with another version of numpy, another C library, or another Python."""
     assert "no difference" in _run("-m", "tests.eval.trace.plain_process", str(KEPT))
@@ -115,6 +117,7 @@ def faults(source: str) -> Iterator[str]:
                     yield f"{ast.unparse(node)}"
 
 
+@pytest.mark.slow
 def test_what_decides_computes_by_itself() -> None:
     """``+ - * /``, the square root and ``math.fsum``; ``estimator.plain_math`` has more."""
     files = deciding()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import settings
 
 from engine.core.policy import PolicyFactory
@@ -10,6 +11,8 @@ from eval.trace.replay.recorded_engine import RecordedEngine
 from eval.trace.replay.replay import ReplayResult, compare
 from tests.core.test_scheduler_machine import SchedulerMachine, make_policy
 from tracing.events import StepDecision, TraceEvent, TraceHeader
+
+pytestmark = pytest.mark.slow
 
 
 class TracedMachine(SchedulerMachine):

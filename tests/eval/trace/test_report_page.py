@@ -61,6 +61,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate(tmp_path_factory.mktemp("crowded"), jobs, "--rate", "20", "--kv-tokens", "64000")
 
 
+@pytest.mark.slow
 def test_a_page_of_too_many_jobs_shows_the_slowest_and_a_sample_and_says_so(crowded: Path) -> None:
     """The figures and the calls stay those of all jobs."""
     page, html = write_page(crowded)
@@ -78,6 +79,7 @@ def test_a_page_of_too_many_jobs_shows_the_slowest_and_a_sample_and_says_so(crow
     assert all(len(one.turns) == one.num_turns == 2 for one in page.jobs)
 
 
+@pytest.mark.slow
 def test_two_readings_tell_of_a_job_what_one_tells(crowded: Path, tmp_path: Path) -> None:
     """What is shown of a job does not depend on how many others there are."""
     page, _ = write_page(crowded)
@@ -94,6 +96,7 @@ def test_two_readings_tell_of_a_job_what_one_tells(crowded: Path, tmp_path: Path
         ]
 
 
+@pytest.mark.slow
 def test_the_pool_is_told_by_kind_in_a_bounded_number_of_buckets(crowded: Path) -> None:
     """At every moment the kinds make up the pool."""
     page, _ = write_page(crowded)
@@ -135,6 +138,7 @@ def test_a_trace_of_nothing_has_a_page(crowded: Path, tmp_path: Path) -> None:
     assert "No request is in the trace." in page.notes
 
 
+@pytest.mark.slow
 def test_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], crowded: Path) -> None:
     """No such file, no trace, no place for the page."""
     assert main(["trace", "report", str(tmp_path / "none"), "--out", str(tmp_path / "x.html")]) == 1

@@ -77,6 +77,7 @@ def test_mooncake_requests_become_sessions_by_their_blocks(tmp_path: Path) -> No
     assert workload.notes == ["sessions are INFERRED from block ids: 3 requests became 2 jobs"]
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_inferred_sessions_are_those_that_others_inferred(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def made(name: str, num_jobs: int, seed: int = 0) -> list[Job]:
     return open_workload(name).sample(num_jobs, seed).jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "turns", "tool_s", "tokens"),
     [
@@ -63,6 +64,7 @@ def test_made_tool_times_have_a_long_tail_and_tools_differ() -> None:
     assert median["pytest"] > 10 * median["grep"]
 
 
+@pytest.mark.slow
 def test_more_turns_are_as_large_as_before() -> None:
     """Four times the turns at the same sizes: the context grows with them; tokens can be scaled back."""
     plain, long, small = (
@@ -139,6 +141,7 @@ def test_scaled_jobs_say_how_they_can_be_asked_for_again() -> None:
     assert open_workload("bfcl:turns=1").name == "bfcl"
 
 
+@pytest.mark.slow
 @given(
     mean_s=st.floats(0.1, 5.0),
     variation=st.floats(0.5, 4.0),

@@ -36,6 +36,7 @@ def _turn(
 GOOD = _job(_turn(100, gap_kind="tool", tool="bash", tool_s=1.5), _turn(150, 110))
 
 
+@pytest.mark.slow
 @shared
 @needs_shared
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_a_parent_waits_for_its_sub_agent_instead_of_for_its_recorded_call() -> 
         assert turn.gap_s == 0
 
 
+@pytest.mark.slow
 @shared
 @needs_shared
 def test_hashes_of_a_recording_mean_the_same_where_it_says_so() -> None:
@@ -94,6 +96,7 @@ def test_hashes_of_a_recording_mean_the_same_where_it_says_so() -> None:
             assert sum(count for _, count in turn.block_runs) == turn.input_tokens // job.block_size
 
 
+@pytest.mark.slow
 @shared
 @needs_shared
 @pytest.mark.parametrize("name", ["agentcgroup-claude", "kv-cache-tester", "mooncake-conversation"])

@@ -171,6 +171,7 @@ def scripts(seed: int, lengths: Sequence[int]) -> dict[int, list[int]]:
 cuts = st.lists(st.sampled_from((1, 1, 1, 2, 5, 8)), min_size=1, max_size=9)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(plans=st.lists(cuts, min_size=1, max_size=7), seed=st.integers(0, 1000))
 def test_off_from_transformers_by_no_more_than_torch(
@@ -339,6 +340,7 @@ def test_others_run_by_torch(
     assert "compiled CPU backend" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_torch_for_attention_means_that_no_compiler_runs(
     quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

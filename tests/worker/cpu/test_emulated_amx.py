@@ -17,6 +17,8 @@ from engine.worker.cpu.packed_weights import interleaved_linear
 from tests.worker.attention_reference import AttentionCase, paged_output, reference_output
 from tests.worker.cpu.test_paged_attention import Kernels, backend_with, cases, only, use_compiler, windows
 
+pytestmark = pytest.mark.slow
+
 HEAD_DIM = 64
 TILES = Path(__file__).with_name("emulated_amx.h")
 

@@ -65,6 +65,7 @@ def test_inputs_that_fill_no_word_stay_plain(compiled: CompiledGemm) -> None:
     assert interleaved_embedding(table, compiled) is table
 
 
+@pytest.mark.slow
 def test_large_pages_hold_what_small_ones_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tensors that are a multiple of a large page, that are not, and that are smaller than one."""
     monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 0.0)

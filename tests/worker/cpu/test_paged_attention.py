@@ -30,9 +30,12 @@ SHAPES = ((128, torch.bfloat16), (80, torch.bfloat16), (96, torch.float32))
 """head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide ones."""
 SELECTION_LOGGER = "engine.worker.attention.selection"
 
-pytestmark = pytest.mark.skipif(
-    not any(shutil.which(name) for name in ("c++", "g++", "clang++")), reason="there is no C++ compiler"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not any(shutil.which(name) for name in ("c++", "g++", "clang++")), reason="there is no C++ compiler"
+    ),
+]
 
 
 class Kernels(Protocol):

@@ -138,6 +138,7 @@ def test_nothing_but_zeros_stays_nothing(gemm: CompiledGemm | None) -> None:
             assert not linear(torch.ones(2, 64, dtype=dtype)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantization", "name"), [("int8", "qwen3"), ("int8", "qwen2"), ("int4", "llama-yarn-tied")]
 )
@@ -153,6 +154,7 @@ def test_the_tokens_are_those_of_transformers(
     assert list(output.outputs[0].token_ids) == reference.greedy(prompt, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.6), ("int4", 0.5)])
 def test_rounded_weights_take_less_memory(quantization: str, share: float, tmp_path: Path) -> None:
     """Of what the weights would take in 16 bits; the head and the embedding stay at 8."""

@@ -99,6 +99,7 @@ class Shadow(SchedulerShadow):
 SIZES = pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((3, 4))], ids=["as-is", "padded"])
 
 
+@pytest.mark.slow
 @SIZES
 @settings(deadline=None)
 @given(actions=ACTIONS)

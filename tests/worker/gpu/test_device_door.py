@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
+
+pytestmark = pytest.mark.slow
 
 REQUESTS = [
     SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=1),

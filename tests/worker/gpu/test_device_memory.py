@@ -15,6 +15,8 @@ from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
 from tests.worker.gpu.device_engine import spec_of
 
+pytestmark = pytest.mark.slow
+
 TOTAL, PEAK, GRAPHS = 1000, 300, 20
 
 

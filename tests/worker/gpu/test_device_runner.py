@@ -35,6 +35,7 @@ def mixed_prompts() -> dict[str, list[int]]:
     return {f"r{i}": shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(7)}
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
 def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
@@ -161,6 +162,7 @@ def test_places_that_nobody_took_touch_nothing(model_folders: ModelFolders) -> N
     assert (pools[1][0] == 0.25).all(), "the null block"
 
 
+@pytest.mark.slow
 def test_padded_graphs_of_the_kernels_themselves(model_folders: ModelFolders) -> None:
     """As above with the kernels that a graph will hold: free places are skipped, tokens are transformers'."""
     folder = model_folders("qwen3")

@@ -104,6 +104,7 @@ ROWS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(rows=st.lists(ROWS, min_size=1, max_size=4), forbids=st.booleans())
 def test_features_choose_what_the_host_chooses(rows: list[Row], forbids: bool) -> None:
@@ -189,6 +190,7 @@ FILTERS = [
 ]
 
 
+@pytest.mark.slow
 @BOTH_OPS
 @pytest.mark.parametrize("params", FILTERS, ids=["top_k", "top_p", "min_p", "all"])
 def test_filters_leave_what_transformers_leaves(params: SamplingParams, ops: SamplingOps) -> None:
@@ -207,6 +209,7 @@ def test_filters_leave_what_transformers_leaves(params: SamplingParams, ops: Sam
     assert torch.equal(kept, warped(params, logits).isfinite())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [*FILTERS, SamplingParams(), SamplingParams(temperature=0.4)])
 def test_draws_have_their_exact_probabilities(params: SamplingParams) -> None:
     """Chi-square of 40,000 draws at fixed seeds against the softmax that transformers leaves, at 5 sigma."""
@@ -264,6 +267,7 @@ def test_draws_differ_by_seed_and_position() -> None:
         assert len(set(tokens)) > VOCAB_SIZE * 0.8
 
 
+@pytest.mark.slow
 def test_the_kernels_compute_what_the_twin_computes() -> None:
     """The same bits, so the same draws; also in bf16, with masked tokens, greedy rows and several tiles."""
     vocab_size = 2 * triton_sampling.BLOCK + 77
@@ -295,6 +299,7 @@ def test_random_numbers_are_fair() -> None:
     assert abs(drawn.var().item() - 1) < 0.03
 
 
+@pytest.mark.slow
 def test_kernels_fit_on_a_gpu() -> None:
     """Compiled for sm_90 neither spills."""
     common = {"logits": "*bf16", "temperatures": "*fp32", "floors": "*fp32", "keys": "*i32"}

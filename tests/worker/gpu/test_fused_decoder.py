@@ -142,6 +142,7 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     assert largest_difference(build(tmp_path, TorchOps())) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["biases", "norms of queries and keys, a tied head"])
 @torch.inference_mode()
 def test_by_kernels_alone_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:

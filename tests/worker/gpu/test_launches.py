@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.worker.loading.tiny_models import make_model_folder
+
+pytestmark = pytest.mark.slow
 
 
 def test_serving_launches_no_kernel_that_was_not_rehearsed(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def norm_build(size: int, block: int, num_warps: int, *, residual: bool = True) 
     )
 
 
+@pytest.mark.slow
 def test_kernels_of_real_sizes_compile_for_a_hopper_gpu_and_stay_in_registers() -> None:
     builds = [
         rope_build(32, 8, norm=False),

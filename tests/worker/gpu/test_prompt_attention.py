@@ -421,6 +421,7 @@ def test_kernel_gathers_what_the_twin_does_and_that_is_the_sequences(
         assert torch.equal(dense, torch.stack(sequences))
 
 
+@pytest.mark.slow
 def test_gather_of_real_sizes_compiles_for_a_hopper_gpu_and_stays_in_registers() -> None:
     builds = [
         KernelBuild(

@@ -52,6 +52,7 @@ def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folder
     assert torch.isfinite(engine.pool).all()
 
 
+@pytest.mark.slow
 def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are. Limits
     are searched for among logits of both types that there are: a kernel for each."""

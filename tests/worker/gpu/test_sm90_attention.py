@@ -12,6 +12,8 @@ from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
 from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
 from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, LaunchRecorder, compile_all_for_sm90
 
+pytestmark = pytest.mark.slow
+
 NUM_LAYERS, NUM_KV_HEADS, GROUP = 32, 8, 4
 REGISTERS = 65536
 """Of a processor (CUDA C++ Programming Guide, table of compute capabilities)."""

@@ -41,6 +41,7 @@ def mixed_cases(draw: st.DrawFn) -> AttentionCase:
 windows = st.none() | st.sampled_from((1, 16, 33)) | st.integers(1, 150)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(case=mixed_cases(), window=windows)
 def test_a_step_equals_the_reference(case: AttentionCase, window: int | None) -> None:
@@ -50,6 +51,7 @@ def test_a_step_equals_the_reference(case: AttentionCase, window: int | None) ->
     assert error.max() < max(1e-5, 4 * torch.finfo(case.pool.dtype).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "tile", "window", "num_splits"),
     [(16, 64, None, 4), (64, 32, None, 2), (12, 16, 90, 2), (64, 64, 150, 1), (16, 32, None, 1)],
@@ -64,6 +66,7 @@ def test_tiles_and_pages_have_sizes_of_their_own(
     assert (got - reference_output(case, window)).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(
     uniform_len=st.sampled_from((1, 2, 4, 5)),
@@ -136,6 +139,7 @@ def test_numbers_too_large_for_8_bits_become_the_largest() -> None:
     assert torch.equal(pages.values[1, 0, 0].float(), -wanted)
 
 
+@pytest.mark.slow
 def test_a_query_may_be_part_of_something_larger() -> None:
     """Queries, keys and values are taken where a product left them, whatever lies between."""
     case = make_case(num_kv_heads=2, dtype=torch.float32)

@@ -37,6 +37,7 @@ def triton_llm(folder: Path, kv_cache_dtype: str = "auto", kv_cache_scale: float
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "olmo2"])
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """Served by Triton's kernels, models choose the tokens that transformers' own code chooses; the second
@@ -53,6 +54,7 @@ def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders
             prompts = [prompts[0] + [*outputs[0].outputs[0].token_ids, 7]]
 
 
+@pytest.mark.slow
 def test_who_reads_what_the_same_step_computes(model_folders: ModelFolders) -> None:
     """Three equal prompts that end a token behind a block, and one that goes on behind it, in one step; then
     one that finds their block."""
@@ -66,6 +68,7 @@ def test_who_reads_what_the_same_step_computes(model_folders: ModelFolders) -> N
             ]
 
 
+@pytest.mark.slow
 def test_kv_of_8_bits_changes_little(model_folders: ModelFolders) -> None:
     """A model whose K and V are stored in 8 bits finds its next token about as likely."""
     folder, prompt = model_folders("qwen3"), random_tokens(40, seed=3)

@@ -172,6 +172,7 @@ def random_picks(seed: int) -> Iterator[str]:
         yield from random.choices(PICKS, weights, k=random.randrange(1, 60))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), picks=st.lists(st.sampled_from(PICKS), max_size=120))
 def test_whenever_a_copy_is_made_it_is_the_right_one(seed: int, picks: list[str]) -> None:
@@ -208,6 +209,7 @@ def is_found(corrupt: Callable[[int], object]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", MUTANTS.values(), ids=MUTANTS)
 def test_no_wait_can_be_left_out(forgotten: Collection[Wait]) -> None:
     assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten))
@@ -266,6 +268,7 @@ def disk_in(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_disk", [False, True])
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_an_engine_whose_copies_are_late_gives_the_same_tokens(

@@ -141,6 +141,7 @@ def test_a_full_disk_costs_only_its_use(
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_server_says_what_its_disk_did(model_folders: ModelFolders, tmp_path: Path) -> None:
     """What came back from disk counts as cached in the usage; /metrics tell it from what host memory gave,
     and count what was damaged. Killed, the server leaves nothing in the folder."""
@@ -191,6 +192,7 @@ def test_a_server_says_what_its_disk_did(model_folders: ModelFolders, tmp_path: 
     assert not list(disk.iterdir())
 
 
+@pytest.mark.slow
 def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
     """Any slot, any number of times, several loads at once; a slot that was never written fails its load
     alone."""

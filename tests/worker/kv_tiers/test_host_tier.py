@@ -56,6 +56,7 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
         assert statistics.num_used_host_blocks > 3 * 10
 
 
+@pytest.mark.slow
 def test_a_returning_turn_says_over_http_what_came_back(model_folders: ModelFolders) -> None:
     """After other requests took its blocks, a turn's usage still counts its history as cached, and the
     metrics say where it came from."""

@@ -11,6 +11,8 @@ from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 
+pytestmark = pytest.mark.slow
+
 
 def test_steps_planned_ahead_on_the_device_give_the_tokens_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,8 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.parallel.ranks import two_ranks
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = (
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True),
     SamplingParams(seed=2, temperature=0.7, top_p=0.8, max_tokens=12, ignore_eos=True),

@@ -36,6 +36,7 @@ def config(folder: Path) -> EngineConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_told_of_at_once(model_folders: ModelFolders) -> None:
     """Whether or not a step is running: by its number and its signal. The others end with the executor."""
     with two_ranks(model_folders("qwen3")) as engine:
@@ -51,6 +52,7 @@ def test_a_rank_that_is_killed_is_told_of_at_once(model_folders: ModelFolders) -
     assert has_gone(first)
 
 
+@pytest.mark.slow
 def test_what_a_rank_finds_wrong_is_raised_as_it_is(model_folders: ModelFolders, tmp_path: Path) -> None:
     """A start that fails is one sentence, and leaves no process behind."""
     folder = shutil.copytree(model_folders("llama"), tmp_path / "model")
@@ -61,6 +63,7 @@ def test_what_a_rank_finds_wrong_is_raised_as_it_is(model_folders: ModelFolders,
     assert rank_pids(os.getpid()) == []
 
 
+@pytest.mark.slow
 def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders) -> None:
     """kill -9 of the process that has started them: they are gone within 2 s, and so is their folder."""
     program = (
@@ -83,6 +86,7 @@ def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders)
         assert all(has_gone(rank) for rank in ranks)
 
 
+@pytest.mark.slow
 def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFolders) -> None:
     """Each rank keeps its part of the copies, of which a GiB buys as many as in a single process: later turns
     come back from there as they do in one, with the tokens of transformers."""
@@ -111,6 +115,7 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
     assert min(num_cached for _, num_cached in answers[2:]) >= 128
 
 
+@pytest.mark.slow
 def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) -> None:
     """Two plans under way, grammars among them: tokens are those of transformers."""
     folder = model_folders("llama")
@@ -134,6 +139,7 @@ def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) 
     assert outputs[4].outputs[0].text in ("red", "blue")
 
 
+@pytest.mark.slow
 def test_masks_that_are_given_up_end_nothing(
     model_folders: ModelFolders, caplog: pytest.LogCaptureFixture
 ) -> None:

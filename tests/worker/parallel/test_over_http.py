@@ -19,6 +19,8 @@ from tests.processes.support import has_gone
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.parallel.ranks import rank_pids
 
+pytestmark = pytest.mark.slow
+
 FLAGS = (
     *("--tensor-parallel-size", "2", "--device", "cpu", "--scheduling-policy", "fcfs"),
     *("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--max-num-batched-tokens", "64"),
@@ -84,5 +86,6 @@ def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path) -
 def test_what_cannot_be_cut_is_one_sentence(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     """What a rank finds wrong at its start reaches the user as it is."""
     assert main(["serve", str(folder), "-tp", "3", "--device", "cpu", "--port", "0"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    *progress, line = capsys.readouterr().err.splitlines()
+    assert all(said.startswith("Loading ") for said in progress)
     assert line.endswith("tensor_parallel_size is 3, which does not divide the model's number of heads, 4.")

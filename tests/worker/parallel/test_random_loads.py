@@ -11,6 +11,8 @@ from engine.frontend.llm import LLM
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_answer_is_that_of_its_prompt_alone(dtype: str, tmp_path: Path) -> None:
