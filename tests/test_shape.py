@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")
 
 MAX_FILE = 400
-MAX_TEST_FILE = 500
+MAX_TEST_FILE = 510
 MAX_FUNCTION = 50
 MAX_ROOM = 24
 
@@ -39,7 +39,7 @@ LONGER_FILES = {
     "tests/api/test_responses.py": (860, "One protocol, a test for each of its fields."),
     "tests/api/test_structured_output.py": (530, "One feature through each of the protocols."),
     "tests/continuum/test_policy.py": (540, "The policy's promises, from the first turn to the last."),
-    "tests/eval/trace/test_analysis.py": (520, "One table after another."),
+    "tests/eval/trace/test_analysis.py": (540, "One table after another."),
     "tests/tool_parsers/test_slips.py": (600, "A table of slips, format by format."),
 }
 LONGER_FUNCTIONS = {
