@@ -10,13 +10,14 @@ from typing import NamedTuple
 from estimator.plain_math import dot
 
 DEFAULT_TOKENS_PER_S = 10_000.0
-"""Until a step was seen."""
+"""Used until a step has been seen."""
 SMOOTHING = 0.2
-"""Weight of a new step against what was seen of steps of its size."""
+"""Weight of a new step against the earlier steps of its size."""
 REFIT_AFTER = 32
-"""So many new steps make a fit stale; while little is known each one does."""
+"""A fit is stale after this many new steps; while little is known, after each one."""
 COLLINEAR = 1e-9
-"""A column of which less is left, when the others have explained what they can, says nothing by itself."""
+"""A column of which less than this is left, once the others have explained what they can, is left
+out."""
 
 
 class _Steps(NamedTuple):
@@ -39,18 +40,19 @@ class PrefillCost:
     def __init__(
         self, default_tokens_per_s: float = DEFAULT_TOKENS_PER_S, smoothing: float = SMOOTHING
     ) -> None:
-        """``default_tokens_per_s`` holds until a step was seen. ``smoothing``: weight of a new step against
-        those of its size."""
+        """``default_tokens_per_s`` is used until a step has been seen. ``smoothing`` is the weight
+        of a new step against the earlier ones of its size."""
         self._default_s_per_token = 1.0 / default_tokens_per_s
         self._smoothing = smoothing
         self._means: dict[tuple[int, int], _Steps] = {}
-        """By log2 of new and context tokens."""
+        """By the base-2 logarithms of new tokens and context tokens."""
         self._coefficients: Sequence[float] | None = None
         self._num_new = 0
         self.num_observations = 0
 
     def observe(self, new_tokens: int, context_tokens: int, seconds: float) -> None:
-        """A step computed ``new_tokens`` on top of ``context_tokens`` in ``seconds``. Nonsense is ignored."""
+        """Record a step that computed ``new_tokens`` on top of ``context_tokens`` in ``seconds``.
+        Values that make no sense are ignored."""
         if new_tokens <= 0 or context_tokens < 0 or not 0 < seconds < math.inf:
             return
         step = _Steps(new_tokens, _num_pairs(new_tokens, context_tokens), seconds)
@@ -85,8 +87,8 @@ def _num_pairs(new_tokens: int, context_tokens: int) -> float:
 def _fit(means: Sequence[_Steps]) -> Sequence[float]:
     """Non-negative least squares of the relative error: a, b, c.
 
-    One size alone gives a rate, two a rate and a constant: more would be guessed. With so few columns every
-    set of them is tried, and the best without a negative coefficient is the optimum.
+    One size alone gives a rate, two a rate and a constant: more would be a guess. With so few
+    columns every set of them is tried, and the best without a negative coefficient is the optimum.
     """
     relative = [[1 / m.seconds for m in means]]
     relative += [[m.new_tokens / m.seconds for m in means], [m.pairs / m.seconds for m in means]]
@@ -109,15 +111,15 @@ def _fit(means: Sequence[_Steps]) -> Sequence[float]:
 
 
 def _least_squares(columns: Sequence[list[float]]) -> tuple[list[float], float] | None:
-    """Coefficients that bring the weighted sum of ``columns`` closest to 1, and the squared error left; None
-    if the columns do not differ enough to tell.
+    """Coefficients that bring the weighted sum of ``columns`` closest to 1, and the squared error
+    left; None if the columns are too alike.
 
-    By Gram and Schmidt's orthogonal columns, in plain arithmetic: a library's answer is another on each CPU.
+    Gram-Schmidt in plain arithmetic, because a library's result differs between CPUs.
     """
     left = [1.0] * len(columns[0])
     units: list[list[float]] = []
     shares: list[list[float]] = []
-    """Of each column, what each unit before it makes of it, and then what its own does."""
+    """For each column: its coefficient on each earlier unit column, and then its remaining length."""
     explained: list[float] = []
     for column in columns:
         shares.append([])

@@ -1,8 +1,9 @@
-"""Learns how much somebody's own calls tell of the next one: a job's, a tenant's. Knows nothing of keys.
+"""Learns how well the past calls of one job or tenant predict its next call. Knows nothing of keys.
 
-In some work the same tests take as long as last time, in some every call is a new draw. So several strengths
-of the belief about all jobs are tried on every call that a job repeats, and the one that predicted best is
-used: prequential choice (A. P. Dawid, J. R. Stat. Soc. A 147, 1984) of Bühlmann's credibility constant.
+In some work the same tests take as long as last time, in some every call is a new draw. So every
+call that a job repeats is predicted with several weights of the belief about all jobs, and the
+weight that predicted best is used: prequential choice (A. P. Dawid, J. R. Stat. Soc. A 147, 1984)
+of Bühlmann's credibility constant.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ from itertools import accumulate
 from estimator.plain_math import dot
 
 STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 1e6)
-"""So many observations of the job weigh as much as the belief about all jobs; the last: the job says
-nothing."""
+"""The belief about all jobs weighs as much as this many observations of the job. With the last one
+the job's own calls count for nothing."""
 MIN_JUDGED = 20.0
-"""So many judgements make a choice; with fewer it is left to a more general kind of call."""
+"""A strength is chosen after this many scored predictions; before, that of a more general kind of
+call is used."""
 
 
 class Credibility:
-    """Of one kind of call: how well each strength predicted, old judgements fading."""
+    """For one kind of call: how well each strength predicted, with older scores fading."""
 
     __slots__ = ("losses", "num_judged", "strengths")
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS) -> None:
         self.strengths = strengths
         self.losses = [0.0] * len(strengths)
-        """Sum over judgements."""
+        """Sum over the scored predictions."""
         self.num_judged = 0.0
 
     def add(self, losses: Sequence[float], keep: float) -> None:
-        """One judgement more; all earlier ones count ``keep`` times as much as before."""
+        """Add the losses of one prediction; all earlier ones count ``keep`` times as much as before."""
         self.losses = [old * keep + new for old, new in zip(self.losses, losses, strict=True)]
         self.num_judged = self.num_judged * keep + 1.0
 
     def strength(self, min_judged: float) -> float | None:
-        """The best one; None while too little was judged."""
+        """The strength with the least loss; None while too few predictions have been scored."""
         if self.num_judged < min_judged:
             return None
         return self.strengths[self.losses.index(min(self.losses))]

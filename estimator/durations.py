@@ -1,4 +1,5 @@
-"""Learns how long tool calls take, per kind of call and per job, from durations of which some were cut off.
+"""Learns how long tool calls take, per kind of call and per job, from durations of which some are
+censored.
 
 Knows nothing of engine or policy: keys and seconds in, survival curves out. scikit-learn's conventions: the
 constructor only stores parameters, what was learned has a trailing underscore. One thread only.
@@ -33,26 +34,27 @@ HALF_LIFE_S = 604800.0
 NUM_BINS = 120
 """See ``DurationEstimator``."""
 TINY = 1e-300
-"""Stands for no weight at all where something is divided by it."""
+"""Stands for a weight of zero where something is divided by it."""
 
 
 class Belief:
-    """What is believed of one key: the probability of each bin, and how many observations it rests on."""
+    """What is believed of one key: the probability of each bin, and the number of observations
+    behind it."""
 
     __slots__ = ("_curve", "masses", "tail", "weight")
 
     def __init__(self, masses: list[float], tail: float, weight: float) -> None:
         self.masses = masses
-        """[num_bins]; they and the tail add up to 1."""
+        """Probabilities of the bins, shape [num_bins]; together with the tail they add up to 1."""
         self.tail = tail
-        """Probability of longer than anything that was seen to end."""
+        """Probability that a call takes longer than the longest that was seen to end."""
         self.weight = weight
         self._curve: SurvivalCurve | None = None
 
     def curve(self, edges_s: Sequence[float]) -> SurvivalCurve:
         if self._curve is None:
             ended_by = [min(mass, 1.0) for mass in accumulate(self.masses, initial=0.0)]
-            if not self.tail:  # rounding is no reason to doubt that it ends
+            if not self.tail:  # a rounding error is no reason to doubt that it ends
                 ended_by = [mass / ended_by[-1] for mass in ended_by]
             self._curve = SurvivalCurve(edges_s, ended_by, self.weight)
         return self._curve
@@ -62,31 +64,33 @@ NO_BELIEF = Belief([], 1.0, 0.0)
 
 
 class Lender(Protocol):
-    """Others who know kinds of calls."""
+    """A source of beliefs about kinds of calls, for keys that have few observations of their own."""
 
     def of(self, parts: tuple[str, ...]) -> tuple[Belief, float]:
-        """What they believe of one, and how many observations of it they lend; 0: none."""
+        """The belief about one kind of call, and how many observations of it are lent; 0 for none."""
 
 
 class DurationHistogram:
-    """What was seen of one key: weights of durations per bin, of those that ended and those cut off."""
+    """Observations of one key: weights of durations per bin, of calls that ended and of censored
+    ones."""
 
     __slots__ = ("_belief", "_borrowed", "censored", "ended", "of_jobs", "seen_s")
 
     def __init__(self, num_bins: int) -> None:
         self.ended = [0.0] * num_bins
         self.censored: list[float] | None = None
-        """None while nothing was cut off, which is most of the time and saves most of the work."""
+        """None until something was censored, which is the common case and saves most of the work."""
         self.seen_s = 0.0
         """When it last learned something, on the estimator's clock."""
         self.of_jobs: Credibility | None = None
-        """What a job's own calls of the key are worth; None until a job repeated one."""
+        """The weight of a job's own calls of the key; None until a job repeated one."""
         self._belief: Belief | None = None
         self._borrowed: tuple[Belief, Belief, float] | None = None
-        """What that rests on beside its own: the parent's belief, and what was lent."""
+        """What the belief rests on besides its own observations: the parent's belief, and what was
+        lent."""
 
     def add(self, index: int, censored: bool, keep: float) -> None:
-        """One observation more; all earlier ones count ``keep`` times as much as before."""
+        """Add one observation; all earlier ones count ``keep`` times as much as before."""
         self.ended = [weight * keep for weight in self.ended]
         if self.censored is not None:
             self.censored = [weight * keep for weight in self.censored]
@@ -96,7 +100,7 @@ class DurationHistogram:
         self._belief = None
 
     def belief(self, parent: Belief, strength: float, lent: Belief = NO_BELIEF, num: float = 0.0) -> Belief:
-        """What these observations say together with up to ``strength`` that are borrowed from the parent, and
+        """The belief from these observations, with up to ``strength`` borrowed from the parent, and
         ``num`` that others lend."""
         if self._belief is None or not self._rests_on(parent, lent, num):
             borrowed = min(strength, parent.weight)
@@ -123,8 +127,9 @@ class DurationHistogram:
 def _product_limit(ended: list[float], censored: list[float], outlasting: float) -> Belief:
     """Kaplan and Meier's estimate (J. Am. Stat. Assoc. 53, 1958) over the bins, all in weights.
 
-    What was cut off in a bin counts half there, as in a life table: neither as if it had outlasted the bin
-    nor as if it had never entered it. Beyond what anything entered the hazard is unknown, that is 0.
+    A call censored in a bin counts half there, as in a life table: neither as if it had outlasted
+    the bin nor as if it had never entered it. Beyond what anything entered the hazard is unknown,
+    that is 0.
     """
     both = [here + cut for here, cut in zip(ended, censored, strict=True)]
     entered = [*accumulate(reversed(both))][::-1]
@@ -137,34 +142,35 @@ def _product_limit(ended: list[float], censored: list[float], outlasting: float)
 
 
 class DurationEstimator:
-    """Survival curves of tool calls by key; a key seen little leans on its parents.
+    """Survival curves of tool calls by key; a key with few observations leans on its parents.
 
-    The calls of one job are one level more below the key: the same tests in the same repository take about
-    as long as they took last time. How much that tells is learned too. Only what is known of kinds of call
-    survives a restart, jobs do not.
+    The calls of one job are one level more below the key: the same tests in the same repository
+    take about as long as they took last time. How well that predicts is learned too. What is known
+    of kinds of call survives a restart; what is known of jobs does not.
 
     Parameters
     ----------
     prior_strength: how many observations of its own make a key as credible as its parent; and a job as its
         key, before that is learned.
-    half_life: after so many later observations of its key an observation counts half.
+    half_life: after this many later observations of its key an observation counts half.
     half_life_s: the same in seconds between an observation of its key and the next.
     max_keys: the keys not seen for longest are forgotten beyond this.
     max_job_keys: the same for the keys of jobs.
-    min_s, max_s, num_bins: durations are told apart in so many bins, evenly in log(duration).
-    min_judged: so many predicted calls say how credible a job's own calls of their kind are.
+    min_s, max_s, num_bins: the number of bins of durations, evenly spaced in log(duration).
+    min_judged: this many scored predictions decide how credible a job's own calls of their kind are.
     """
 
     edges_: tuple[float, ...]
     """Bounds of the bins, num_bins + 1, from 0."""
     histograms_: OrderedDict[tuple[str, ...], DurationHistogram]
-    """By the parts of the key, the one seen least recently first; a parent always after its children."""
+    """By the parts of the key, the least recently seen first; a parent always comes after its
+    children."""
     job_histograms_: OrderedDict[tuple[str, tuple[str, ...]], DurationHistogram]
-    """By job and parts of the whole key, the one seen least recently first."""
+    """By job and the parts of the whole key, the least recently seen first."""
     clock_s_: float
-    """Newest time that was told, from the first ever; it stands still while no estimator runs."""
+    """Latest time seen, counted from the first one ever; it stands still while no estimator runs."""
     _clock_start_s: float | None
-    """When that was 0, on the caller's clock; None until the time was told."""
+    """The caller's time at which ``clock_s_`` was 0; None until a time has been given."""
 
     def __init__(
         self,
@@ -200,7 +206,7 @@ class DurationEstimator:
     def partial_fit(
         self, keys: Sequence[ToolKey], durations_s: Iterable[float], censored: Iterable[bool] | None = None
     ) -> Self:
-        """Learn these too, oldest first. ``censored``: it had lasted so long when it was last seen."""
+        """Learn these too, oldest first. ``censored``: the call lasted at least this long."""
         cut_off = [False] * len(keys) if censored is None else censored
         for key, duration_s, was_cut_off in zip(keys, durations_s, cut_off, strict=True):
             self.observe(key, duration_s, was_cut_off)
@@ -217,7 +223,7 @@ class DurationEstimator:
     ) -> None:
         """Learn one duration, for the key, all its parents and the job's own calls of the key.
 
-        A call that lasted until its own limit is taken to have been stopped there: cut off. ``now``: seconds
+        A call that lasted until its own limit counts as stopped there: censored. ``now``: seconds
         on any clock that does not run backwards; without it no time has passed.
         """
         if not duration_s >= 0:
@@ -230,7 +236,7 @@ class DurationEstimator:
             self._advance(now)
         index = self.bin_of(duration_s)
         if job is not None and not censored:
-            self._judge(key.parts, job, index)
+            self._score(key.parts, job, index)
         for depth in range(len(key.parts), -1, -1):
             self._learn(self.histograms_, key.parts[:depth], index, censored)
         _forget(self.histograms_, self.max_keys)
@@ -243,8 +249,9 @@ class DurationEstimator:
         last."""
         return min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
 
-    def _judge(self, parts: tuple[str, ...], job: str, index: int) -> None:
-        """Before a call is learned: would the job's own calls of its kind have predicted it?"""
+    def _score(self, parts: tuple[str, ...], job: str, index: int) -> None:
+        """Before a call is learned, score how well the job's own calls of its kind would have
+        predicted it."""
         of_job = self.job_histograms_.get((job, parts))
         if of_job is None or of_job.censored is not None:
             return
@@ -290,7 +297,8 @@ class DurationEstimator:
 
     @property
     def _is_started(self) -> bool:
-        """What was learned is no attribute before there is a place for it: so scikit-learn's conventions."""
+        """By scikit-learn's conventions, the attributes of what was learned exist only after the
+        start."""
         return hasattr(self, "histograms_")
 
     # -- what was learned ------------------------------------------------------------------------------
@@ -301,16 +309,17 @@ class DurationEstimator:
 
     @property
     def kinds(self) -> Container[tuple[str, ...]]:
-        """Parts of the keys that are known."""
+        """Parts of the keys that have observations."""
         return self.histograms_ if self._is_started else ()
 
     def ended(self, parts: tuple[str, ...]) -> Sequence[float] | None:
-        """Weights of the calls of a key that ended, by bin; None if it is not known, or some were cut off."""
+        """Weights of the calls of a key that ended, by bin; None if the key is unknown or some
+        calls were censored."""
         histogram = self.histograms_.get(parts) if self._is_started else None
         return None if histogram is None or histogram.censored is not None else histogram.ended
 
     def belief(self, parts: tuple[str, ...]) -> Belief:
-        """What is believed of a key, or of its nearest known parent."""
+        """The belief about a key, or about its nearest known parent."""
         return self._of_kind(parts, None)[0] if self._is_started else NO_BELIEF
 
     @property
@@ -321,8 +330,9 @@ class DurationEstimator:
     # -- answers ---------------------------------------------------------------------------------------
 
     def survival(self, key: ToolKey, job: str | None = None, lender: Lender | None = None) -> SurvivalCurve:
-        """The curve of a key, in a job if one is named; of its nearest known parent, trusted less, if it was
-        never seen. A call with a limit has ended by then. ``lender``: others who may know it."""
+        """The curve of a key, for a job if one is named; for a key without observations, that of
+        its nearest known parent with fewer observations behind it. A call with a limit has ended by
+        then. ``lender`` may know more of the kind."""
         if not self.items() and lender is None:
             return NOTHING_KNOWN
         if not self._is_started:
@@ -341,7 +351,7 @@ class DurationEstimator:
         return curve if is_own else curve.resting_on(min(self.prior_strength, belief.weight))
 
     def _of_kind(self, parts: tuple[str, ...], lender: Lender | None) -> tuple[Belief, bool]:
-        """What is believed of a key, or of its nearest known parent, and whether it is the key's own."""
+        """The belief about a key or its nearest known parent, and whether it is the key's own."""
         belief = NO_BELIEF
         for depth in range(len(parts) + 1):
             histogram = self.histograms_.get(parts[:depth])
@@ -354,7 +364,8 @@ class DurationEstimator:
         return belief, True
 
     def _job_strength(self, parts: tuple[str, ...]) -> float:
-        """How many of a job's own calls weigh as much as all jobs': of the key, or a parent judged often."""
+        """The weight of the belief about all jobs, in observations of the job: of the key, or of a
+        parent with enough scored predictions."""
         for depth in range(len(parts), -1, -1):
             histogram = self.histograms_.get(parts[:depth])
             if histogram is None or histogram.of_jobs is None:
@@ -365,12 +376,12 @@ class DurationEstimator:
         return self.prior_strength
 
     def predict(self, keys: Sequence[ToolKey]) -> NDArray[np.float64]:
-        """Median seconds of each key; inf where it is not known."""
+        """Median seconds of each key; inf where it is unknown."""
         return self.predict_quantile(keys, 0.5)
 
     def predict_quantile(self, keys: Sequence[ToolKey], q: float) -> NDArray[np.float64]:
-        """The q-quantile of each key in seconds; inf where it is not known."""
-        import numpy as np  # for the shape of the answer: nothing is computed with it
+        """The q-quantile of each key in seconds; inf where it is unknown."""
+        import numpy as np  # for the shape of the result: nothing is computed with it
 
         return np.array([self.survival(key).quantile(q) for key in keys], dtype=np.float64)
 

@@ -1,8 +1,9 @@
-"""Learns how right those are who say how long a tool call will still take. Knows nothing of jobs or signals.
+"""Learns how far to trust clients that say how long a tool call will still take. Knows nothing of
+jobs or signals.
 
-What is said becomes a distribution of what will be: the ratios of what was to what had been said, of this
-client and tool as far as known. Beside it stands what is known of such calls anyway; the two are mixed by how
-far off each has been.
+A stated remaining time becomes a distribution: the ratios of actual to stated time, of this client
+and tool as far as known. It is mixed with what experience says of such calls; the weights follow
+from how far off each of the two has been.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from estimator.plain_math import exp, geometric, halved, log
 from estimator.survival import SurvivalCurve
 
 SHORTEST_S = 0.05
-"""Less is not told apart: nobody says to the millisecond when a call ends."""
+"""Shorter times are not told apart: no client predicts the end of a call to the millisecond."""
 MAX_RATIO = 64.0
 BINS_PER_OCTAVE = 4
 PRIOR_SPREAD = 0.35
-"""Standard deviation of ln(ratio) before anything is learned: two of three are within a factor of 1.4."""
+"""Standard deviation of ln(ratio) before anything is learned: two of three are within a factor of
+1.4."""
 PRIOR_LOSS_SAID = 0.5
 PRIOR_LOSS_KNOWN = 2.0
-"""How far off, in ln(seconds), either is taken to be before anything is learned: who runs the tool knows
-more."""
+"""Expected error of each, in ln(seconds), before anything is learned: the one that runs the tool
+knows more."""
 STRENGTH = 4.0
-"""So many observations of its own make a source as credible as its parent, as with durations."""
+"""A source with this many observations of its own is as credible as its parent, as with durations."""
 HALF_LIFE = 100.0
 MAX_SOURCES = 1024
 
 Source = tuple[str, ...]
-"""Who says it of what, from the general to the specific: a client, a tool."""
+"""Who states the time, and of what, from the general to the specific: a client, a tool."""
 
 _NUM_BINS = 2 * round(log(MAX_RATIO) / log(2)) * BINS_PER_OCTAVE
 _EDGES = geometric(1 / MAX_RATIO, MAX_RATIO, _NUM_BINS + 1)
@@ -41,14 +43,15 @@ _KEEP = halved(1 / HALF_LIFE)
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What was said once: at ``said_s`` from the start of the call, that it will take so much longer."""
+    """A stated remaining time: at ``said_s`` from the start of the call, the call will take this
+    much longer."""
 
     said_s: float
     remaining_s: float
 
 
 def _prior_masses() -> list[float]:
-    """A normal distribution of ln(ratio), cut off at three standard deviations: [num_bins]."""
+    """A normal distribution of ln(ratio), truncated at three standard deviations: [num_bins]."""
     deviations = [(log(low) + log(high)) / 2 / PRIOR_SPREAD for low, high in pairwise(_EDGES)]
     density = [exp(-0.5 * each * each) if abs(each) <= 3 else 0.0 for each in deviations]
     total = math.fsum(density)
@@ -63,24 +66,24 @@ class _Credit:
     """What was seen of one source."""
 
     ratios: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
-    """Decayed counts of actual over said remaining time."""
+    """Decayed counts of the ratios of actual to stated remaining time."""
     num_judged: float = 0.0
     num_compared: float = 0.0
     loss_said: float = 0.0
     loss_known: float = 0.0
-    """Sums of |ln(actual / predicted)| where both had something to say."""
+    """Sums of |ln(actual / predicted)| over the calls for which both made a prediction."""
 
 
 class ExpectationMemory:
-    """How far what is said of a call can be trusted, by source."""
+    """How far stated times can be trusted, by source."""
 
     def __init__(self) -> None:
         self._credits: OrderedDict[Source, _Credit] = OrderedDict()
-        """The one seen least recently first, a parent always after its children."""
+        """The least recently seen first, a parent always after its children."""
 
     def remaining(self, source: Source, remaining_s: float, known: SurvivalCurve | None) -> SurvivalCurve:
-        """Time left from the moment it was said that ``remaining_s`` are left. ``known``: the same from
-        experience; None where that has nothing to say."""
+        """Distribution of the time left, from the moment at which ``remaining_s`` was stated.
+        ``known`` is the same from experience; None where there is none."""
         masses, num_judged = self._ratios(source)
         edges_s = [0.0, *(max(remaining_s, SHORTEST_S) * edge for edge in _EDGES)]
         ended_by = [min(mass, 1.0) for mass in accumulate(masses, initial=0.0)]
@@ -90,7 +93,7 @@ class ExpectationMemory:
         return _mixture(said, known, self.weight(source))
 
     def weight(self, source: Source) -> float:
-        """Of what is said against what is known, in [0, 1]."""
+        """Weight of the stated time against experience, in [0, 1]."""
         said, known = PRIOR_LOSS_SAID, PRIOR_LOSS_KNOWN
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
@@ -103,7 +106,8 @@ class ExpectationMemory:
     def observe(
         self, source: Source, said_remaining_s: float, actual_remaining_s: float, known_s: float | None
     ) -> None:
-        """The call is over. ``known_s``: what experience alone had predicted; None: nothing."""
+        """Learn from a call that is over. ``known_s`` is what experience alone had predicted; None:
+        nothing."""
         ratio = max(actual_remaining_s, SHORTEST_S) / max(said_remaining_s, SHORTEST_S)
         index = min(max(bisect_left(_EDGES, ratio) - 1, 0), _NUM_BINS - 1)
         predicted_s = self._median(source) * max(said_remaining_s, SHORTEST_S)
@@ -115,7 +119,8 @@ class ExpectationMemory:
             self._credits.popitem(last=False)
 
     def _ratios(self, source: Source) -> tuple[list[float], float]:
-        """Probability of each ratio, leaning on the source's parents while little is known; [num_bins]."""
+        """Probability of each ratio, leaning on the source's parents while little is known;
+        [num_bins]."""
         masses, num_judged = _PRIOR_MASSES, 0.0
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
@@ -150,7 +155,7 @@ def _loss(actual_s: float, predicted_s: float) -> float:
 
 
 def _mixture(first: SurvivalCurve, second: SurvivalCurve, weight: float) -> SurvivalCurve:
-    """The one with probability ``weight``, else the other."""
+    """``said`` with probability ``weight``, else ``known``."""
     edges_s = sorted({*first.edges_s, *second.edges_s})
     probabilities = [weight * first.cdf(edge) + (1 - weight) * second.cdf(edge) for edge in edges_s]
     return SurvivalCurve(edges_s, probabilities, max(first.num_observations, second.num_observations))

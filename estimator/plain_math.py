@@ -1,9 +1,9 @@
 """Logarithms, powers and sums from ``+ - * /`` alone: the same bits on every machine.
 
-IEEE 754 says what those four and the square root give; of ``exp`` or ``log`` it does not, and a C library has
-several, by CPU. Nor does it say in which order numpy or BLAS add, or whether ``sum`` compensates (Python 3.12
-began to). What a decision rests on is therefore computed here or with ``math.fsum``: a trace that one machine
-wrote is decided again on another.
+IEEE 754 defines the results of those four and of the square root, but not of ``exp`` or ``log``, of
+which a C library has several versions, chosen by CPU. Nor does it say in which order numpy or BLAS
+add, or whether ``sum`` compensates (Python 3.12 began to). So whatever a decision rests on is
+computed here or with ``math.fsum``: a trace written on one machine is replayed on another.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def lgamma(x: float) -> float:
 
 
 def geometric(first: float, last: float, count: int) -> list[float]:
-    """So many numbers from ``first`` to ``last``, both > 0, each the same factor above the one before."""
+    """Geometric spacing: ``num`` values from ``first`` to ``last``, both > 0, at a constant ratio."""
     start, step = log(first), (log(last) - log(first)) / (count - 1)
     return [first, *(exp(start + step * place) for place in range(1, count - 1)), last]
 

@@ -1,8 +1,10 @@
-"""How far groups differ in how often something ends: what each lends the others. Knows nothing of jobs.
+"""Learns how far groups differ in the rate at which something ends, and mixes each group's rate
+with all. Knows nothing of jobs.
 
-Bühlmann's credibility (ASTIN Bulletin 4, 1967) of a rate: what a group showed is mixed with what all did, by
-a strength. Of the strengths, and of no difference at all, each counts as probable as it made what was seen:
-where groups are alike, or too little was seen, a group is worth what all are.
+Bühlmann's credibility (ASTIN Bulletin 4, 1967) of a rate: a group's own rate is mixed with the
+overall one, by a strength. Several strengths, and no difference at all, are weighed by the
+likelihood of what was seen: where groups are alike, or little was seen, each group gets the overall
+rate.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from dataclasses import dataclass
 from estimator.plain_math import exp, lgamma, log, log1p
 
 STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""So many ends of a group make what it showed as credible as what all did."""
+"""Strengths that are tried: the number of ends that make a group's own rate as credible as the
+overall one."""
 MOST_EVIDENCE = 50.0
-"""Log-likelihood beyond which nothing is surer."""
+"""Log-likelihood beyond which a larger one makes no difference."""
 NOTHING = 1e-9
-"""Less exposure than this is none."""
+"""An exposure below this counts as none."""
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class RateGroup:
     ended_squared: float = 0.0
 
     def fade(self) -> None:
-        """What was seen so far counts half."""
+        """Halve the weight of all that was seen so far."""
         self.exposure /= 2
         self.num_ends /= 2
         self.ended /= 2
@@ -41,7 +44,7 @@ class RateGroup:
 
 
 def exposures_per_end(groups: Sequence[RateGroup]) -> list[float] | None:
-    """Of each group, in order, what it is expected to take until one ends; None before any ended."""
+    """Expected exposure until an end, for each group in order; None before any ended."""
     num_ends = math.fsum(group.num_ends for group in groups)
     exposure = math.fsum(group.exposure for group in groups)
     if num_ends <= 0 or exposure < NOTHING:
@@ -59,10 +62,8 @@ def exposures_per_end(groups: Sequence[RateGroup]) -> list[float] | None:
 
 
 def dispersion_of(groups: Sequence[RateGroup]) -> float:
-    """How much more counts scatter within a group than those of ends that come at any time; at least 1.
-
-    The squared coefficient of variation of what single ones took, which is 1 for such ends.
-    """
+    """Overdispersion of the counts within a group against a Poisson process; at least 1. It is the
+    squared coefficient of variation of single exposures, which is 1 for a Poisson process."""
     squares = freedom = 0.0
     for group in groups:
         if group.num_ends > 1 and group.ended > NOTHING:
@@ -73,7 +74,8 @@ def dispersion_of(groups: Sequence[RateGroup]) -> float:
 
 
 def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> list[tuple[float, float]]:
-    """Strengths and how probable each is; what is missing to 1 is that there is no difference."""
+    """The strengths with their probabilities; what is missing to 1 is the probability of no
+    difference."""
     if len(groups) < 2:
         return []
     counts = [(group.num_ends / dispersion, group.exposure / usual / dispersion) for group in groups]

@@ -14,7 +14,7 @@ MAX_NESTING = 3
 """How deep ``bash -c "bash -c ..."`` is followed."""
 
 MAX_WORDS = 32
-"""How many words of one command are looked at."""
+"""The number of words of one command that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class ShellCommand:
     """One command of a shell text."""
 
     what: tuple[str, ...] = ()
-    """Program and, where it matters, what the program is told to do; empty if there is none."""
+    """Program and, where it matters, its subcommand or target; empty if there is none."""
     limit_s: float | None = None
-    """``timeout`` ends it after so long; None if nothing does."""
+    """``timeout`` ends it after this many seconds; None if nothing does."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -93,10 +93,8 @@ _PREFIXES: dict[str, tuple[frozenset[str], int]] = {
 
 
 def _without_prefixes(words: list[str]) -> tuple[list[str], float | None]:
-    """The command proper: no shell keyword, ``X=y``, ``sudo``, ``timeout 60``, ``uv run`` before it.
-
-    And the seconds after which ``timeout`` ends it.
-    """
+    """The command itself, without the shell keyword, ``X=y``, ``sudo``, ``timeout 60`` or ``uv
+    run`` before it, and the seconds after which ``timeout`` ends it."""
     limit_s = None
     while words:
         first = words[0]
@@ -199,7 +197,7 @@ def _weight(program: str) -> int:
 
 
 def _command(words: list[str], depth: int) -> ShellCommand:
-    """``bash -lc TEXT`` is what the text is."""
+    """``bash -lc TEXT`` is read as the command in TEXT."""
     if _program(words[0]) in _SHELLS and depth < MAX_NESTING:
         for option, text in pairwise(words[1:]):
             if option.startswith("-") and option.endswith("c"):
@@ -208,7 +206,7 @@ def _command(words: list[str], depth: int) -> ShellCommand:
 
 
 def _what(words: list[str]) -> tuple[str, ...]:
-    """Program and, where it matters, what the program is told to do."""
+    """Program and, where it matters, its subcommand or target."""
     program, arguments = _program(words[0]), words[1:]
     if program in _SHELLS:
         return ("sh", "script") if _without_options(arguments) else ("sh",)
@@ -246,7 +244,7 @@ def _python(arguments: list[str]) -> tuple[str, ...]:
 
 
 def _pytest(arguments: list[str]) -> tuple[str, ...]:
-    """One file or test, a directory, or all there is."""
+    """One file or test, a directory, or the whole suite."""
     targets = _without_options(arguments, _PYTEST_VALUES)
     if not targets:
         return ("pytest", "all")

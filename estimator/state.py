@@ -1,6 +1,6 @@
-"""Keeps what was learned of tool calls and turns across restarts, in one file that is always whole.
+"""Keeps what was learned of tool calls and turns across restarts, in one file that is always complete.
 
-Of the engine it knows nothing; whether a bad file stops the program is the caller's choice.
+It knows nothing of the engine; whether a bad file stops the program is the caller's choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
 STATE_VERSION = 4
 VERSION_WITHOUT_TENANTS = 3
-"""Written while no tenant has a name, and read."""
+"""Version that is written while no tenant has a name; it is read too."""
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -28,18 +28,19 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class EstimatorStateError(Exception):
-    """The file holds no state that this version can read; its text is one sentence for the user."""
+    """The file holds no state that this version can read. Its text is one sentence for the user."""
 
 
 class _Head(msgspec.Struct):
-    """As much of a state file as every version has."""
+    """The part of a state file that all versions share."""
 
     format: Literal["tool-durations"]
     version: int
 
 
 class _KeyState(msgspec.Struct, array_like=True):
-    """One key: the bins in which something was seen, and the weights there; then what its jobs tell."""
+    """One key: the bins with observations and the weights there, then how well jobs' own calls
+    predicted."""
 
     parts: tuple[str, ...]
     bins: list[Index]
@@ -48,7 +49,7 @@ class _KeyState(msgspec.Struct, array_like=True):
     seen_s: Seconds
     num_judged: Weight
     job_losses: list[Weight]
-    """Empty if none was judged."""
+    """Empty if no prediction was scored."""
 
 
 class _TurnState(msgspec.Struct, array_like=True):
@@ -62,7 +63,7 @@ class _TurnState(msgspec.Struct, array_like=True):
 
 
 class _TenantState(msgspec.Struct):
-    """What is learned of one."""
+    """What was learned of one tenant."""
 
     name: str
     keys: list[_KeyState]
@@ -70,7 +71,7 @@ class _TenantState(msgspec.Struct):
 
 
 class _CreditState(msgspec.Struct, array_like=True):
-    """How well what tenants lend predicted calls of a kind."""
+    """How well what tenants lend predicted the calls of a kind."""
 
     parts: tuple[str, ...]
     num_judged: Weight
@@ -102,7 +103,8 @@ class _State(msgspec.Struct):
 
 
 def snapshot(learned: Learned | Tenants) -> bytes:
-    """All that ``restore`` needs, as JSON. Quick: a loop takes it and leaves ``write_state`` to a thread."""
+    """Everything that ``restore`` needs, as JSON. Fast, so that an event loop takes it and leaves
+    ``write_state`` to a thread."""
     known = learned if isinstance(learned, Tenants) else Tenants(learned)
     names_tenants = bool(known.own or known.only)
     state = _State(
@@ -130,7 +132,8 @@ def _turn_states(turns: TurnOutcomes) -> list[_TurnState]:
 
 
 def restore(data: bytes) -> Tenants:
-    """What answers as what was saved does; EstimatorStateError if ``data`` is not that."""
+    """The learned state with the same answers as the saved one; EstimatorStateError if ``data`` is
+    not such a state."""
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version not in (STATE_VERSION, VERSION_WITHOUT_TENANTS):
@@ -141,11 +144,12 @@ def restore(data: bytes) -> Tenants:
         state = msgspec.json.decode(data, type=_State)
         return _tenants(state)
     except (ValueError, IndexError, RecursionError) as error:
-        raise EstimatorStateError(f"it is damaged or of another program: {error}") from error
+        raise EstimatorStateError(f"it is damaged or belongs to another program: {error}") from error
 
 
 def load_learned(path: str | Path) -> Tenants:
-    """What was saved at ``path``, nothing yet if there is no such file; EstimatorStateError if not ours."""
+    """The state saved at ``path``, or an empty one if there is no such file; EstimatorStateError if
+    it cannot be read."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -159,9 +163,9 @@ def load_learned(path: str | Path) -> Tenants:
 
 
 def write_state(data: bytes, path: str | Path) -> None:
-    """Replace the file at ``path`` in one step; OSError if that fails.
+    """Replace the file at ``path`` atomically; OSError if that fails.
 
-    A reader, or a restart after a crash, sees the old file or the new one, whole.
+    A reader, or a restart after a crash, sees the whole old file or the whole new one.
     """
     target = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -205,7 +209,9 @@ def _tenants(state: _State) -> Tenants:
 
 def _credit(state: _CreditState) -> Credibility:
     if len(state.losses) != len(LENT):
-        raise EstimatorStateError(f"what tenants lend of {'/'.join(state.parts) or '*'} is not whole")
+        raise EstimatorStateError(
+            f"the credit of what tenants lend for {'/'.join(state.parts) or '*'} is incomplete"
+        )
     credit = Credibility(LENT)
     credit.num_judged, credit.losses = state.num_judged, state.losses
     return credit
@@ -251,7 +257,7 @@ def _credibility(key: _KeyState) -> Credibility | None:
     if not key.job_losses:
         return None
     if len(key.job_losses) != len(STRENGTHS):
-        raise EstimatorStateError(f"what jobs tell of {'/'.join(key.parts) or '*'} is not whole")
+        raise EstimatorStateError(f"the credit of jobs for {'/'.join(key.parts) or '*'} is incomplete")
     credibility = Credibility()
     credibility.num_judged = key.num_judged
     credibility.losses = key.job_losses
@@ -266,7 +272,7 @@ def _weights(bins: list[int], values: list[float], num_bins: int) -> list[float]
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the new name itself survive a power cut, where the system can."""
+    """Make the new name survive a power cut, where the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -23,14 +23,13 @@ class SurvivalCurve:
     probabilities: Sequence[float]
     """P(D <= edge), never decreasing, from 0 to at most 1."""
     num_observations: float
-    """How many observations it rests on (old and borrowed ones count in part); 0: nothing is known."""
+    """Number of observations behind the curve (old and borrowed ones count in part); 0: nothing is
+    known."""
 
     @cached_property
     def support(self) -> tuple[float, ...]:
-        """Times up to which probability gathers, increasing.
-
-        A rule that weighs P(D <= t) against a cost growing with t finds its best t among these, or at 0.
-        """
+        """Times at which probability accumulates, increasing. A rule that weighs P(D <= t) against
+        a cost growing with t finds its best t among these, or at 0."""
         steps = zip(self.edges_s[1:], pairwise(self.probabilities), strict=True)
         return tuple(t for t, (p0, p1) in steps if p1 > p0)
 
@@ -79,7 +78,8 @@ class SurvivalCurve:
         return max(0.0, self.quantile((1 + gone) / 2) - max(0.0, elapsed_s))
 
     def expected_min(self, t_s: float) -> float:
-        """E[min(D, t)]: how long something held until t is held. For t = inf the mean (inf: unknown tail)."""
+        """E[min(D, t)]: the mean time held if it is held until the end but at most until t. For t =
+        inf the mean (inf where there is an unknown tail)."""
         if t_s <= 0:
             return 0.0
         right = bisect_right(self.edges_s, t_s)
@@ -91,15 +91,15 @@ class SurvivalCurve:
         return self._areas[left] + alive * (t_s - self.edges_s[left])
 
     def ended_by(self, limit_s: float) -> SurvivalCurve:
-        """The same for something that is stopped then, as exactly as the edges tell; a limit beyond the last
-        edge changes nothing."""
+        """The curve of the same thing when it is stopped at ``limit_s``, as exactly as the edges
+        allow; a limit beyond the last edge changes nothing."""
         first = bisect_left(self.edges_s, limit_s)
         ended = [1.0] * (len(self.edges_s) - first)
         return replace(self, probabilities=[*self.probabilities[:first], *ended])
 
     def after(self, elapsed_s: float) -> SurvivalCurve:
-        """Of the time that is left, given that it has not ended after ``elapsed_s``; nothing is known beyond
-        what was seen."""
+        """The curve of the remaining time, given that it has not ended after ``elapsed_s``; nothing
+        is known beyond the last edge."""
         gone = self.cdf(elapsed_s)
         if elapsed_s <= 0:
             return self
@@ -111,7 +111,7 @@ class SurvivalCurve:
         return SurvivalCurve(edges_s, probabilities, self.num_observations)
 
     def resting_on(self, num_observations: float) -> SurvivalCurve:
-        """The same curve, trusted differently."""
+        """The same curve with another number of observations behind it."""
         return replace(self, num_observations=num_observations)
 
 
@@ -119,7 +119,7 @@ NOTHING_KNOWN = SurvivalCurve((0.0,), (0.0,), 0.0)
 
 
 def max_of(curves: Sequence[SurvivalCurve]) -> SurvivalCurve:
-    """The time until the last of several ends that started together and do not depend on each other."""
+    """The time until the last of several independent things that started together."""
     assert curves, "the maximum of nothing has no distribution"
     first = curves[0]
     if all(curve.edges_s is first.edges_s for curve in curves):

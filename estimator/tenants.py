@@ -1,11 +1,11 @@
 """What each tenant's calls and turns teach of that tenant's next ones, and what tenants lend each other.
 
-A level between kinds of calls and jobs. Each tenant learns by itself. Others lend it what they know of a kind
-of call only once calls that tenants repeated were predicted the better for it, and then no more observations
-than there are others who know the kind, however many calls those made: nobody's calls alone decide for
-somebody else. Who has learned nothing yet is lent by several others, or by nobody. Turns are not lent.
-
-While there is one tenant, or none with a name, there is nothing here: what all have learned is its own.
+A level between kinds of calls and jobs. Each tenant learns by itself. Other tenants lend it what
+they know of a kind of call only once that improved the predictions of calls that tenants repeated,
+and then at most one observation for each other tenant that knows the kind, however many calls that
+tenant made: no tenant's calls alone decide for another. A tenant that has learned nothing yet is
+lent by several others or by none. Turns are not lent. With one tenant, or none with a name, this
+level is empty: everything learned is that tenant's own.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from estimator.tool_key import ToolKey
 from estimator.turn_outcomes import TurnOutcomes
 
 LENT = (0.0, 1.0, 2.0, 4.0)
-"""So many observations may be lent at most; which, is learned by kind of call."""
+"""Choices for the largest number of observations that are lent; it is learned by kind of call."""
 NUM_LENDERS_AT_FIRST = 3
-"""Others that must know a kind of call before who has learned nothing is told of it."""
+"""The number of other tenants that must know a kind of call before a new tenant is lent it."""
 MAX_TENANTS = 32
 MAX_KEYS = 64
 MAX_JOB_KEYS = 128
-"""Tenants, and kinds of calls of each, that are told apart; those seen least recently are forgotten."""
+"""Maximum number of tenants, and of kinds of calls for each; the least recently seen are forgotten."""
 
 Parts = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Learned:
-    """All that is learned, of all or of one tenant; what is known of jobs does not survive a restart."""
+    """Everything learned, of all tenants or of one; what is known of jobs does not survive a restart."""
 
     durations: DurationEstimator = field(default_factory=DurationEstimator)
     turns: TurnOutcomes = field(default_factory=TurnOutcomes)
 
 
 class Tenants:
-    """Learns from every tenant and answers each; '' is the tenant of those whom nobody names."""
+    """Learns from every tenant and answers for each; '' is the tenant of requests without one."""
 
     def __init__(self, of_all: Learned | None = None) -> None:
-        """``of_all``: what was learned of whom nobody knows, or of the only tenant that comes."""
+        """``of_all`` is what was learned of requests without a tenant, or of the only tenant."""
         self.of_all = of_all or Learned()
         self.only: str | None = None
         """The only tenant that anything was learned of."""
         self.own: OrderedDict[str, Learned] = OrderedDict()
-        """By tenant, the one heard of least recently first; empty while there is only one."""
+        """By tenant, the least recently active first; empty while there is only one."""
         self.credit: dict[Parts, Credibility] = {}
         """By kind of call: how well what was lent predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}
-        """As others know kinds now."""
+        """Cache of what the others know of a kind now."""
         self._stranger: Learned | None = None
-        """Of whom nothing is known."""
+        """The answer for a tenant of which nothing is known."""
 
     @property
     def durations(self) -> DurationEstimator:
@@ -71,7 +71,8 @@ class Tenants:
         return self.of_all.turns
 
     def add(self, tenant: str, own: Learned) -> None:
-        """One whose own lessons were kept; the last is the one heard of last."""
+        """Add a tenant with its restored state; the last one added counts as the most recently
+        active."""
         self.own[tenant] = self._bounded(own)
 
     # ---- learning ----
@@ -79,31 +80,31 @@ class Tenants:
     def observe(
         self, tenant: str, key: ToolKey, duration_s: float, censored: bool, job: str | None, now: float
     ) -> None:
-        """A call was over, or was given up."""
+        """Learn from a call that ended or was given up."""
         own = self._learns(tenant)
         if own is not None:
             if not censored:
-                self._judge(tenant, own.durations, key, duration_s)
+                self._score(tenant, own.durations, key, duration_s)
             own.durations.observe(key, duration_s, censored, job=job, now=now)
             self._lent.clear()
         self.of_all.durations.observe(key, duration_s, censored, job=job, now=now)
 
     def observe_last(self, tenant: str, tools: Sequence[ToolKey]) -> None:
-        """A turn that ended so was the last of its job."""
+        """Learn that a turn that ended so was the last of its job."""
         own = self._learns(tenant)
         if own is not None:
             own.turns.observe_last(tools)
         self.of_all.turns.observe_last(tools)
 
     def observe_next(self, tenant: str, tools: Sequence[ToolKey], growth_tokens: int) -> None:
-        """It was followed by a prompt so much longer."""
+        """Learn that it was followed by a prompt that is longer by this many tokens."""
         own = self._learns(tenant)
         if own is not None:
             own.turns.observe_next(tools, growth_tokens)
         self.of_all.turns.observe_next(tools, growth_tokens)
 
     def _learns(self, tenant: str) -> Learned | None:
-        """Where the tenant's own lessons go; None: it is the only one."""
+        """Where the tenant's own observations go; None if it is the only one."""
         if not self.own:
             if self.only in (None, tenant):
                 self.only = tenant
@@ -119,11 +120,11 @@ class Tenants:
         return own
 
     def _nothing(self) -> Learned:
-        """Weighed as what all have learned is."""
+        """An empty state with the parameters of what all have learned."""
         durations = DurationEstimator(**self.of_all.durations.get_params())
         durations.start()
         turns = TurnOutcomes()
-        self.of_all.turns.weigh_alike(turns)
+        self.of_all.turns.share_weights_with(turns)
         return self._bounded(Learned(durations, turns))
 
     @staticmethod
@@ -131,9 +132,9 @@ class Tenants:
         learned.durations.set_params(max_keys=MAX_KEYS, max_job_keys=MAX_JOB_KEYS)
         return learned
 
-    def _judge(self, tenant: str, own: DurationEstimator, key: ToolKey, duration_s: float) -> None:
-        """Before a call is learned: how well would its tenant's own calls of its kind have predicted it, with
-        what others would have lent?"""
+    def _score(self, tenant: str, own: DurationEstimator, key: ToolKey, duration_s: float) -> None:
+        """Before a call is learned, score how well its tenant's own calls of its kind, with what
+        others would have lent, would have predicted it."""
         weights, others = own.ended(key.parts), self._others(tenant, key.parts)
         if weights is None or not others.weight:
             return
@@ -149,7 +150,7 @@ class Tenants:
 
     def survival(self, tenant: str, key: ToolKey, job: str | None) -> SurvivalCurve:
         """How long such a call of this tenant takes."""
-        if not self.own and self.only in (None, tenant):  # alone; asked for each pin of a search
+        if not self.own and self.only in (None, tenant):  # the only tenant; asked for each pin of a search
             return self.of_all.durations.survival(key, job)
         return self._own(tenant).durations.survival(key, job, _Lent(self, tenant))
 
@@ -167,7 +168,8 @@ class Tenants:
         return not self.own and self.only in (None, tenant)
 
     def lent(self, tenant: str, parts: Parts) -> tuple[Belief, float]:
-        """What others lend a tenant of a kind of call: a belief, and observations of it at most."""
+        """What others lend a tenant of a kind of call: a belief, and the maximum number of
+        observations."""
         strength = self._strength(parts)
         others = self._others(tenant, parts) if strength else NO_BELIEF
         if tenant not in self.own and others.weight < NUM_LENDERS_AT_FIRST:
@@ -175,7 +177,8 @@ class Tenants:
         return others, min(strength, others.weight)
 
     def _others(self, tenant: str, parts: Parts) -> Belief:
-        """What the other tenants believe of a kind, each as much as any; it rests on so many."""
+        """The other tenants' belief about a kind, each with equal weight, and the number of tenants
+        behind it."""
         found = self._lent.get((tenant, parts))
         if found is None:
             known = (each.durations for name, each in self.own.items() if name != tenant)
@@ -184,7 +187,8 @@ class Tenants:
         return found
 
     def _strength(self, parts: Parts) -> float:
-        """By the credit of the kind, or of a parent judged often; 0 before any was."""
+        """The weight of what is lent, learned for the kind or for a parent with enough scores; 0
+        before any."""
         for depth in range(len(parts), -1, -1):
             credit = self.credit.get(parts[:depth])
             strength = credit.strength(self.of_all.durations.min_judged) if credit is not None else None
@@ -203,7 +207,7 @@ def _mean(beliefs: Sequence[Belief]) -> Belief:
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """To one tenant."""
+    """The lender for one tenant."""
 
     tenants: Tenants
     tenant: str

@@ -18,15 +18,16 @@ MAX_PARTS = 3
 MAX_PART_CHARS = 32
 MAX_KEY_CHARS = MAX_PARTS * MAX_PART_CHARS + MAX_PARTS - 1
 MAX_SHELL_CHARS = 8192
-"""How much of a shell text is looked at."""
+"""The number of characters of a shell text that are looked at."""
 LEAST_MS = 10_000
-"""No shell is given so many seconds, nor fewer milliseconds to good purpose."""
+"""A timeout from this number on is in milliseconds: no shell gets as many seconds or so few
+milliseconds."""
 SHELL_TOOLS = frozenset(
     """bash sh zsh shell terminal bash_tool shell_tool execute_bash run_bash run_shell run_shell_command
     shell_command local_shell shell_exec run_terminal_cmd run_terminal_command run_in_terminal execute_command
     exec_command run_command execute_shell exec cmd""".split()  # noqa: SIM905 - a word list reads best as one
 )
-"""Names under which agents offer a shell; all are learnt as ``bash``."""
+"""Names under which agents offer a shell; all are learned as ``bash``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class ToolKey:
 
     parts: tuple[str, ...] = ()
     limit_s: float | None = field(default=None, compare=False)
-    """This call is stopped after so long, it says itself; what it is learned as does not depend on it."""
+    """The call says that it is stopped after this many seconds; its key does not depend on it."""
 
     @classmethod
     def parse(cls, text: str) -> ToolKey:
-        """The inverse of ``str``; also makes any other text a legal key."""
+        """The inverse of ``str``; it also makes a legal key of any other text."""
         return cls(()) if text == "*" else key_of(text.split("/"))
 
     def chain(self) -> tuple[ToolKey, ...]:
@@ -65,7 +66,7 @@ def tool_key(name: str, arguments: str = "") -> ToolKey:
 
 
 def key_of(parts: Sequence[str]) -> ToolKey:
-    """A key of bounded length without odd characters."""
+    """A key of bounded length without unusual characters."""
     cleaned = (_ODD_CHARACTERS.sub("_", part.strip().lower())[:MAX_PART_CHARS] for part in parts)
     return ToolKey(tuple(part for part in cleaned if part)[:MAX_PARTS])
 
@@ -75,7 +76,7 @@ _ODD_CHARACTERS = re.compile(r"[^a-z0-9._+:=@-]")
 
 @dataclass(frozen=True, slots=True)
 class _ShellCall:
-    """What a shell will run, nothing if the text is empty, and how."""
+    """What a shell will run, empty if the text is, and how."""
 
     text: str = ""
     limit_s: float | None = None
@@ -83,8 +84,8 @@ class _ShellCall:
 
 
 class _ShellArguments(msgspec.Struct):
-    """The names under which tools take a shell text and how to run it; all other arguments are skipped
-    undecoded."""
+    """The names under which tools take a shell text and how to run it; all other arguments are
+    skipped undecoded."""
 
     command: str | list[str] | None = None
     cmd: str | list[str] | None = None
@@ -112,8 +113,8 @@ def _shell_call(arguments: str, is_shell: bool) -> _ShellCall:
 
 
 def _limit_s(arguments: _ShellArguments) -> float | None:
-    """Some agents give a timeout in milliseconds, some in seconds: from ``LEAST_MS`` on it is taken for the
-    former. A limit taken too long does no harm."""
+    """Some agents give a timeout in milliseconds, some in seconds: from ``LEAST_MS`` on it is read
+    as milliseconds. A limit that is too long does no harm."""
     limit_ms = _positive(arguments.timeout_ms)
     if limit_ms is not None:
         return limit_ms / 1000

@@ -1,6 +1,7 @@
-"""Learns what follows a turn, by what ended it: nothing any more, or a prompt so much longer.
+"""Learns what follows a turn, by what ended it: no further turn, or a prompt that is longer by so
+much. Knows nothing of engine or policy.
 
-Knows nothing of engine or policy. Means with back-off from a kind of call to its parents; one thread only.
+Means with back-off from a kind of call to its parents; one thread only.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from estimator.tool_key import ToolKey
 MAX_KEYS = 1024
 LAST_AFTER_CALL = 0.02
 LAST_AFTER_ANSWER = 0.5
-"""Worth ``PRIOR_STRENGTH`` observations: who calls a tool wants its result, an answer may be the end."""
+"""Prior probability that a turn is the last, worth ``PRIOR_STRENGTH`` observations: after a tool
+call a result is to be sent, an answer may be the end."""
 
 
 @dataclass(slots=True)
 class TurnTally:
-    """Decayed sums over the turns that one kind of end had."""
+    """Decayed sums over the turns that ended in one way."""
 
     num_turns: float = 0.0
     num_last: float = 0.0
     num_followed: float = 0.0
-    """Of those that were not last the ones whose next prompt was seen."""
+    """The turns that were not last and whose next prompt was seen."""
     growth_tokens: float = 0.0
 
     def fade(self, keep: float) -> None:
@@ -49,36 +51,38 @@ class TurnOutcomes:
         self.last_after_call = LAST_AFTER_CALL
         self.last_after_answer = LAST_AFTER_ANSWER
         self.tallies: OrderedDict[tuple[str, ...], TurnTally] = OrderedDict()
-        """By ``call`` and the parts of the key, or ``answer``; the one seen least recently first, a
+        """By ``call`` and the parts of the key, or ``answer``; the least recently seen first, a
         parent always after its children."""
 
-    def weigh_alike(self, other: TurnOutcomes) -> None:
-        """The other is to weigh what it sees as this one does."""
+    def share_weights_with(self, other: TurnOutcomes) -> None:
+        """Give the other tally the same weights as this one."""
         other.prior_strength, other.half_life = self.prior_strength, self.half_life
         other.last_after_call, other.last_after_answer = self.last_after_call, self.last_after_answer
 
     def observe_last(self, tools: Sequence[ToolKey]) -> None:
-        """A turn that ended with these calls (none: an answer) was the last of its job."""
+        """Learn that a turn that ended with these calls (none: an answer) was the last of its job."""
         for tally in self._tallies_of(tools):
             tally.num_last += 1
 
     def observe_next(self, tools: Sequence[ToolKey], growth_tokens: int) -> None:
-        """It was followed by a prompt so much longer than its own prompt and answer; 0 if it was cut."""
+        """Learn that it was followed by a prompt that is this many tokens longer than its own
+        prompt and answer; 0 if the prompt was cut."""
         for tally in self._tallies_of(tools):
             tally.num_followed += 1
             tally.growth_tokens += max(0, growth_tokens)
 
     def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
-        """P(no turn follows); None: not known what ended the turn."""
+        """P(no turn follows); None if it is not known what ended the turn."""
         probability = self.last_after_call if tools is None or tools else self.last_after_answer
-        # Calls and answers say nothing of each other: what they have in common is left out.
+        # Calls and answers say nothing about each other: what they have in common is left out.
         for tally in self._known(tools)[0 if tools is None else 1 :]:
             weight = tally.num_turns + self.prior_strength
             probability = (tally.num_last + self.prior_strength * probability) / weight
         return probability
 
     def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
-        """Expected tokens that the next prompt has beyond this one and its answer; None: nothing learned."""
+        """Expected tokens that the next prompt adds to this one and its answer; None if nothing is
+        learned."""
         growth: float | None = None
         for tally in self._known(tools):
             if growth is None:
@@ -89,7 +93,7 @@ class TurnOutcomes:
         return growth
 
     def _tallies_of(self, tools: Sequence[ToolKey]) -> list[TurnTally]:
-        """Of the key and its parents, faded, with one turn more."""
+        """The tallies of the key and its parents, faded, with one turn added."""
         whole = _parts(tools)
         tallies = []
         for depth in range(len(whole), -1, -1):
@@ -104,14 +108,14 @@ class TurnOutcomes:
         return tallies
 
     def _known(self, tools: Sequence[ToolKey] | None) -> list[TurnTally]:
-        """From the tally of all turns down to that of the key, as far as there are any."""
+        """The tallies from that of all turns down to that of the key, as far as they exist."""
         parts = _parts(tools)
         found = (self.tallies.get(parts[:depth]) for depth in range(len(parts) + 1))
         return [tally for tally in found if tally is not None]
 
 
 def _parts(tools: Sequence[ToolKey] | None) -> tuple[str, ...]:
-    """Where a turn is counted: ``call/bash/pytest``, ``answer``; at the root if nobody knows."""
+    """Where a turn is counted: ``call/bash/pytest``, ``answer``; at the root if it is not known."""
     if tools is None:
         return ()
     return ("call", *tools[0].parts) if tools else ("answer",)

@@ -138,7 +138,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ({**ours, "keys": [[[], [500], [1.0], [0.0], 0.0, 0.0, []]]}, "damaged"),
         ({**ours, "keys": [[[], [5], [1.0], [], 0.0, 0.0, []]]}, "do not match"),
         ({**ours, "keys": [[["bash"], [5], [1.0], [0.0], 0.0, 0.0, []]]}, "key of every call"),
-        ({**ours, "keys": [[[], [5], [1.0], None, 0.0, 1.0, [2.0]]]}, "not whole"),
+        ({**ours, "keys": [[[], [5], [1.0], None, 0.0, 1.0, [2.0]]]}, "incomplete"),
         ({**ours, "turns": [[["answer"], 1.0, 1.0, 0.0, 0.0]]}, "key of every turn"),
         ({**ours, "half_life": 0}, "half_life must be"),
         ([], "another program"),
