@@ -31,7 +31,7 @@ class ContinuumConfig(Tuning):
     """Options of ``--scheduling-policy continuum``; inherited fields have no flag."""
 
     ttl_rule: str = "median-horizon"
-    """Which rule decides how long a tip is held; see ``continuum.retention.ttl``."""
+    """Which rule decides how long a branch tip is retained; see ``continuum.retention.ttl``."""
     horizon_s: float = 30.0
     """``median-horizon`` rule: keep the KV while the median remaining tool time is at most this (seconds)."""
     cold_horizon_s: float = 10.0

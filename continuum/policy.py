@@ -1,7 +1,7 @@
 """The agent policy: keeps a job's KV across its tool calls, and orders the queue by job.
 
-It puts the parts together and answers the scheduler; each answer is a part's. Blocks are the scheduler's.
-What is decided, with all inputs, goes into the trace.
+It puts the parts together and answers the scheduler; each answer comes from one part. Blocks are
+the scheduler's. What is decided, with all inputs, goes into the trace.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ LAST_STEP = "last step of the job"
 
 @dataclass(frozen=True, slots=True)
 class ContinuumStatistics:
-    """What the policy remembers at one moment."""
+    """Sizes of what the policy remembers at one moment."""
 
     num_jobs: int
     num_open_turns: int
     num_pins: int
     num_pinned_blocks: int
     num_recognizable: int
-    """Branch tips by which a turn that nobody named would be recognized."""
+    """Branch tips by which a turn without a job id would be recognized."""
 
 
 class ContinuumPolicy(SchedulingPolicy):
@@ -113,7 +113,7 @@ class ContinuumPolicy(SchedulingPolicy):
             has_host_tier=context.has_host_tier,
         )
         self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace.turn_parked)
-        # What is kept, how long, and who gives way.
+        # How long KV is kept, and which pins may be revoked.
         self._retention = Retention(
             context,
             config,
@@ -137,7 +137,7 @@ class ContinuumPolicy(SchedulingPolicy):
             aging=aging,
             search_backoff_s=config.search_backoff_s,
         )
-        # What is told. The order of the listeners is that in which each hears of a branch.
+        # Reports. The order of the listeners is that in which each hears of a branch.
         tally, self._log = JobMetrics(), TurnHistory()
         self._branches = Branches(
             block_size,
@@ -156,7 +156,7 @@ class ContinuumPolicy(SchedulingPolicy):
     # ---- for subclasses that know more ----
 
     def choose_ttl(self, tip: BranchTip, inputs: TtlInputs) -> TtlDecision:
-        """What the rule says; a subclass may know more than a rule is told."""
+        """The rule's decision; a subclass may use inputs that a rule does not get."""
         return self._rule.choose_ttl(inputs)
 
     def work_s(self, turn: Turn) -> float:
@@ -164,9 +164,9 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._work.excess_s(turn)
 
     def expect_unnamed(self, job_ids: frozenset[str]) -> None:
-        """These ids stand for jobs that nobody will name: each begins as a single question.
+        """These ids stand for jobs without an id from the client: each begins as a single-turn request.
 
-        For simulations of what was recorded, in which every turn comes with the id that its job was given.
+        For simulations of recorded workloads, in which every turn comes with the id of its job.
         """
         self._jobs.unnamed = job_ids
 
@@ -251,7 +251,7 @@ class ContinuumPolicy(SchedulingPolicy):
             case ToolGapStarted():
                 return self._signals.tools_started(signal, now)
             case ToolSignal():
-                return self._signals.client_told(signal, now)
+                return self._signals.client_hinted(signal, now)
             case JobFinished():
                 job = self._jobs.get(signal.job_id)
                 if job is not None:
@@ -280,8 +280,8 @@ class ContinuumPolicy(SchedulingPolicy):
 
     # ---- pins ----
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        return self._revocation_rule.breakable(requester, self._turns.get(requester), now, last_resort)
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        return self._revocation_rule.revocable_for(requester, self._turns.get(requester), now, last_resort)
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         return self._pins.due(now)
@@ -336,7 +336,7 @@ class ContinuumPolicy(SchedulingPolicy):
 
     def describe(self) -> PolicyDescription:
         options = asdict(self._config)
-        del options["estimator_state"]  # what was in the file is told, not where it is
+        del options["estimator_state"]  # report what was in the file, not where it is
         return PolicyDescription(self.name, options, self.tools.state())
 
     def close(self) -> None:

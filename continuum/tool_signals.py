@@ -1,4 +1,4 @@
-"""What the signals about a turn's tools change: the branch learns of it, and its KV is decided on again."""
+"""Handles signals about a turn's tools: the branch learns of them, and its KV is decided on again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CANCELLED = TtlDecision(0.0, "the client cancelled the call")
 
 
 class ToolSignals:
-    """Each answer is the turn's receipt with the new decision; None if the turn is not known, or over."""
+    """Each method returns the turn's receipt with the new decision; None if the turn is unknown, or
+    over."""
 
     def __init__(
         self,
@@ -52,17 +53,17 @@ class ToolSignals:
         self._log.receipt_changed(tip)
         return tip.receipt
 
-    def client_told(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
-        """The client itself says something of its calls."""
+    def client_hinted(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
+        """The client itself reported on its calls."""
         tip = self._meant_by(signal)
         if tip is None:
             return None
         if not tip.tools and signal.tool is not None:
             self._learn_tools(tip, [ToolCall(signal.tool)], now)
-        tip.told = tip.told or ClientHint()
-        tip.told.take(signal, now - tip.ended_s, len(tip.tools or ()))
+        tip.hint = tip.hint or ClientHint()
+        tip.hint.take(signal, now - tip.ended_s, len(tip.tools or ()))
         self._branches.hinted(tip, signal, now)
-        if tip.told.state is ToolState.CANCELLED:
+        if tip.hint.state is ToolState.CANCELLED:
             self._retention.release(tip, CANCELLED)
         else:
             self._retention.redecide(tip, now, self._gaps.remaining(tip, now))
@@ -74,7 +75,7 @@ class ToolSignals:
         self._branches.tools_known(tip, now)
 
     def _meant_by(self, signal: ToolSignal) -> BranchTip | None:
-        """The turn that is named, else the job's latest of which no result has come yet."""
+        """The turn that the signal names, else the job's latest one whose results have not come yet."""
         job = self._jobs.get(signal.job_id)
         latest_first = reversed(job.tips) if job is not None else iter(())
         named = signal.request_id

@@ -1,7 +1,8 @@
-"""The life of a branch of a job's conversation, from the end of one turn to the next turn or to its own end.
+"""The life of a branch of a job's conversation, from the end of one turn to the next turn or to its
+own end.
 
-A branch is opened, continued, restored, superseded or dropped here and nowhere else. Each of these is told
-to all who keep something of branches, in the order in which they are given: the registry first, which others
+A branch is opened, continued, restored, superseded or dropped here and nowhere else. Each of these
+events goes to all listeners, in the order in which they are given: the registry first, which others
 ask about the branches of a job; the trace last.
 """
 
@@ -22,41 +23,42 @@ class BranchEnd(Enum):
     JOB_DONE = auto()
     """No turn follows: its job has ended."""
     JOB_FORGOTTEN = auto()
-    """Its job was idle for too long, or one of too many."""
+    """Its job was idle for too long, or was the longest idle of too many."""
     CROWDED_OUT = auto()
     """Its job has more branches than are remembered."""
 
 
 class BranchListener:
-    """Is told what happens to branches and their jobs; does nothing about it, unless a subclass does."""
+    """Gets the events of branches and their jobs; does nothing about them, unless a subclass does."""
 
     def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
-        """A turn ended, and the conversation may go on from here. ``block_hashes``: of its full blocks."""
+        """A turn ended, and the conversation may go on from here. ``block_hashes`` are those of its
+        full blocks."""
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
-        """It is known which tools run, or that none does: ``tip.tools``."""
+        """It is now known which tools run, or that none does: see ``tip.tools``."""
 
     def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
-        """The client said something of its tools."""
+        """The client gave a hint about its tools."""
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """``turn`` has arrived and takes the place of the tip."""
 
     def on_restored(self, tip: BranchTip, now: float) -> None:
-        """The turn that had continued it was given up: it may be continued by another one."""
+        """The turn that had continued it was given up: another one may continue it."""
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        """The job went on without it, as the prompt of ``turn`` shows, which shares so many blocks with it.
+        """The job went on without it: the prompt of ``turn`` shares only this many blocks with it.
         It may still be continued, but is not expected to be."""
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
-        """Nothing will continue it."""
+        """No turn will continue it."""
 
     def on_job_done(self, job: Job, now: float) -> None:
-        """No turn of the job will come any more. Those that run may still end."""
+        """No new turn of the job will come. Those that run may still end."""
 
     def on_job_gone(self, job: Job, now: float) -> None:
-        """The job is remembered no longer: it was done (``job.is_finished``) or is forgotten."""
+        """The job is no longer remembered: it was done (``job.is_finished``) or is forgotten."""
 
 
 class Branches:
@@ -69,11 +71,11 @@ class Branches:
         """Tips of turns that ended and may still get a signal, by request id."""
 
     def ended_at(self, request_id: str) -> BranchTip | None:
-        """The tip of a turn that ended; None if it was continued, dropped, or is not known."""
+        """The tip of a turn that ended; None if it was continued or dropped, or is unknown."""
         return self._ended.get(request_id)
 
     def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> BranchTip:
-        """A turn has ended: its tip."""
+        """A turn has ended: return its tip."""
         request, job = turn.request, turn.job
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         tip = BranchTip(
@@ -117,13 +119,16 @@ class Branches:
             tip.is_superseded, turn.job.has_come_back = False, True
 
     def restore(self, tip: BranchTip, now: float) -> None:
-        """The turn that had continued it came to nothing."""
+        """The turn that had continued it was given up."""
         for listener in self._listeners:
             listener.on_restored(tip, now)
 
     def supersede_by(self, turn: Turn, now: float) -> None:
-        """The turn begins a branch: there may be one that nobody will continue now. A job that did come back
-        to such a one keeps several conversations, and is believed about none again."""
+        """The turn begins a branch: there may be another one that no turn will continue now.
+
+        A job that did return to such a branch keeps several conversations, and none of its branches
+        is taken to be superseded again.
+        """
         job = turn.job
         left = None if job.has_come_back else left_behind_by(job.tips, turn.request, self._block_size)
         if left is None:
@@ -141,8 +146,8 @@ class Branches:
     # ---- jobs end ----
 
     def finish_job(self, job: Job, now: float) -> None:
-        """No turn will come any more: nothing of it is worth keeping, nor of the turns that run, when they
-        end."""
+        """No new turn will come: nothing of the job is worth keeping, nor of its running turns when
+        they end."""
         is_news, job.is_finished = not job.is_finished, True
         for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_DONE, now)

@@ -1,4 +1,4 @@
-"""What a client itself has told of the tool calls that run after a turn."""
+"""What a client has reported of the tool calls that run after a turn."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from estimator.expectation import Expectation
 
 @dataclass(slots=True)
 class ClientHint:
-    """Of one tip."""
+    """The hints about one tip."""
 
     state: ToolState = ToolState.STARTED
     expectation: Expectation | None = None
-    """The latest that was said in numbers."""
+    """The latest stated remaining time."""
     finished_s: float | None = None
     """When all calls had ended, from the end of the turn."""
     calls_over: set[str] = field(default_factory=set)
-    """Ids of parallel calls that have ended, one way or the other."""
+    """Ids of parallel calls that have ended, whether finished or canceled."""
     calls_finished: set[str] = field(default_factory=set)
 
     def take(self, signal: ToolSignal, elapsed_s: float, num_calls: int) -> None:
-        """One signal more, ``elapsed_s`` after the turn's end. A call that ends among others tells nothing
-        of when the turn comes; the last one does, and comes back if any of them has finished."""
+        """Take one more signal, ``elapsed_s`` after the turn's end.
+
+        A call that ends among others says nothing of when the turn comes. The last one does, and it
+        counts as finished if any of them has.
+        """
         if signal.state in (ToolState.FINISHED, ToolState.CANCELLED):
             self._end(signal, elapsed_s, num_calls)
             return
@@ -46,7 +49,7 @@ class ClientHint:
 
 
 def remaining_of(signal: ToolSignal, elapsed_s: float) -> float | None:
-    """The seconds that a signal says are left; None if it says nothing of that."""
+    """The remaining seconds that a signal states; None if it states none."""
     if signal.remaining_s is not None:
         return signal.remaining_s
     if signal.expected_s is not None:

@@ -1,9 +1,8 @@
-"""How a prompt relates to where the turns of a job ended: it goes on from one, or parts from it.
+"""How a prompt relates to the tips of its job: it continues one, or diverges from it.
 
-One that was answered and is asked again is a branch: sub-agents, votes and samples ask alike.
-
-Told by block hashes and, at the seams, by tokens; and by how many replies the prompt holds,
-where the API server could count them. Decides nothing about blocks.
+A prompt that was answered and is asked again is a branch: sub-agents, votes and samples ask alike.
+This is decided by block hashes and, at the seams, by tokens; and by how many replies the prompt
+holds, where the API server could count them. It decides nothing about blocks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ class Continuation:
     """What a prompt does with the tips of its job; all empty for the first turn of a branch."""
 
     tip: BranchTip | None = None
-    """The one it takes the place of."""
+    """The tip that it continues."""
     num_shared_blocks: int = 0
     diverged_at_token: int | None = None
-    """Where it parts from the tip nearest to it, in full blocks: the first token of the block that
-    differs. None: it does not."""
+    """Where it diverges from the nearest tip, in full blocks: the first token of the block that
+    differs. None if it does not."""
     num_diverged_tokens: int = 0
-    """Of that tip, beyond it: what has to be recomputed."""
+    """Tokens of that tip beyond this point: they have to be recomputed."""
 
 
 NEW_BRANCH = Continuation()
@@ -34,23 +33,25 @@ NEW_BRANCH = Continuation()
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A tip that its job went on without, taking nobody's place."""
+    """A tip that its job went on without; the prompt that shows it continues no tip."""
 
     tip: BranchTip
     num_shared_blocks: int
     same_task: bool
-    """The prompt is of the same conversation, cut short or changed: it holds its first prompt. If not it
-    begins as that did, with what all prompts of the agent begin with, and a summary follows."""
+    """Whether the prompt is of the same conversation, cut or edited: it holds the conversation's
+    first prompt. If not, it shares only what all prompts of the agent begin with, and a summary
+    follows."""
 
 
 def num_blocks_to_share(num_prompt_tokens: int, block_size: int) -> int:
-    """Blocks of a turn's prompt that a later prompt must share to continue it: all but the last full one,
-    which may already hold the start of the reply, as a template renders it when the reply is not there."""
+    """Blocks of a turn's prompt that a later prompt must share to continue it: all but the last
+    full one. That may already hold the start of the reply, as a template renders it when the reply
+    is not there."""
     return max(1, num_prompt_tokens // block_size - 1)
 
 
 def prompt_tail(request: Request, block_size: int) -> tuple[int, ...]:
-    """The prompt's tokens beyond the blocks to share; all of a prompt of less than a block."""
+    """The prompt's tokens beyond the blocks to share; the whole prompt if it is shorter than a block."""
     num_tokens = request.num_prompt_tokens
     first = num_blocks_to_share(num_tokens, block_size) * block_size if num_tokens >= block_size else 0
     return tuple(request.all_token_ids[first:num_tokens])
@@ -71,10 +72,10 @@ def continuation_of(tips: Iterable[BranchTip], request: Request, block_size: int
 
 
 def left_behind_by(tips: Iterable[BranchTip], request: Request, block_size: int) -> LeftBehind | None:
-    """The tip that a prompt which takes nobody's place has gone on without; None: there is none.
+    """The tip that a prompt which continues none has gone on without; None if there is none.
 
-    It waits for no tool, and the prompt parts from it within the prompt that it had answered. Of several the
-    one that has most in common with it, the latest of equals.
+    It waits for no tool, and the prompt diverges from it within the tip's own prompt. Of several
+    the one with the most in common is returned, the latest of equals.
     """
     at_rest = (each for each in tips if each.is_at_rest and not each.is_superseded)
     near = [_Nearness(each, request, block_size) for each in at_rest]
@@ -86,7 +87,7 @@ def left_behind_by(tips: Iterable[BranchTip], request: Request, block_size: int)
 
 
 def continuation_of_one(tip: BranchTip, request: Request, block_size: int) -> Continuation:
-    """Of a prompt that is known to go on from this tip."""
+    """The same for a prompt that is known to continue this tip."""
     return _going_on(_Nearness(tip, request, block_size))
 
 
@@ -96,8 +97,9 @@ def _going_on(near: _Nearness) -> Continuation:
 
 
 def _parting(near: _Nearness) -> Continuation:
-    """It goes on from a turn whose prompt has changed since. Where it holds just one reply more and there is
-    no other turn it could mean, it still takes that one's place; else that may be a branch of its own."""
+    """It may continue a turn whose prompt has been edited since. Where it holds just one reply more
+    and could continue no other turn, it still takes that tip's place; else it may be a branch of
+    its own."""
     at_token, num_tokens = near.divergence()
     if near.is_next and near.tip.is_alone:
         return Continuation(near.tip, near.num_shared_blocks, at_token, num_tokens)
@@ -105,7 +107,7 @@ def _parting(near: _Nearness) -> Continuation:
 
 
 class _Nearness:
-    """One tip as seen from a prompt."""
+    """How near one tip is to a prompt."""
 
     __slots__ = ("_block_size", "_request", "num_shared_blocks", "tip")
 
@@ -117,8 +119,9 @@ class _Nearness:
 
     @property
     def continues(self) -> bool:
-        """It is longer than that turn's prompt and contains it; the turn's output may differ, since a client
-        may render the reply differently (white space, stripped reasoning)."""
+        """Whether it is longer than that turn's prompt and contains it. The turn's output may
+        differ, since a client may render the reply differently (white space, stripped
+        reasoning)."""
         if self._request.num_prompt_tokens <= self.tip.num_prompt_tokens or self.holds_reply is False:
             return False
         needed = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
@@ -126,22 +129,22 @@ class _Nearness:
 
     @property
     def holds_reply(self) -> bool | None:
-        """Whether the prompt has a reply more than that turn's had; None: not counted."""
+        """Whether the prompt holds a reply more than that turn's; None if replies were not counted."""
         job = self._request.job
         now, before = job.num_replies if job is not None else None, self.tip.num_replies
         return None if now is None or before is None else now > before
 
     @property
     def is_next(self) -> bool:
-        """It has exactly one reply more."""
+        """Whether it holds exactly one reply more."""
         job = self._request.job
         now, before = job.num_replies if job is not None else None, self.tip.num_replies
         return now is not None and before is not None and now == before + 1
 
     @property
     def parts(self) -> bool:
-        """Whether this is the branch that it changed: it holds a later reply of it. Where replies are not
-        counted: it begins as that did and is longer."""
+        """Whether it continues this branch after an edit: it holds a later reply. Where replies are
+        not counted: it begins like that turn's prompt and is longer."""
         if self.holds_reply is None:
             longer = self._request.num_prompt_tokens > self.tip.num_prompt_tokens
             return longer and self.num_shared_blocks > 0 and self.tip.is_alone
@@ -149,31 +152,31 @@ class _Nearness:
 
     @property
     def turns_away(self) -> bool:
-        """It begins as that turn's prompt did and does not hold all of it: a question asked
-        beside it holds it whole, and so does a prompt that goes on from the reply."""
+        """Whether it begins like that turn's prompt and does not contain all of it. A question on
+        the side contains all of it, and so does a prompt that continues from the reply."""
         num_blocks = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
         return 0 < self.num_shared_blocks < num_blocks
 
     @property
     def same_task(self) -> bool:
-        """It holds what that turn's conversation began with."""
+        """Whether it contains the first prompt of that turn's conversation."""
         return self.num_shared_blocks >= num_blocks_to_share(self.tip.num_task_tokens, self._block_size)
 
     @property
     def cuts_short(self) -> bool:
-        """It is shorter than the prompt of that turn, whose conversation had gone on for a while."""
+        """Whether it is shorter than the prompt of that turn, whose conversation had several turns."""
         tip = self.tip
         has_history = tip.num_prompt_tokens > tip.num_task_tokens
         return has_history and self._request.num_prompt_tokens < tip.num_prompt_tokens
 
     @property
     def likeness(self) -> tuple[int, int, float]:
-        """Most in common first, then the turn with the most replies (they are all fewer), then the latest."""
+        """Most in common first, then the turn with the most replies (they are all fewer), then the
+        latest."""
         return (self.num_shared_blocks, self.tip.num_replies or 0, self.tip.ended_s)
 
     def divergence(self) -> tuple[int | None, int]:
-        """Where the prompt parts from the tip, and how many of its tokens that makes be computed
-        again."""
+        """Where the prompt diverges from the tip, and how many of its tokens have to be recomputed."""
         end = min(len(self.tip.chain), len(self._request.block_hashes))
         if self.num_shared_blocks >= end:
             return None, 0

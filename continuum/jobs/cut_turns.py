@@ -1,7 +1,7 @@
-"""Turns whose clients gave them up: who asks the same again repeats that turn, and keeps its place.
+"""Turns that their clients gave up: a request with the same prompt repeats the turn and keeps its place.
 
-Clients that hear nothing for some minutes drop a request and send it once more, which would lose its place.
-Only prompts are compared; blocks and pins are others' business.
+Clients that hear nothing for some minutes drop a request and send it once more, and it would lose
+its place. Only prompts are compared here; blocks and pins are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
 
 KEPT_S = 120.0
-"""Clients wait for seconds before they ask again."""
+"""Seconds that a turn is remembered: clients wait for seconds before they ask again."""
 MAX_QUESTIONS = 1024
 MAX_OF_ONE = 32
-"""Prompts remembered, and turns that were cut of each; beyond, the one cut longest ago goes."""
+"""Maximum number of prompts, and of turns for each; beyond these the turn cut longest ago is
+forgotten."""
 
 Question = tuple[str | None, str | None, int, BlockHash | None, tuple[int, ...]]
-"""Tenant, the job's name as its client says it, and what tells prompts apart."""
+"""Tenant, the job's id as the client sends it, and what identifies the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,21 @@ class CutTurn:
     job: Job
     number: int
     waits_since_s: float | None
-    """None: it had its turn already."""
+    """None if it had been scheduled already."""
     was_warm: bool
-    """Its KV was held for it."""
+    """Whether its KV was retained for it."""
     cut_s: float
 
 
 class CutTurns:
-    """By what was asked, those cut last at the end."""
+    """Cut turns by their prompts, the latest at the end."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._cut: OrderedDict[Question, deque[CutTurn]] = OrderedDict()
 
     def remember(self, turn: Turn, now: float) -> None:
-        """Its client has cut it."""
+        """Remember that the client has cut this turn."""
         question = self._question(turn.request)
         if question is None:
             return
@@ -65,7 +66,7 @@ class CutTurns:
             self._cut.popitem(last=False)
 
     def take(self, request: Request, now: float) -> CutTurn | None:
-        """What this request repeats, the first of several; each is repeated once."""
+        """The turn that this request repeats, the first of several; each is repeated once."""
         self._forget_old(now)
         question = self._question(request) if self._cut else None
         turns = self._cut.pop(question, None) if question is not None else None
@@ -75,7 +76,9 @@ class CutTurns:
         first, rest = next(in_time, None), deque(in_time, maxlen=MAX_OF_ONE)
         if rest:
             self._cut[question] = rest
-            self._cut.move_to_end(question, last=False)  # of equal age or older than those it is put before
+            self._cut.move_to_end(
+                question, last=False
+            )  # of equal age or older than those that it is put before
         return first
 
     def _forget_old(self, now: float) -> None:
@@ -91,7 +94,7 @@ class CutTurns:
         return question is not None and question == self._question(other)
 
     def _question(self, request: Request) -> Question | None:
-        """None: of no job, or its blocks are not hashed."""
+        """The key of the prompt; None for a request without a job or without block hashes."""
         job, num_tokens = request.job, request.num_prompt_tokens
         if job is None:
             return None

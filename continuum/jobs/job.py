@@ -1,8 +1,9 @@
-"""Jobs and their turns: who is running, where each branch of a job stands, and which turn continues which.
+"""Jobs and their turns: what is running, where each branch of a job ended, and which turn continues
+which.
 
-A job is a set of tips, not one chain: parallel calls, sub-agents that share an id and retries of a turn
-each have their own. A tip is the end of a turn; the turn that continues it is recognized by its block
-hashes.
+A job is a set of tips, not one chain: parallel calls, sub-agents that share an id and retries of a
+turn each have their own. A tip is the end of a turn; the turn that continues it is recognized by
+its block hashes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from engine.messages import ToolState, TurnReceipt
 from estimator.tool_key import ToolKey
 
 MAX_TIPS = 32
-"""Frontiers remembered per job; the oldest without a pin goes first."""
+"""Branch tips remembered per job; the oldest without a pin is dropped first."""
 HEAD_BYTES = 8
-"""Of each hash, in a chain that is only compared."""
+"""Bytes kept of each hash, in a chain that is only compared."""
 
 Place = tuple[int, float]
-"""Priority, smaller first, then rank: where a job stands among the others."""
+"""Priority, smaller first, then rank: the order of a job among the others."""
 Beginning = tuple[str | None, BlockHash, tuple[int, ...]]
-"""By which a turn is recognized when nobody says whose it is: tenant, hash of the blocks of its prompt that
-must be shared, and the prompt's tokens after them."""
+"""Identifies a turn without a job id: tenant, hash of the blocks of its prompt that must be shared,
+and the prompt's tokens after them."""
 
 
 class BlockChain:
     """A hash chain in little memory, to recognize what continues it: 8 bytes a block.
 
-    That is enough to tell prefixes apart, and nothing depends on it: KV is found by the whole hash.
+    That is enough to distinguish prefixes, and correctness does not depend on it: KV is found by
+    the whole hash.
     """
 
     __slots__ = ("_heads",)
@@ -47,7 +49,8 @@ class BlockChain:
         return len(self._heads) // HEAD_BYTES
 
     def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Length of the common prefix with another chain: equal at one place means equal at all before it."""
+        """Length of the common prefix with another chain: equal at one place means equal at all
+        before it."""
         low, high = 0, min(len(self), len(block_hashes))
         while low < high:
             middle = (low + high + 1) // 2
@@ -67,47 +70,50 @@ class BranchTip:
     request_id: str
     turn_number: int
     chain: BlockChain
-    """Of the full blocks whose KV was computed."""
+    """Chain of the full blocks whose KV was computed."""
     num_prompt_tokens: int
     ended_s: float
     place: Place
-    """The job's, when the turn ended: a pin keeps it."""
+    """The job's place when the turn ended: its pin keeps that place."""
     tools: list[ToolKey] | None = None
-    """What runs now; empty if the turn called nothing, None until the API server has read the reply."""
+    """The tools that run now; empty if the turn called none, None until the API server has read the
+    reply."""
     plain_tool: str | None = None
-    """What runs as the published rules name it, once the reply was read; None: nothing, or several."""
+    """The tool that runs, as the published rules name it, once the reply was read; None for none or
+    several."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
     receipt: TurnReceipt | None = None
     external_id: str = ""
-    """The request's id as its client knows it."""
+    """The request's id as the client knows it."""
     prompt_tail: tuple[int, ...] | None = None
-    """Last tokens of the turn's prompt, where blocks do not tell prompts apart."""
+    """Last tokens of the turn's prompt, where full blocks do not distinguish prompts."""
     beginning: Beginning | None = None
     num_replies: int | None = None
-    """Replies in the turn's prompt; None: not counted."""
+    """Replies in the turn's prompt; None if they were not counted."""
     num_results: int | None = None
-    """Tool results in it."""
-    told: ClientHint | None = None
+    """Tool results in the turn's prompt."""
+    hint: ClientHint | None = None
     learned: bool = False
-    """How long its tools took is known, or will never be."""
+    """Whether the duration of its tools is learned, or will never be known."""
     num_task_tokens: int = 0
-    """Prompt of the first turn of its line: what all turns of this conversation begin with."""
+    """Length of the prompt of the branch's first turn: what all turns of this conversation begin
+    with."""
     landmarks: Checkpoints = ()
     is_superseded: bool = False
-    """Its job went on without it, and it is not expected back."""
+    """Whether its job went on without it, so that no turn is expected to continue it."""
 
     @property
     def is_alone(self) -> bool:
-        """No other branch of the job is known and no turn of it under way."""
+        """Whether the job has no other branch and no running turn."""
         if self.job.turns:
             return False
         return all(each is self or each.is_superseded for each in self.job.tips)
 
     @property
     def is_at_rest(self) -> bool:
-        """It waits for no tool: it called none, or its client gave the call up."""
-        if self.told is not None and self.told.state is ToolState.CANCELLED:
+        """Whether it waits for no tool: it called none, or the client gave the call up."""
+        if self.hint is not None and self.hint.state is ToolState.CANCELLED:
             return True
         return self.tools is not None and not self.tools
 
@@ -120,32 +126,32 @@ class Turn:
     request: Request
     number: int
     tip: BranchTip | None
-    """What it continues; None for the first turn of a branch."""
+    """The tip that it continues; None for the first turn of a branch."""
     num_known_tokens: int = 0
     """Prompt tokens in full blocks that the tip had computed."""
     gap_s: float | None = None
     num_cached_tokens: int | None = None
     admitted_s: float | None = None
     diverged_at_token: int | None = None
-    """Where its prompt parts from what its job had computed; None: it does not."""
+    """Where its prompt diverges from what its job had computed; None if it does not."""
     num_diverged_tokens: int = 0
     num_superseded_tokens: int = 0
-    """Tokens of its job that it showed to be of no more use."""
+    """Tokens of its job that its prompt shows to be of no more use."""
     supersedes: str | None = None
-    """Request of the turn at whose end they were."""
+    """The request whose tip they belonged to."""
     num_task_tokens: int = 0
-    """Prompt of the first turn of its line."""
+    """Length of the prompt of the branch's first turn."""
     landmarks: Checkpoints = ()
-    """Of its prompt."""
+    """Landmarks of its prompt."""
     repeats: str | None = None
-    """Request of the same turn, which its client had cut."""
+    """Request of the same turn, which the client had cut."""
     kept_since_s: float | None = None
-    """Since when that one had waited, if it still did."""
+    """Since when that request had waited, if it still waited."""
     keeps_warm: bool = False
-    """Its KV was held for that one."""
+    """Whether KV was retained for that request."""
 
     def admitted(self, now: float) -> None:
-        """Its request has its blocks, for the first time."""
+        """Its request has been given its blocks for the first time."""
         self.num_cached_tokens = self.request.num_cached_tokens
         self.admitted_s = now
         self.job.queued_s += now - self.request.arrival_time
@@ -156,17 +162,17 @@ class Turn:
 
     @property
     def pin(self) -> Pin | None:
-        """Of what it continues."""
+        """The pin of the tip that it continues."""
         return self.tip.pin if self.tip is not None else None
 
     @property
     def warm(self) -> bool:
-        """Whether the KV it continues is still held for it."""
+        """Whether the KV that it continues is still retained for it."""
         return self.tip is not None and self.tip.pin is not None
 
     @property
     def stands_warm(self) -> bool:
-        """Whether it stands in the queue as one whose KV is held."""
+        """Whether the queue ranks it as a turn whose KV is retained."""
         return self.warm or self.keeps_warm
 
     @property
@@ -180,40 +186,43 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """All turns under one id."""
+    """All turns with one job id."""
 
     job_id: str
     tenant: str | None
     first_arrival_s: float
     rank: float
-    """Place among jobs, smaller first: its first arrival, later by what is left to do; see ``order``."""
+    """Place among jobs, smaller first: its first arrival, shifted by the predicted work; see
+    ``order``."""
     last_active_s: float
     priority: int = 0
-    """Of its latest turn."""
+    """Priority of its latest turn."""
     course: JobCourse | None = None
-    """What it tells about jobs of its kind, and they about it."""
+    """What it contributes to the forecast of its kind of job, and gets from it."""
     kind: BlockHash | None = None
     owner: str | None = None
-    """Whose API key its turns came with, by name."""
+    """Name of the API key that its turns came with."""
     is_inferred: bool = False
-    """Nobody named it: it was recognized by what its prompts continue."""
+    """Whether it has no id from a client: it was recognized by what its prompts continue."""
     earlier_id: str | None = None
-    """The id it had until its client named it."""
+    """The id that it had before its client sent one."""
     is_established: bool = True
-    """It is known to be more than a single question and its answer."""
+    """Whether it is known to be more than a single-turn request."""
     is_finished: bool = False
-    """No turn will come any more, it was said; those that run may still end."""
+    """Whether its client said that no further turn comes; running turns may still end."""
     num_turns: int = 0
     num_shared_blocks: int = 0
-    """That its first prompt began with and others had asked for before: their memory is not its own."""
+    """Blocks at the start of its first prompt that others had asked for before: they are not its
+    own memory."""
     has_come_back: bool = False
-    """To a tip that it seemed to have gone on without: it keeps several conversations."""
+    """Whether it returned to a tip that it seemed to have gone on without: it keeps several
+    conversations."""
     queued_s: float = 0.0
-    """All that its turns waited until they were admitted."""
+    """Total time that its turns waited until they were admitted."""
     turns: dict[str, Turn] = field(default_factory=dict)
     """Open turns by request id."""
     tips: list[BranchTip] = field(default_factory=list)
-    """Not yet continued, oldest first."""
+    """Tips that no turn has continued yet, oldest first."""
 
     @property
     def place(self) -> Place:
@@ -225,7 +234,7 @@ class Job:
 
 
 class JobTable:
-    """Jobs by id, bounded: those idle longest are forgotten first."""
+    """Jobs by id, bounded: the longest idle are forgotten first."""
 
     def __init__(self, max_jobs: int, idle_s: float) -> None:
         self._max_jobs = max_jobs
@@ -242,7 +251,7 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def open(self, job_id: str, tenant: str | None, arrival_s: float) -> Job:
-        """The job of this id, new if need be, now the most recently active one."""
+        """The job of this id, created if need be, now the most recently active one."""
         job = self._jobs.get(job_id)
         if job is None:
             job = Job(job_id, tenant, arrival_s, arrival_s, arrival_s)
@@ -250,13 +259,14 @@ class JobTable:
         return job
 
     def touch(self, job: Job, now: float) -> None:
-        """It is active, and so the last to be forgotten; one that was not here is taken in."""
+        """Make it the most recently active, and so the last to be forgotten; add it if it is not
+        here."""
         self._jobs[job.job_id] = job
         self._jobs.move_to_end(job.job_id)
         job.last_active_s = now
 
     def newest(self) -> Iterator[Job]:
-        """The most recently active first."""
+        """All jobs, the most recently active first."""
         return reversed(self._jobs.values())
 
     def remove(self, job: Job) -> None:
@@ -264,7 +274,8 @@ class JobTable:
             del self._jobs[job.job_id]
 
     def forget_idle(self, now: float) -> Iterator[Job]:
-        """Remove jobs idle for too long or beyond the bound; a job with an open turn or a pin stays."""
+        """Remove jobs that are idle for too long or beyond the bound; a job with an open turn or a
+        pin stays."""
         while self._jobs:
             job = next(iter(self._jobs.values()))
             too_many = len(self._jobs) > self._max_jobs

@@ -1,9 +1,9 @@
-"""All jobs that are remembered, and whose job a turn is: as its client says, else by what its prompt
+"""All jobs that are remembered, and to which job a turn belongs: by its id, else by what its prompt
 continues.
 
-A turn that nobody named and that continues nothing begins a job of its own. Until that has called a tool or
-had a second turn it is most likely a single question: such jobs are kept apart from the others, so that any
-number of them pushes out none.
+A turn without an id that continues nothing begins a job of its own. Until that job has called a
+tool or had a second turn, it is most likely a single-turn request: such jobs are kept apart from
+the others, so that they push none of them out, however many they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.core.request import Request
 from tracing.job_ids import INFERRED
 
 MAX_QUESTIONS = 1024
-"""Inferred jobs of one turn, without a tool call, that are remembered to recognize a second turn."""
+"""Maximum number of inferred jobs with one turn and no tool call, kept to recognize a second turn."""
 
 
 class JobRegistry(BranchListener):
@@ -33,28 +33,30 @@ class JobRegistry(BranchListener):
         self._questions = JobTable(min(max_jobs, MAX_QUESTIONS), idle_s)
         self._index = TipIndex(block_size)
         self.unnamed: frozenset[str] = frozenset()
-        """Ids that stand for jobs which nobody named: such a job begins as a single question, too."""
+        """Ids that stand for jobs without an id from the client: these begin as single-turn
+        requests, too."""
         self._prefixes = SharedPrefixes()
-        """Of all tips that may be continued, and of the prompts of open turns."""
+        """Landmarks of all tips that may be continued, and of the prompts of open turns."""
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._questions)
 
     @property
     def num_established(self) -> int:
-        """Jobs that are more than a single question that nobody named."""
+        """Number of jobs that are more than a single-turn request without an id."""
         return len(self._jobs)
 
     @property
     def num_recognizable(self) -> int:
-        """Frontiers by which a turn without a name would be recognized."""
+        """Branch tips by which a turn without an id would be recognized."""
         return len(self._index)
 
     def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id) or self._questions.get(job_id)
 
     def newest(self, limit: int, owner: str | None = None) -> list[Job]:
-        """At most so many, those that were active last first; ``owner``: of that one's only."""
+        """At most ``limit`` jobs, the most recently active first; ``owner`` restricts them to that
+        owner's."""
         tables = (self._jobs.newest(), self._questions.newest())
         newest = [
             job
@@ -64,7 +66,7 @@ class JobRegistry(BranchListener):
         return nlargest(limit, newest, key=lambda job: job.last_active_s)
 
     def open(self, request: Request) -> tuple[Job, BranchTip | None]:
-        """The job of a turn that arrives, new if need be; with the tip it was recognized by."""
+        """The job of a turn that arrives, created if need be, with the tip that it was recognized by."""
         assert request.job is not None
         job_id, tenant = request.job.job_id, request.job.tenant
         job = self.get(job_id) if job_id is not None else None
@@ -92,7 +94,7 @@ class JobRegistry(BranchListener):
         return job
 
     def _name(self, job: Job, job_id: str) -> None:
-        """Its client names it now: it is found by that name from here on, and by no other way."""
+        """Its client sends an id from now on: the job is found by that id only."""
         self._jobs.remove(job)
         job.earlier_id, job.job_id, job.is_inferred = job.job_id, job_id, False
         for tip in job.tips:
@@ -101,7 +103,7 @@ class JobRegistry(BranchListener):
                 tip.pin.job_id = job_id
 
     def establish(self, job: Job) -> None:
-        """It is more than a single question."""
+        """Mark it as more than a single-turn request."""
         if not job.is_established:
             self._questions.remove(job)
             self._jobs.touch(job, job.last_active_s)
@@ -115,7 +117,8 @@ class JobRegistry(BranchListener):
         self._table_of(job).remove(job)
 
     def forget_idle(self, now: float) -> Iterator[Job]:
-        """Remove jobs idle for too long or beyond the bounds; one with an open turn or a pin stays."""
+        """Remove jobs that are idle for too long or beyond the bounds; one with an open turn or a
+        pin stays."""
         yield from self._jobs.forget_idle(now)
         yield from self._questions.forget_idle(now)
 
@@ -130,7 +133,8 @@ class JobRegistry(BranchListener):
         self.on_restored(tip, now)
 
     def on_restored(self, tip: BranchTip, now: float) -> None:
-        """Only inferred jobs are recognized by their branches: a client that names a job does so always."""
+        """Only inferred jobs are recognized by their branches: a client that sends a job's id
+        always does."""
         tip.job.tips.append(tip)
         if not tip.is_superseded:
             self._prefixes.add(tip.landmarks)
@@ -154,14 +158,14 @@ class JobRegistry(BranchListener):
         self._index.remove(tip)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        """It may still be come back to, and keeps no blocks till then."""
+        """A turn may still return to it; it retains no blocks until then."""
         tip.is_superseded = True
         self._prefixes.remove(tip.landmarks)
 
     def on_job_gone(self, job: Job, now: float) -> None:
         self.remove(job)
 
-    # ---- prefixes that are kept ----
+    # ---- shared prefixes ----
 
     def begin_turn(self, turn: Turn, num_prompt_blocks: int) -> None:
         block_hashes = turn.request.block_hashes
@@ -174,8 +178,9 @@ class JobRegistry(BranchListener):
         self._prefixes.remove(turn.landmarks)
 
     def num_shared_blocks(self, tip: BranchTip, block_hashes: list[BlockHash], turn: Turn) -> int:
-        """Blocks at the start of a tip, superseded or gone by now, that others may ask for: exactly told
-        of its own job, too high by up to a half of other jobs. ``turn``, which is open, does not count."""
+        """Blocks at the start of a superseded or dropped tip that others may ask for: exact within
+        its own job, too high by up to a half for other jobs. ``turn``, which is open, does not
+        count."""
         job = tip.job
         others = [each for each in job.tips if each is not tip and not each.is_superseded]
         turns = list(job.turns.values())
@@ -187,7 +192,7 @@ class JobRegistry(BranchListener):
 
 
 def _inferred_id(request: Request) -> str:
-    """The same whenever a trace is played again; its owner's, as the ids of named jobs are."""
+    """The same whenever a trace is replayed; it belongs to its owner, as ids from clients do."""
     owner = request.job.owner if request.job is not None else None
     inferred = INFERRED + sha256(request.request_id.encode()).hexdigest()[:16]
     return inferred if owner is None else f"{owner}:{inferred}"

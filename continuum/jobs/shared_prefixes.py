@@ -1,7 +1,7 @@
-"""How far into a chain of blocks anybody else's begins like it, told without comparing it to them all.
+"""How many blocks at the start of a chain others share, without a comparison with every other chain.
 
-Each chain leaves its hash at some depths only, ever further apart: so between how much is surely shared and
-how much may be lies up to a half. Knows no jobs.
+Each chain leaves its hash at some depths only, ever further apart: the certain and the possible
+length differ by up to a half. It knows no jobs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from engine.core.kv_cache.block_hash import BlockHash
 
 MAX_BLOCKS = 1 << 22
-"""No chain is longer."""
+"""No chain is longer than this."""
 STEP = 1.5
-"""A depth is so much deeper than the one before: 22 of them in 100,000 tokens of blocks of 16."""
+"""Each depth is this many times the one before: 22 of them in 100,000 tokens of blocks of 16."""
 
 Checkpoints = tuple[bytes, ...]
-"""Of one chain, at ``DEPTHS`` as far as it goes."""
+"""Hashes of one chain at ``DEPTHS``, as far as it goes."""
 
 
 def _depths() -> tuple[int, ...]:
@@ -30,7 +30,7 @@ DEPTHS = _depths()
 
 
 def landmarks_of(block_hashes: Sequence[BlockHash], num_blocks: int) -> Checkpoints:
-    """Of the first ``num_blocks`` of a chain."""
+    """Landmarks of the first ``num_blocks`` of a chain."""
     marks = []
     for depth in DEPTHS:
         if depth > num_blocks:
@@ -40,7 +40,7 @@ def landmarks_of(block_hashes: Sequence[BlockHash], num_blocks: int) -> Checkpoi
 
 
 class SharedPrefixes:
-    """All chains that somebody may still ask for. Costs a dictionary entry for each landmark."""
+    """All chains that may still be asked for. It costs a dictionary entry for each landmark."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
@@ -55,7 +55,7 @@ class SharedPrefixes:
             counts[mark] = counts.get(mark, 0) + 1
 
     def remove(self, landmarks: Checkpoints) -> None:
-        """As often as added."""
+        """Remove a chain, as often as it was added."""
         counts = self._counts
         for mark in landmarks:
             count = counts[mark] - 1
@@ -65,19 +65,19 @@ class SharedPrefixes:
                 del counts[mark]
 
     def num_shared_blocks(self, landmarks: Checkpoints, apart_from: Iterable[Checkpoints]) -> int:
-        """Blocks at the start of a chain, which is not in here itself, that others may have in common with
-        it; ``apart_from``: chains in here that do not count."""
+        """Upper bound: blocks at the start of a chain, which is not in here itself, that others may
+        share; ``apart_from`` are chains in here that do not count."""
         index = self._deepest(landmarks, list(apart_from))
         return 0 if index is None else DEPTHS[index + 1] - 1
 
     def num_surely_shared_blocks(self, landmarks: Checkpoints) -> int:
-        """Blocks at the start of a chain, which is not in here itself, that others have in common with it;
-        there may be more, by up to a half."""
+        """Lower bound: blocks at the start of a chain, which is not in here itself, that others
+        share; there may be more, by up to a half."""
         index = self._deepest(landmarks, [])
         return 0 if index is None else DEPTHS[index]
 
     def _deepest(self, landmarks: Checkpoints, own: Sequence[Checkpoints]) -> int | None:
-        """Of the landmarks that others have, too."""
+        """The deepest of the landmarks that others have, too."""
         for index in range(len(landmarks) - 1, -1, -1):
             mark = landmarks[index]
             num_own = sum(1 for each in own if index < len(each) and each[index] == mark)

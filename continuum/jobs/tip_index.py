@@ -1,8 +1,9 @@
-"""Finds the turn that a prompt goes on from when nobody has said whose it is: by what the prompt begins with.
+"""Finds the turn that a prompt without a job id continues, by what the prompt begins with.
 
-A prompt is looked up from its end back, one dictionary access a block, whatever is remembered. Two prompts
-that begin alike are told apart by every token of the turn they would continue, but for the few that a chat
-template puts before a reply, which vary. Tenants are kept apart here, cache salts by the hashes.
+A prompt is looked up from its end backwards, with one dictionary access per block, whatever is
+remembered. Two prompts that begin alike are distinguished by every token of the turn they would
+continue, except for the few that a chat template puts before a reply, which vary. Tenants are
+separated here, cache salts by the hashes.
 """
 
 from __future__ import annotations
@@ -17,47 +18,48 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
 
 GENERATION_PROMPT_TOKENS = 8
-"""What a chat template may put at the end of a prompt and leave out where the reply follows."""
+"""Tokens that a chat template may put at the end of a prompt and leave out where the reply follows."""
 SEAM_TOKENS = 2
 """Tokens at the end of a plain text that may be merged with what follows."""
 MAX_ANCHORS = 64
-"""Places in a prompt where others have parted from it that are looked at, from its end back."""
-MAX_TWINS = 32
-"""Frontiers with one and the same prompt that are told apart; of more, the oldest are not found."""
+"""Branching points in a prompt that are looked at, from its end backwards."""
+MAX_WITH_SAME_PROMPT = 32
+"""Branch tips with the same prompt that are kept apart; of more, the oldest are not found."""
 
 
 class TipIndex:
-    """Frontiers by the prompt of their turn. Its memory is that of the tips in it."""
+    """Branch tips by the prompt of their turn. Its memory is that of the tips in it."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._by_beginning: dict[Beginning, list[BranchTip]] = {}
         self._tail_lengths: dict[BlockHash, Counter[int]] = {}
-        """How many tokens follow the blocks that end with this hash, in the beginnings that are known."""
+        """How many tokens follow the blocks that end with this hash, in the known prompts."""
         self._num_tips = 0
 
     def __len__(self) -> int:
         return self._num_tips
 
     def beginning_of(self, tip: BranchTip, block_hashes: list[BlockHash]) -> Beginning | None:
-        """``block_hashes``: of the turn's full blocks. None: of less than a block, not to be found again."""
+        """The key of a tip. ``block_hashes`` are those of the turn's full blocks. None if there is
+        less than a block: the tip cannot be found again."""
         num_shared = num_blocks_to_share(tip.num_prompt_tokens, self._block_size)
         if len(block_hashes) < num_shared:
             return None
         return (tip.job.tenant, block_hashes[num_shared - 1], self._tail(tip))
 
     def add(self, tip: BranchTip) -> None:
-        """Let it be found by its beginning, if it has one."""
+        """Add a tip by its beginning, if it has one."""
         if tip.beginning is None:
             return
         _, anchor, tail = tip.beginning
-        twins = self._by_beginning.setdefault(tip.beginning, [])
-        if not twins:
+        same_prompt = self._by_beginning.setdefault(tip.beginning, [])
+        if not same_prompt:
             self._tail_lengths.setdefault(anchor, Counter())[len(tail)] += 1
-        twins.append(tip)
+        same_prompt.append(tip)
         self._num_tips += 1
-        if len(twins) > MAX_TWINS:
-            twins.pop(0)
+        if len(same_prompt) > MAX_WITH_SAME_PROMPT:
+            same_prompt.pop(0)
             self._num_tips -= 1
 
     def _tail(self, tip: BranchTip) -> tuple[int, ...]:
@@ -67,13 +69,13 @@ class TipIndex:
         return tip.prompt_tail[:-slack]
 
     def remove(self, tip: BranchTip) -> None:
-        """Whether it is in the index or not."""
-        twins = self._by_beginning.get(tip.beginning) if tip.beginning is not None else None
-        if twins is None or tip.beginning is None or tip not in twins:
+        """Remove a tip, whether it is in the index or not."""
+        same_prompt = self._by_beginning.get(tip.beginning) if tip.beginning is not None else None
+        if same_prompt is None or tip.beginning is None or tip not in same_prompt:
             return
-        twins.remove(tip)
+        same_prompt.remove(tip)
         self._num_tips -= 1
-        if twins:
+        if same_prompt:
             return
         del self._by_beginning[tip.beginning]
         _, anchor, tail = tip.beginning
@@ -85,34 +87,36 @@ class TipIndex:
             del self._tail_lengths[anchor]
 
     def find(self, request: Request, tenant: str | None) -> BranchTip | None:
-        """The tip that this prompt continues, the one that holds most of it; None if there is none."""
+        """The tip that this prompt continues, the one with the longest prompt; None if there is none."""
         if not self._num_tips:
             return None
         ahead = reversed(request.block_hashes[: request.num_prompt_tokens // self._block_size])
         # In C, and without a number for each: a prompt of 100,000 tokens has thousands of blocks.
         for anchor in islice(filter(self._tail_lengths.__contains__, ahead), MAX_ANCHORS):
             num_blocks_before = length_hint(ahead)
-            twins = self._twins(request, tenant, anchor, num_blocks_before + 1)
-            if twins:
-                return max(twins, key=lambda twin: twin.chain.num_shared(request.block_hashes))
+            candidates = self._candidates(request, tenant, anchor, num_blocks_before + 1)
+            if candidates:
+                return max(candidates, key=lambda tip: tip.chain.num_shared(request.block_hashes))
         return None
 
-    def _twins(
+    def _candidates(
         self, request: Request, tenant: str | None, anchor: BlockHash, num_shared_blocks: int
     ) -> list[BranchTip]:
-        """Those that share the blocks up to ``anchor`` and all that follows them in their prompt."""
+        """Tips that share the blocks up to ``anchor`` and whose prompt after them is contained in
+        this one."""
         first = num_shared_blocks * self._block_size
         found: list[BranchTip] = []
         for length in self._tail_lengths[anchor]:
             tail = tuple(request.all_token_ids[first : first + length])
-            for twin in self._by_beginning.get((tenant, anchor, tail), ()):
-                if _holds_reply(request, twin, self._block_size):
-                    found.append(twin)
+            for tip in self._by_beginning.get((tenant, anchor, tail), ()):
+                if _holds_reply(request, tip, self._block_size):
+                    found.append(tip)
         return found
 
 
 def _holds_reply(request: Request, tip: BranchTip, block_size: int) -> bool:
-    """Where replies were counted there must be one more; else at least half of it must be there as it was."""
+    """Whether the prompt holds the reply: one more where replies are counted; else at least half of
+    its tokens unchanged."""
     if request.num_prompt_tokens <= tip.num_prompt_tokens:
         return False
     now = request.job.num_replies if request.job is not None else None

@@ -1,4 +1,5 @@
-"""What the time between turns teaches: how long tools take, when jobs end, how right their clients were."""
+"""Learns from the time between turns: how long tools take, when jobs end, how accurate clients'
+hints are."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from estimator.survival import SurvivalCurve
 
 
 class GapLearner(BranchListener):
-    """Learns from each gap once, however it ends, and tells what is left of one."""
+    """Learns from each gap once, however it ends, and predicts the rest of an open one."""
 
     def __init__(self, tools: ToolStats, published: PublishedGaps | None, block_size: int) -> None:
-        """``published`` learns as the published rules do; None: nobody asks for that."""
+        """``published`` learns as the papers' rules do; None if no rule needs that."""
         self._tools = tools
         self._published = published
         self._told = HintAccuracy()
         self._block_size = block_size
 
     def remaining(self, tip: BranchTip, now: float) -> SurvivalCurve:
-        """Time until the turn returns, from now, by experience and by what its client has said."""
+        """Time until the turn returns, from now, by experience and by its client's hints."""
         known = self._tools.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         return self._told.remaining(tip, known, now)
 
@@ -35,40 +36,43 @@ class GapLearner(BranchListener):
         if self._published is not None:
             self._published.returned(tip, gap_s)
         with_result = _brings_result(turn, tip)
-        if with_result and tip.told is not None:
+        if with_result and tip.hint is not None:
             self._told.observe(tip, gap_s, self._tools.curve(tip.tools, job_id, tenant))
         self._tools.observe(tip.tools, gap_s, now, censored=not with_result, job_id=job_id, tenant=tenant)
         growth_tokens = turn.request.num_prompt_tokens - len(tip.chain) * self._block_size
         self._tools.observe_next_turn(tip.tools, growth_tokens, tenant)
 
     def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
-        if tip.told is not None and tip.told.state is ToolState.CANCELLED:
+        if tip.hint is not None and tip.hint.state is ToolState.CANCELLED:
             self._cut_off(tip, now)
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
-        """Of a job that is forgotten while its tools run it is known that they took at least so long. If
-        nothing ran, it was done."""
+        """The job is forgotten while its tools run: they took at least this long. If no tool ran,
+        the job was done."""
         if end is BranchEnd.JOB_FORGOTTEN and tip.tools:
             self._cut_off(tip, now)
         elif end is not BranchEnd.CROWDED_OUT:
             self._was_last(tip)
 
     def _cut_off(self, tip: BranchTip, now: float) -> None:
-        """Its tools ran for so long and then were heard of no more."""
+        """Its tools ran for this long, and nothing more is known of them."""
         if tip.tools and not tip.learned:
             tip.learned = True
             job, waited_s = tip.job, now - tip.ended_s
             self._tools.observe(tip.tools, waited_s, now, censored=True, job_id=job.job_id, tenant=job.tenant)
 
     def _was_last(self, tip: BranchTip) -> None:
-        """No turn came after it, or will. A question that was only asked once tells nothing of jobs."""
+        """No turn came after it, or will. A single-turn request says nothing about jobs."""
         if tip.tools is not None and tip.job.is_established:
             self._tools.observe_last_turn(tip.tools, tip.job.tenant)
 
 
 def _brings_result(turn: Turn, tip: BranchTip) -> bool:
-    """Whether the prompt holds a tool result more than the one before: a conversation may go on without, its
-    call given up. Where no results are counted, or none of this agent's ever is one, it is taken to."""
+    """Whether the prompt holds one tool result more than the one before: a conversation may go on
+    without it, with the call given up.
+
+    True where results are not counted, or where none of this agent's prompts has one.
+    """
     job = turn.request.job
     now = job.num_results if job is not None else None
     return not tip.tools or not now or tip.num_results is None or now > tip.num_results

@@ -1,4 +1,4 @@
-"""When a turn is expected back after its client has spoken, and how right such clients were."""
+"""Predicts when a turn returns after its client gave a hint, and learns how accurate such hints were."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from estimator.expectation import ExpectationMemory, Source
 from estimator.survival import SurvivalCurve
 
 RETURN_S = 0.5
-"""The next turn is taken to come so soon after its tools have finished, until it is learned how soon."""
+"""Seconds from the end of the tools to the next turn, until that is learned."""
 FINISHED = "finished"
-"""In the place of a tool's name, for how long a client takes from there to its next turn."""
+"""Stands in place of a tool's name, for the time that a client takes from there to its next turn."""
 
 
 class HintAccuracy:
-    """What clients say against what then comes, by client and tool."""
+    """Clients' hints against what then happens, by client and tool."""
 
     def __init__(self) -> None:
         self._expectations = ExpectationMemory()
 
     def remaining(self, tip: BranchTip, known: SurvivalCurve, now: float) -> SurvivalCurve:
-        """Time until the turn returns, from now. ``known``: from the turn's end, by experience alone."""
-        told, elapsed_s = tip.told, now - tip.ended_s
-        if told is not None and told.finished_s is not None:
-            since_s = elapsed_s - told.finished_s
+        """Time until the turn returns, from now. ``known`` is the same from the turn's end, by
+        experience alone."""
+        hint, elapsed_s = tip.hint, now - tip.ended_s
+        if hint is not None and hint.finished_s is not None:
+            since_s = elapsed_s - hint.finished_s
             return self._expectations.remaining(_source(tip, FINISHED), RETURN_S, None).after(since_s)
-        if told is None or told.expectation is None:
+        if hint is None or hint.expectation is None:
             return known.after(elapsed_s)
-        said = told.expectation
-        curve = self._expectations.remaining(_source(tip), said.remaining_s, known.after(said.said_s))
-        return curve.after(elapsed_s - said.said_s)
+        stated = hint.expectation
+        curve = self._expectations.remaining(_source(tip), stated.remaining_s, known.after(stated.said_s))
+        return curve.after(elapsed_s - stated.said_s)
 
     def observe(self, tip: BranchTip, gap_s: float, known: SurvivalCurve) -> None:
-        """The turn is back: was it when its client had said?"""
-        told = tip.told
-        assert told is not None, "nobody has said anything"
-        if told.finished_s is not None:
-            self._expectations.observe(_source(tip, FINISHED), RETURN_S, gap_s - told.finished_s, None)
-        said = told.expectation
-        if said is not None and gap_s > said.said_s:
-            after = known.after(said.said_s)
+        """The turn is back: compare with its client's hint."""
+        hint = tip.hint
+        assert hint is not None, "no client gave a hint"
+        if hint.finished_s is not None:
+            self._expectations.observe(_source(tip, FINISHED), RETURN_S, gap_s - hint.finished_s, None)
+        stated = hint.expectation
+        if stated is not None and gap_s > stated.said_s:
+            after = known.after(stated.said_s)
             known_s = after.median_remaining(0.0) if after.num_observations else None
-            self._expectations.observe(_source(tip), said.remaining_s, gap_s - said.said_s, known_s)
+            self._expectations.observe(_source(tip), stated.remaining_s, gap_s - stated.said_s, known_s)
 
 
 def _source(tip: BranchTip, tool: str | None = None) -> Source:
-    """Who said it, and of what: of parallel calls the first stands for all."""
+    """The client, and the tool that the hint is about: of parallel calls the first stands for all."""
     if tool is None:
         tool = str(tip.tools[0]) if tip.tools else ""
     return (tip.job.tenant or "", tool)

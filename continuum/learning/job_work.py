@@ -1,4 +1,4 @@
-"""How much work a job is, as its kind has shown: what its turns teach, and what they let one predict."""
+"""How much work a job is, predicted from the jobs of its kind; and what its own turns add to that."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class JobWork(BranchListener):
     """Counts a job's turns and their service for the forecast of its kind."""
 
     def __init__(self, forecast: WorkForecast, num_kind_blocks: int) -> None:
-        """``num_kind_blocks``: jobs whose prompts begin with the same so many blocks are of one kind."""
+        """``num_kind_blocks``: jobs whose prompts begin with this many equal blocks are of one kind."""
         self.forecast = forecast
         self._num_kind_blocks = num_kind_blocks
 
     def turn_began(self, job: Job, request: Request) -> None:
-        """A question that is only asked once tells nothing of jobs: it counts when a second turn comes."""
+        """A single-turn request says nothing about jobs: the job counts from its second turn on."""
         if job.kind is None:
             job.kind = kind_of(request, self._num_kind_blocks)
         if not job.is_established:
@@ -45,17 +45,18 @@ class JobWork(BranchListener):
             job.course.looks_finished()
 
     def excess_s(self, turn: Turn) -> float:
-        """Seconds of service that the job is predicted to need beyond what jobs usually do; 0 if nothing is
+        """Seconds of service that the job is predicted to need beyond usual jobs; 0 if nothing is
         known."""
         course = turn.job.course
         return course.excess_s if course is not None else self.forecast.excess_s(_kind_name(turn.job))
 
 
 def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
-    """What names the agent: the hash of its prompt's first so many blocks; None if it is shorter."""
+    """Identifies the agent: the hash of the first blocks of its prompt; None if the prompt is
+    shorter."""
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
 def _kind_name(job: Job) -> Hashable | None:
-    """As its tenant's jobs are told apart: equal prompts of two tenants are two kinds."""
+    """Tenants' kinds are separate: equal prompts of two tenants are two kinds."""
     return None if job.kind is None else (job.tenant, job.kind)

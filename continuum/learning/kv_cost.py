@@ -18,8 +18,8 @@ class KvCost:
         self._reload = ReloadCost(tuning.reload_smoothing)
 
     def observe(self, turn: Turn) -> None:
-        """What a cold turn would cost is learned from what turns do cost: first token minus first scheduling;
-        for a loaded one, first scheduling minus admission."""
+        """Learn the cost of a cold turn from the time between its first scheduling and its first
+        token, and that of a load from the time between admission and first scheduling."""
         request = turn.request
         started_s, first_token_s = request.first_scheduled_time, request.first_token_time
         if request.num_preemptions or started_s is None or first_token_s is None:
@@ -33,7 +33,8 @@ class KvCost:
         return self._prefill.seconds(num_tokens)
 
     def reload_s(self, num_tokens: int) -> float | None:
-        """None where nothing is offloaded; before the first load, a share of recomputing it."""
+        """Seconds to load KV back; None where nothing is offloaded. Before the first load, a share
+        of the recomputation."""
         if not self.has_host_tier:
             return None
         known_s = self._reload.seconds(num_tokens)

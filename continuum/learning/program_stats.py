@@ -1,4 +1,5 @@
-"""What past jobs tell about coming ones: waits of turns that lost their KV, and how age predicts the rest."""
+"""What past jobs say about coming ones: waits of turns that lost their KV, and how well age
+predicts the remaining turns."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ class QueueDelay:
 
 
 class ReloadCost:
-    """What loading KV back from host memory takes, of late.
+    """Recent cost of loading KV back from host memory.
 
-    Seconds by tokens of all loads together: of a load of one block nearly all is waiting for a step's end.
+    Total seconds over total tokens of the loads: of a load of one block nearly all the time is
+    waiting for the end of a step.
     """
 
     def __init__(self, smoothing: float) -> None:
-        """``smoothing``: weight of a new load against those before."""
+        """``smoothing`` is the weight of a new load against earlier ones."""
         self._smoothing = smoothing
         self._seconds = self._tokens = 0.0
 
@@ -41,19 +43,19 @@ class ReloadCost:
         self._tokens += self._smoothing * (num_tokens - self._tokens)
 
     def seconds(self, num_tokens: int) -> float | None:
-        """None before any load."""
+        """Seconds to load this many tokens; None before any load."""
         return num_tokens * self._seconds / self._tokens if self._tokens else None
 
 
 class RecomputedShare:
-    """Of the tokens that jobs' turns came back to, the share that had to be recomputed, of late.
+    """Recent share of the tokens of returning turns that had to be recomputed.
 
-    None while what is dropped is found in host memory; near 1 where the jobs begun need more than both tiers
-    hold, so that each turn drops what another will want.
+    None while evicted blocks are found in host memory; near 1 where the begun jobs need more than
+    both tiers have, so that each turn evicts what another one will need.
     """
 
     def __init__(self, smoothing: float) -> None:
-        """``smoothing``: weight of a new return against those before."""
+        """``smoothing`` is the weight of a new return against earlier ones."""
         self._smoothing = smoothing
         self._known = self._recomputed = 0.0
 
@@ -69,18 +71,18 @@ class RecomputedShare:
 class Memoryfulness:
     """η = −Corr(k, N−k) over ended jobs of N turns and k = 1..N turns served (arXiv 2511.02230).
 
-    1 if all jobs are equally long, 0 if the turns served say nothing about those to come, less if who has
-    come far has farthest to go.
+    1 if all jobs are equally long, 0 if the turns served say nothing about the remaining ones, less
+    if jobs with many turns served have the most to come.
     """
 
     def __init__(self) -> None:
         self.num_jobs = 0.0
-        """That have ended."""
+        """Number of jobs that have ended."""
         self._n = 0.0
         self._sum_k = self._sum_r = self._sum_kk = self._sum_rr = self._sum_kr = 0.0
 
     def observe_job(self, num_turns: int, count: float = 1.0) -> None:
-        """A job of so many turns has ended; with -1 it had not, after all."""
+        """A job with this many turns has ended; -1 takes an earlier one back."""
         n = num_turns
         self.num_jobs += count
         sum_k, sum_kk = n * (n + 1) / 2, n * (n + 1) * (2 * n + 1) / 6

@@ -1,6 +1,6 @@
 """How long programs stayed away after each tool, as the published rules count it. Knows nothing of pins.
 
-What a tenant's tools took is its own: other tenants' count for nothing.
+Tenants are separate: what other tenants' tools took counts for nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MeanGaps:
         self._sums[tool] = (count + 1, total_s + gap_s)
 
     def mean_s(self, tool: str) -> float | None:
-        """None for a tool never seen."""
+        """Mean gap after a tool; None for a tool never seen."""
         if tool not in self._sums:
             return None
         count, total_s = self._sums[tool]
@@ -79,7 +79,7 @@ class ObservedGaps:
         self._curve = None
 
     def curve(self) -> SurvivalCurve:
-        """Exact at the gaps that were seen."""
+        """The curve, exact at the gaps that were seen."""
         if self._curve is None:
             # A curve begins at 0, so a gap of 0 counts as the shortest there is.
             num_gaps = len(self._gaps_s)
@@ -90,16 +90,16 @@ class ObservedGaps:
 
 
 class PublishedGaps:
-    """All of it for the turns of one engine, by tenant."""
+    """All gaps after the turns of one engine, by tenant."""
 
     def __init__(self) -> None:
         self._means: defaultdict[str | None, MeanGaps] = defaultdict(MeanGaps)
         self._gaps: defaultdict[tuple[str | None, str | None], ObservedGaps] = defaultdict(ObservedGaps)
-        """By tenant and tool; None: no tool, or several."""
+        """By tenant and tool; the tool is None for a turn with none or several."""
         self._all_gaps: defaultdict[str | None, ObservedGaps] = defaultdict(ObservedGaps)
 
     def returned(self, tip: BranchTip, gap_s: float) -> None:
-        """The turn that continues it came after so long."""
+        """The turn that continues it came after this many seconds."""
         tenant, tool = tip.job.tenant, tip.plain_tool
         if tool is not None:
             self._means[tenant].observe(tool, gap_s)
@@ -107,14 +107,14 @@ class PublishedGaps:
         self._all_gaps[tenant].observe(gap_s)
 
     def mean_s(self, tip: BranchTip) -> float | None:
-        """Of gaps after its tool; None before any, and without one."""
+        """Mean of the gaps after its tool; None before any, and without a tool."""
         tool = tip.plain_tool
         return None if tool is None else self._means[tip.job.tenant].mean_s(tool)
 
     def curve(self, tip: BranchTip) -> SurvivalCurve:
-        """Of gaps after its tool."""
+        """The curve of gaps after its tool."""
         return self._gaps[tip.job.tenant, tip.plain_tool].curve()
 
     def curve_of_all(self, tip: BranchTip) -> SurvivalCurve:
-        """Of its tenant's gaps."""
+        """The curve of all gaps of its tenant."""
         return self._all_gaps[tip.job.tenant].curve()

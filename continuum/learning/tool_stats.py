@@ -1,4 +1,5 @@
-"""What was learned of tools and of what follows a turn, for the policy; survives a restart in a file."""
+"""What was learned of tools and of what follows a turn, for the policy; a file keeps it across
+restarts."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ from estimator.tool_key import ToolKey, tool_key
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 60.0
-"""A crash forgets at most so much."""
+"""Seconds between writes: a crash loses at most this much."""
 
 
 class ToolStats:
     """Durations of tool calls by kind of tool, tenant and job, and what follows a turn by what ended it."""
 
     def __init__(self, tuning: Tuning, path: str | None = None) -> None:
-        """``path``: where they survive a restart; read now if it is there. ConfigError if that cannot be."""
+        """``path`` is the file that keeps the state across restarts, read now if it exists.
+        ConfigError if it cannot be read."""
         self._path = path
         self._tuning = tuning
         self._learned = _nothing_learned(tuning)
@@ -43,11 +45,10 @@ class ToolStats:
     def curve(
         self, tools: Sequence[ToolKey] | None, job_id: str | None = None, tenant: str | None = None
     ) -> SurvivalCurve:
-        """Time until the tenant's turn returns: the slowest of parallel calls. ``job_id``: what that job saw
-        counts.
+        """Time until the tenant's turn returns: the maximum over parallel calls.
 
-        None: not known what runs, any tool. Empty: nothing runs, and nothing is learned of when, or whether,
-        an answer is answered.
+        ``job_id`` adds what was seen in that job. Tools of None are not known yet: any tool. Empty
+        tools: nothing runs, and nothing is learned of whether and when an answer gets a reply.
         """
         if tools is None:
             return self._learned.survival(tenant or "", ToolKey(()), None)
@@ -65,7 +66,8 @@ class ToolStats:
         job_id: str | None = None,
         tenant: str | None = None,
     ) -> None:
-        """The gap is over (or was given up). Of parallel calls it tells of the one expected to be slowest."""
+        """The gap is over, or was given up. Of parallel calls it counts for the one expected to be
+        slowest."""
         if not tools:
             return
         learned, name = self._learned, tenant or ""
@@ -92,11 +94,11 @@ class ToolStats:
     def observe_next_turn(
         self, tools: Sequence[ToolKey], growth_tokens: int, tenant: str | None = None
     ) -> None:
-        """A turn followed, its prompt so much longer than the prompt and the answer before it."""
+        """A turn followed whose prompt is this much longer than the prompt and the answer before it."""
         self._learned.observe_next(tenant or "", tools, growth_tokens)
 
     def last_turn_probability(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float:
-        """P(no turn follows one that ended so); None: not known what it called."""
+        """P(no turn follows one that ended so); None if it is not known what it called."""
         return self._learned.turns_of(tenant or "").last_turn_probability(tools)
 
     def prompt_growth(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float | None:
@@ -118,18 +120,18 @@ class ToolStats:
             self._writing.start()
 
     def state(self) -> str | None:
-        """What is learned by now, as the file has it; None: nothing."""
+        """What is learned so far, as the file has it; None if nothing is."""
         learned = self._learned
         if not learned.durations.items() and not learned.turns.tallies:
             return None
         return snapshot(learned).decode()
 
     def recall(self, state: str) -> None:
-        """Know what another one knew when it told its ``state``; EstimatorStateError if it is not that."""
+        """Restore another one's ``state``; EstimatorStateError if it is not such a state."""
         self._know(restore(state.encode()))
 
     def _know(self, learned: Tenants) -> None:
-        """What is learned comes from elsewhere, how it is weighed does not."""
+        """What is learned comes from elsewhere, its parameters do not."""
         self._learned = learned
         for each in (learned.of_all, *learned.own.values()):
             _tune(each, self._tuning)
@@ -139,7 +141,7 @@ class ToolStats:
             self._writing.join()
 
     def save(self) -> None:
-        """Write what was learned; the last thing done with it."""
+        """Write what was learned; called last."""
         self.wait_until_written()
         if self._path is not None:
             _write(snapshot(self._learned), self._path)

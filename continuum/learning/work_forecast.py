@@ -1,8 +1,9 @@
-"""How much work jobs are: how long those of a kind are served, times how much of the pool they begin with.
+"""How much work jobs are: how long those of a kind are served, times the part of the pool that they
+begin with.
 
-A kind is named by a hash of a prompt's first blocks: an agent's system prompt comes before its task. Jobs
-that are the first of theirs are a kind of their own. Within a kind all are alike: what turns and tokens say
-of one job brings less than the order by age. Knows no queue.
+A kind is identified by a hash of a prompt's first blocks: an agent's system prompt comes before its
+task. A job that is the first of its kind is a kind of its own. Within a kind all jobs are alike:
+what turns and tokens say of one job helps less than the order by age. It knows no queue.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from continuum.learning.program_stats import Memoryfulness
 from estimator.rate_belief import RateGroup, exposures_per_end
 
 MAX_KINDS = 256
-"""Kinds remembered; beyond, the one not seen longest is forgotten."""
+"""Maximum number of kinds; beyond it, the kind not seen for longest is forgotten."""
 MAX_ENDS = 256.0
-"""When so many jobs of a kind have ended, what was counted is halved: what was long ago counts less."""
+"""When this many jobs of a kind have ended, its counts are halved, so that old ones count less."""
 MAX_TURNS = 4096.0
-"""Likewise of turns, of all kinds."""
-LESSON = 0.125
-"""So many turns more than before, as a share of them, and what was seen is evaluated again."""
+"""The same for turns, of all kinds."""
+UPDATE_SHARE = 0.125
+"""The forecast is updated after this many more turns, as a share of those before."""
 
 
 class _Kind:
@@ -31,18 +32,18 @@ class _Kind:
 
     def __init__(self, excess_s: float) -> None:
         self.seen = RateGroup()
-        """Seconds of service, and the ends of jobs."""
+        """Seconds of service, and the number of jobs that ended."""
         self.num_jobs = self.num_tokens = 0.0
-        """Begun, and in their first prompts together."""
+        """Number of jobs that began, and the tokens in their first prompts together."""
         self.excess_s = excess_s
-        """Work of a job beyond that of a usual one, as of the last lesson."""
+        """Work of a job beyond that of a usual one, as of the last update."""
 
     def begin(self, num_tokens: int) -> None:
         self.num_jobs += 1
         self.num_tokens += num_tokens
 
     def end(self, count: int, served_s: float) -> None:
-        """A job ended that was served for so long; with -1 it had not, after all."""
+        """A job ended that was served for this long; -1 takes an earlier one back."""
         seen = self.seen
         seen.num_ends = max(0.0, seen.num_ends + count)
         seen.ended = max(0.0, seen.ended + count * served_s)
@@ -53,7 +54,7 @@ class _Kind:
 
 
 class JobCourse:
-    """One job as far as it has come."""
+    """One job so far."""
 
     __slots__ = ("_ended", "_ended_s", "_forecast", "_kind", "_num_turns", "_served_s")
 
@@ -65,20 +66,20 @@ class JobCourse:
         self._ended = False
 
     def begin_turn(self) -> None:
-        """Its next turn came; if one before it looked like the last, it was not."""
+        """Its next turn came; if an earlier one looked like the last, it was not."""
         if self._ended:
             self._count_end(-1)
         self._ended = False
         self._num_turns += 1
 
     def end_turn(self, service_s: float) -> None:
-        """The turn took so long from its first step to its end."""
+        """The turn took this long from its first step to its end."""
         self._served_s += service_s
         self._kind.seen.exposure += service_s
         self._forecast.count_turn()
 
     def looks_finished(self) -> None:
-        """It said that it is done, or answered without calling a tool."""
+        """Its client said that it is done, or it answered without calling a tool."""
         if not self._ended and self._num_turns:
             self._ended, self._ended_s = True, self._served_s
             self._count_end(1)
@@ -89,25 +90,26 @@ class JobCourse:
 
     @property
     def excess_s(self) -> float:
-        """How much more work jobs of its kind are than usual ones; less than 0: how much less."""
+        """How much more work jobs of its kind are than usual ones; negative if they are less."""
         return self._kind.excess_s
 
 
 class WorkForecast:
-    """Kinds of jobs, and what was learned from them: in lessons, between which every forecast stays."""
+    """Kinds of jobs, and what was learned from them. Forecasts stay constant between updates."""
 
     def __init__(self) -> None:
         self.lengths = Memoryfulness()
-        """What the turns a job has had say of those to come."""
+        """What the turns that a job has had say of those to come."""
         self.num_lessons = 0
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._first_ones = _Kind(0.0)
         self._usual_s = self._usual_tokens = 0.0
         """Of all jobs: seconds of service, and tokens in the first prompt."""
-        self._num_turns = self._num_until_lesson = 0.0
+        self._num_turns = self._num_until_update = 0.0
 
     def course(self, name: Hashable | None, num_tokens: int) -> JobCourse:
-        """Of a job that begins with a prompt of so many tokens; None: it cannot be told how it begins."""
+        """The course of a job that begins with a prompt of this many tokens; None if its kind is
+        not known."""
         kind = self._kinds.get(name)
         if kind is not None:
             self._kinds.move_to_end(name)
@@ -119,20 +121,21 @@ class WorkForecast:
         return JobCourse(kind, self)
 
     def excess_s(self, name: Hashable | None) -> float:
-        """Of a request that may become a job: nothing is learned from it yet. 0 if its kind is not known."""
+        """The same for a request that may become a job, from which nothing is learned yet; 0 if its
+        kind is not known."""
         kind = self._kinds.get(name)
         return 0.0 if kind is None else kind.excess_s
 
     def count_turn(self) -> None:
         """A turn of some job has ended."""
         self._num_turns = min(MAX_TURNS, self._num_turns + 1)
-        self._num_until_lesson -= 1
-        if self._num_until_lesson <= 0:
+        self._num_until_update -= 1
+        if self._num_until_update <= 0:
             self._learn()
-            self._num_until_lesson = LESSON * self._num_turns
+            self._num_until_update = UPDATE_SHARE * self._num_turns
 
     def _remember(self, name: Hashable, num_tokens: int) -> None:
-        """Until the next lesson its size is all that tells it from others."""
+        """Until the next update only its size distinguishes it from others."""
         excess_s = self._usual_s * (num_tokens / self._usual_tokens - 1) if self._usual_tokens else 0.0
         self._kinds[name] = _Kind(excess_s)
         if len(self._kinds) > MAX_KINDS:
@@ -144,7 +147,7 @@ class WorkForecast:
         self._usual_tokens = math.fsum(kind.num_tokens for kind in kinds) / math.fsum(
             kind.num_jobs for kind in kinds
         )
-        # Before any job ended one is taken to end now.
+        # Before any job ended, one is assumed to end now.
         num_ends = max(1.0, math.fsum(kind.seen.num_ends for kind in kinds))
         self._usual_s = math.fsum(kind.seen.exposure for kind in kinds) / num_ends
         services_s = exposures_per_end([kind.seen for kind in kinds]) or [self._usual_s] * len(kinds)

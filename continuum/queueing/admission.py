@@ -1,11 +1,12 @@
-"""The working-set ledger: whether one more job may begin, by what those that have begun will need.
+"""Admission: whether one more job may begin, given the working set that the begun jobs are expected
+to need.
 
-When more have begun than can be held, each turn drops what another comes back for. What can be held is the
-host tier, where there is one; else the pool, and there only who is soon back counts. Who is here needs its
-context, but for what it shares with who came before; who is in a tool call, as surely as it is expected back.
-Jobs of a worse priority count for nothing: what they hold gives way.
-Each event costs O(log n): what time alone changes is looked at again when half as much of it again has
-passed.
+When more jobs have begun than fit, each turn evicts what another one returns for. The capacity is
+the host tier where there is one; else the pool, and then only turns that return soon count. A
+running turn needs its context, except for what it shares with earlier turns; a turn in a tool call
+needs it in proportion to the probability of its return. Jobs of a worse priority count for nothing,
+because their pins give way. Each event costs O(log n): what time alone changes is evaluated again
+when as much time as before, times a factor, has passed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from engine.messages import ToolSignal
 
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5
-"""How likely a return is, is asked again when the call has run for so many times as long."""
+"""The probability of a return is evaluated again when the call has run for this many times as long."""
 
 
 class Need(NamedTuple):
-    """Of one that has begun."""
+    """The expected need of a begun turn."""
 
     priority: int
     num_blocks: int
@@ -37,30 +38,32 @@ class Need(NamedTuple):
 
 
 class WorkingSet(BranchListener):
-    """Blocks that the begun jobs are expected to need, and the new jobs that wait for room beside them."""
+    """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit
+    besides them."""
 
     def __init__(
         self, tools: ToolStats, num_blocks: int, num_host_blocks: int, block_size: int, tuning: Tuning
     ) -> None:
-        """``num_blocks``: of the pool. ``num_host_blocks``: of the host tier; 0 without one."""
+        """``num_blocks`` is the size of the pool, ``num_host_blocks`` that of the host tier; 0
+        without one."""
         self._tools = tools
         if num_host_blocks:
-            self.num_room_blocks = int(num_host_blocks * tuning.host_share)
+            self.num_usable_blocks = int(num_host_blocks * tuning.host_share)
             self._horizon_s = tuning.return_horizon_s
         else:
-            self.num_room_blocks = int(num_blocks * tuning.pool_share)
+            self.num_usable_blocks = int(num_blocks * tuning.pool_share)
             self._horizon_s = tuning.pool_horizon_s
         self._little = int(num_blocks * tuning.small_job_share)
         self._block_size = block_size
         self._here: dict[str, Need] = {}
-        """By request: admitted, or back for what its job has."""
+        """By request: turns that are admitted, or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
         """By the request that ended last in a job, or in a branch of one."""
         self._parked: dict[str, str] = {}
-        """Requests, with their tenants."""
+        """Waiting requests, with their tenants."""
         self._num_parked: Counter[str] = Counter()
         self._needed: dict[int, int] = {}
-        """Blocks, by priority of those that have begun and need any, as likely as they come."""
+        """Expected blocks, by priority of the jobs that have begun and need any."""
         self._needed_by: dict[str, int] = {}
         """The same by tenant."""
         self._looks: list[tuple[float, int, BranchTip]] = []
@@ -69,30 +72,33 @@ class WorkingSet(BranchListener):
     # ---- who may begin ----
 
     def admits(self, turn: Turn, now: float) -> bool:
-        """Whether the turn may start now. Who begins while nobody else is here always may; those of a worse
-        priority are as good as not here, as they may be waiting behind this one."""
+        """Whether the turn may start now.
+
+        A job may always begin while no other one is here. Jobs of a worse priority do not count as
+        here, since they may be waiting behind this one.
+        """
         if not self._is_gated(turn) or not self._is_anybody_here(turn.request.priority):
             return True
         self._look_again(now)
         own, tenant = self._own_blocks(turn.request, turn.job), turn.request.tenant
-        if self.needed_before(turn.request) + own <= self.num_room_blocks:
+        if self.needed_before(turn.request) + own <= self.num_usable_blocks:
             return True
-        # What other tenants have begun leaves each its equal part.
+        # Each tenant may use its equal part, whatever the others have begun.
         num_tenants = len(self._needed_by) + (tenant not in self._needed_by)
         return (
-            num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_room_blocks
+            num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_usable_blocks
         )
 
     def _is_anybody_here(self, priority: int) -> bool:
         return any(need.priority <= priority for need in self._here.values())
 
     def needed_before(self, request: Request) -> int:
-        """Blocks that those who have begun are expected to need, but for those of a worse priority."""
+        """Blocks that the begun jobs are expected to need, without those of a worse priority."""
         needed = (num for priority, num in self._needed.items() if priority <= request.priority)
         return sum(needed)
 
     def park(self, turn: Turn) -> bool:
-        """It waits behind all that may start; False if it did already."""
+        """The request waits behind all that may start; False if it did already."""
         request_id, tenant = turn.request.request_id, turn.request.tenant
         if request_id in self._parked:
             return False
@@ -101,7 +107,7 @@ class WorkingSet(BranchListener):
         return True
 
     def parks(self, turn: Turn) -> bool:
-        """Whether it waits there: while any of its tenant does, jobs that come later line up behind."""
+        """Whether it is parked: while any request of its tenant is, later jobs line up behind it."""
         if not self._num_parked.get(turn.request.tenant) or not self._is_gated(turn):
             return False
         self.park(turn)
@@ -116,7 +122,7 @@ class WorkingSet(BranchListener):
             del self._num_parked[tenant]
 
     def _is_gated(self, turn: Turn) -> bool:
-        """Whether it is a job's first, has not run yet, and takes more than a little."""
+        """Whether it is a job's first turn, has not run yet, and needs more than a little."""
         if turn.number > 1 or turn.tip is not None or turn.request.status is RequestStatus.PREEMPTED:
             return False
         return self._blocks(turn.request.num_tokens) > self._little
@@ -124,7 +130,7 @@ class WorkingSet(BranchListener):
     # ---- who has begun ----
 
     def came(self, request: Request, job: Job | None) -> None:
-        """It is admitted, and here until it has gone, running or not."""
+        """It is admitted, and counts until it has gone, running or not."""
         self._unpark(request.request_id)
         tenant = request.tenant if job is None else job.tenant or ""
         need = Need(request.priority, self._own_blocks(request, job), tenant)
@@ -149,7 +155,7 @@ class WorkingSet(BranchListener):
         self._await(tip, now)
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """The turn is here from now on: it waits."""
+        """The turn counts as here from now on: it waits."""
         self._forget(tip)
         self.came(turn.request, tip.job)
 
@@ -160,14 +166,14 @@ class WorkingSet(BranchListener):
         self._forget(tip)
 
     def _await(self, tip: BranchTip, now: float) -> None:
-        """A turn has ended there, or more is known of what it called."""
+        """A turn has ended there, or more is known of the tools that it called."""
         self._look_again(now)
         if tip.request_id not in self._awaited:
             heapq.heappush(self._looks, (now + FIRST_LOOK_S, next(self._numbers), tip))
         self._weigh(tip, now)
 
     def _forget(self, tip: BranchTip) -> None:
-        """Nobody is expected back there any more."""
+        """No turn is expected back there any more."""
         self._take(self._awaited, tip.request_id)
 
     def _look_again(self, now: float) -> None:
@@ -179,7 +185,7 @@ class WorkingSet(BranchListener):
                 heapq.heappush(self._looks, (tip.ended_s + LATER_LOOKS * elapsed_s, number, tip))
 
     def _weigh(self, tip: BranchTip, now: float) -> None:
-        """Its context and what its next prompt adds, times how likely that comes."""
+        """Its context and what its next prompt adds, times the probability that it comes."""
         probability = 0.0
         if not tip.is_at_rest:
             probability = self._tools.return_probability(tip, now + self._horizon_s, now)

@@ -1,6 +1,6 @@
-"""Who has waited for too long: from then on nobody who came later starts before them.
+"""Aging: once a request has waited for too long, none that came later starts before it.
 
-Knows nothing of jobs or memory. A request costs O(log n) however many wait.
+It knows nothing of jobs or memory. A request costs O(log n), however many wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.core.request import Request, RequestStatus
 
 
 class _Wait(NamedTuple):
-    """Of one that has not gone."""
+    """One request that has not ended."""
 
     since_s: float
     max_wait_s: float
@@ -22,38 +22,39 @@ class _Wait(NamedTuple):
 
 
 class Aging:
-    """Requests in the order in which their time is up, each until it ends or that has come."""
+    """Requests in the order in which their time is up, each until it ends or its time has come."""
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
         self._in_time: list[tuple[float, int, Request]] = []
-        """Those that wait and those that run: one that runs may be preempted, and wait again. What is not of
-        its number any more is dropped when it surfaces."""
+        """Requests that wait and that run: a running one may be preempted, and wait again. An entry
+        whose number is out of date is dropped when it surfaces."""
         self._numbers = count()
         self._overdue: set[str] = set()
-        """Of those that wait."""
+        """The ones that wait."""
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether anybody waits who is overdue."""
+        """Whether any waiting request is overdue."""
         return bool(self._overdue)
 
     def arrived(self, request: Request, max_wait_s: float, since_s: float | None = None) -> None:
-        """It waits since then: its arrival, if nothing else is said. Said again, that counts."""
+        """It waits since then: its arrival, unless another time is given. If given again, the last
+        one counts."""
         since_s = request.arrival_time if since_s is None else since_s
         wait = self._waits[request.request_id] = _Wait(since_s, max_wait_s, next(self._numbers))
         heapq.heappush(self._in_time, (since_s + max_wait_s, wait.number, request))
 
     def since_s(self, request: Request) -> float:
-        """Of one that has not gone."""
+        """Since when it has waited; the request has not ended."""
         return self._waits[request.request_id].since_s
 
     def max_wait_s(self, request: Request) -> float:
-        """Of one that has not gone."""
+        """Its maximum wait in seconds; the request has not ended."""
         return self._waits[request.request_id].max_wait_s
 
     def queued(self, request: Request, now: float) -> bool:
-        """It waits from now on, or still does: whether it is overdue."""
+        """It waits from now on, or still does. Returns whether it is overdue."""
         wait = self._waits[request.request_id]
         if now - wait.since_s < wait.max_wait_s:
             return False
@@ -61,7 +62,7 @@ class Aging:
         return True
 
     def is_overdue(self, request: Request) -> bool:
-        """Of one that waits."""
+        """Whether this waiting request is overdue."""
         return request.request_id in self._overdue
 
     def admitted(self, request: Request) -> None:
@@ -72,7 +73,7 @@ class Aging:
         self._overdue.discard(request.request_id)
 
     def newly_overdue(self, now: float) -> Iterator[Request]:
-        """Those that wait and whose time was up since the last call."""
+        """Waiting requests whose time was up since the last call."""
         in_time = self._in_time
         while in_time:
             _, number, request = in_time[0]

@@ -1,4 +1,4 @@
-"""Who is next: keeps aging, admission and ranks in step with the requests that wait."""
+"""Keeps aging, admission and ranks in step with the requests that wait, and so answers which is next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from engine.core.request import Request
 
 
 class JobQueue:
-    """Answers what a scheduler asks of the order of requests (``engine.core.policy.QueuePolicy``)."""
+    """Answers the scheduler's questions about the order of requests
+    (``engine.core.policy.QueuePolicy``)."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class JobQueue:
         aging: Aging,
         on_parked: Callable[[Turn, WorkingSet, float], None],
     ) -> None:
-        """``on_parked`` is told of each new job that has to wait for room, once."""
+        """``on_parked`` is called once with each new job that has to wait until its working set fits."""
         self._config = config
         self._turns = turns
         self._ranks = ranks
@@ -38,7 +39,7 @@ class JobQueue:
     # ---- a request comes and goes ----
 
     def arrived(self, request: Request, turn: Turn | None) -> None:
-        """It waits from now on; one that repeats another, since that one did."""
+        """It waits from now on; a turn that repeats another one has waited since that one did."""
         if turn is None:
             self._aging.arrived(request, self._config.max_wait_s)
             return
@@ -55,7 +56,8 @@ class JobQueue:
         self._changed.append(turn.request)
 
     def lost_pin(self, turns: Iterable[Turn]) -> None:
-        """What was kept for these turns went to others: those of them that wait do so as any other."""
+        """The blocks pinned for these turns went to other requests: the waiting ones are ordered as
+        cold turns."""
         self._changed.extend(turn.request for turn in turns if turn.num_cached_tokens is None)
 
     def admitted(self, request: Request, turn: Turn | None) -> None:
@@ -96,14 +98,17 @@ class JobQueue:
         return self._aging.is_overdue(request)
 
     def may_pass(self, request: Request) -> bool:
-        """A warm turn holds memory that only running it can free: it must not wait behind one that has none,
-        unless that has waited for too long, and may take what the warm one holds."""
+        """Whether a request may start before an earlier one that does not fit.
+
+        A warm turn retains memory that only running it can free. So it must not wait behind a cold
+        one, unless that is overdue: then it may take the warm turn's blocks.
+        """
         turn = self._turns.get(request)
         return turn is not None and turn.warm and not self._aging.is_exceeded
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """Of those of the worst priority the youngest job's turn, those of jobs with no pin first; least
-        computed on a tie."""
+        """The request to preempt: among those of the worst priority the turn of the youngest job,
+        jobs without a pin first; the one with the fewest computed tokens on a tie."""
 
         def worth(request: Request) -> tuple[int, bool, float, int]:
             turn, num_computed = self._turns.get(request), request.num_computed_tokens

@@ -1,1 +1,1 @@
-"""What is told: receipts, the status of jobs, metrics, history, the policy's trace."""
+"""What is reported: receipts, the status of jobs, metrics, history, the policy's trace."""

@@ -1,4 +1,4 @@
-"""What metrics tell of jobs: which ended since the last look, and how far off the expected gaps were."""
+"""Metrics of jobs: which ended since the last reading, and the error of the expected gaps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from engine.messages import JobEnd, JobStats
 
 MAX_KEPT = 4096
-"""Kept of each kind, in case nobody reads them."""
+"""Maximum number kept of each kind, in case the metrics are not read."""
 FINISHED = "finished"
 """Its client said so, or its last turn did."""
 FORGOTTEN = "forgotten"
-"""It was idle for too long, or one of too many."""
+"""It was idle for too long, or the longest idle of too many."""
 
 
 class JobMetrics(BranchListener):
-    """A job is counted once, when it is no longer known; single questions that nobody named are no jobs."""
+    """A job is counted once, when it is no longer known; single-turn requests without an id are no
+    jobs."""
 
     def __init__(self) -> None:
         self._ended: deque[JobEnd] = deque(maxlen=MAX_KEPT)
@@ -30,7 +31,7 @@ class JobMetrics(BranchListener):
             self._ended.append(JobEnd(outcome, duration_s, job.queued_s, job.num_turns))
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """The turn came back: what had last been told of when it would? Who repeats a turn closes no gap."""
+        """The turn came back: compare with the last expectation. A repeated turn ends no gap."""
         receipt = tip.receipt
         if turn.repeats is not None or turn.gap_s is None:
             return
@@ -38,7 +39,7 @@ class JobMetrics(BranchListener):
             self._gap_errors_s.append(abs(turn.gap_s - receipt.expected_tool_s))
 
     def take(self, num_jobs: int) -> JobStats:
-        """All since the last call; ``num_jobs`` are known now."""
+        """Everything since the last call; ``num_jobs`` is the number of known jobs."""
         stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s))
         self._ended.clear()
         self._gap_errors_s.clear()

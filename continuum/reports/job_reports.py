@@ -1,4 +1,4 @@
-"""What is known of jobs, for those who ask: metrics, the trace, and those who list jobs."""
+"""What is known of jobs, for metrics, the trace, and lists of jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.messages import JobStats, JobStatus, PastTurn
 
 
 class JobReports:
-    """Answers what ``engine.core.policy.JobDirectory`` asks."""
+    """Implements ``engine.core.policy.JobDirectory``."""
 
     def __init__(
         self, jobs: JobRegistry, gaps: GapLearner, tally: JobMetrics, log: TurnHistory, block_size: int

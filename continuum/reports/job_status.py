@@ -1,4 +1,4 @@
-"""What a person is told of a job: its turns, what is held for them, and when the next one is expected."""
+"""The status of a job for people: its turns, its pins, and when the next turn is expected."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from engine.messages import BranchStatus, JobStatus
 from estimator.survival import SurvivalCurve
 
 EARLY, LATE = 0.1, 0.9
-"""Quantiles that say how sure an expectation is."""
+"""Quantiles that show the uncertainty of an expected return."""
 
 
 def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: float) -> JobStatus:
-    """``tips``: the job's, as they stand now."""
+    """``tips`` are the job's, as of now."""
     ttls_s = [tip.ttl_s for tip in tips if tip.ttl_s is not None]
     returns_s = [each.expected_return_s for each in tips if each.expected_return_s is not None]
     return JobStatus(
@@ -31,7 +31,7 @@ def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: floa
 
 
 def tip_status(tip: BranchTip, remaining: SurvivalCurve, block_size: int, now: float) -> BranchStatus:
-    """``remaining``: time until its next turn, from now."""
+    """``remaining`` is the time until its next turn, from now."""
     pin = tip.pin
     return BranchStatus(
         request_id=tip.external_id,
@@ -46,5 +46,5 @@ def tip_status(tip: BranchTip, remaining: SurvivalCurve, block_size: int, now: f
         earliest_return_s=remaining.known_quantile(EARLY),
         latest_return_s=remaining.known_quantile(LATE),
         num_observations=remaining.num_observations,
-        told=tip.told.state.value if tip.told is not None else None,
+        told=tip.hint.state.value if tip.hint is not None else None,
     )

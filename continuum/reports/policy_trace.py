@@ -34,7 +34,7 @@ class PolicyTrace(BranchListener):
         if self._tracer.on:
             event = self._turn_event("turn_parked", turn, now)
             event.needed_blocks = working_set.needed_before(turn.request)
-            event.allowed_blocks = working_set.num_room_blocks
+            event.allowed_blocks = working_set.num_usable_blocks
             self._tracer.emit(event)
 
     def turn_admitted(self, turn: Turn, now: float) -> None:

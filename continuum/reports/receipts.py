@@ -7,7 +7,7 @@ from engine.messages import TurnReceipt
 
 
 def make_receipt(turn: Turn) -> TurnReceipt:
-    """The receipt of a turn that ended, before anything is said about a pin."""
+    """The receipt of a turn that ended, before a pin is decided on."""
     tip = turn.tip
     return TurnReceipt(
         request_id=turn.request.request_id,

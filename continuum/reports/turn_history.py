@@ -1,4 +1,4 @@
-"""The turns that ended last, of all jobs together, and what their clients were told."""
+"""The turns that ended last, of all jobs together, and their receipts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from engine.messages import PastTurn, TurnReceipt
 
 MAX_TURNS = 4096
-"""Remembered; the oldest go."""
+"""Maximum number of turns; the oldest are dropped."""
 
 
 @dataclass(slots=True, eq=False)
 class _EndedTurn:
-    """With the receipt that its client was given last."""
+    """An ended turn with its latest receipt."""
 
     job: Job
     request_id: str
@@ -28,7 +28,7 @@ class _EndedTurn:
 
 
 class TurnHistory:
-    """A small record a turn; a job's are looked for only when somebody asks."""
+    """Keeps a small record per turn; the turns of one job are collected only on request."""
 
     def __init__(self) -> None:
         self._turns: OrderedDict[str, _EndedTurn] = OrderedDict()
@@ -51,14 +51,14 @@ class TurnHistory:
             self._turns.popitem(last=False)
 
     def receipt_changed(self, tip: BranchTip) -> None:
-        """It is known what runs, or its client spoke of it: the turn has another receipt."""
+        """It is known which tools run, or the client gave a hint: the turn has another receipt."""
         turn = self._turns.get(tip.request_id)
         if turn is not None and tip.receipt is not None:
             turn.receipt = tip.receipt
             turn.tools = [str(tool) for tool in tip.tools or ()]
 
     def of_job(self, job_id: str, now: float) -> list[PastTurn]:
-        """The turns of a job that are remembered, oldest first."""
+        """The remembered turns of a job, oldest first."""
         return [_past_turn(turn, now) for turn in self._turns.values() if turn.job.job_id == job_id]
 
 

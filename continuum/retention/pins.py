@@ -1,6 +1,6 @@
-"""Pins alive: their deadlines, their budget, and the order in which they may be revoked.
+"""Live pins: their deadlines, their budget, and the order in which they may be revoked.
 
-Knows nothing of why a pin is there. Nothing here is linear in pins it does not touch.
+It knows nothing of why a pin is there. Nothing here is linear in pins it does not touch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from continuum.retention.tenant_shares import Givers, TenantShares
 from engine.core.policy import Pin, PinEnd
 
 AgeKey = tuple[Place, int]
-"""Place of the pin's job and pin id: larger is younger, or of worse priority."""
+"""Place of the pin's job, then pin id: larger means younger, or of worse priority."""
 
 
 class PinTable:
     """All pins with their tips."""
 
     def __init__(self, num_blocks: int, tenant_share: float) -> None:
-        """``num_blocks``: most blocks all pins may hold together; ``tenant_share``: most of that for one
-        tenant, also if it is alone."""
+        """``num_blocks`` is the maximum for all pins together; ``tenant_share`` is the maximum part
+        of that for one tenant, even without another one."""
         self._budget = num_blocks
         self._tenant_budget = int(num_blocks * tenant_share)
         self._shares = TenantShares(num_blocks)
@@ -48,12 +48,13 @@ class PinTable:
     def tip_of(self, pin: Pin) -> BranchTip:
         return self._tips[pin.pin_id]
 
-    def make_room(self, job: Job, num_blocks: int, *, displace: bool = True) -> bool:
-        """Whether the budgets allow this job a pin of so many blocks.
+    def reserve(self, job: Job, num_blocks: int, *, displace: bool = True) -> bool:
+        """Whether the budgets allow this job a pin of ``num_blocks`` blocks.
 
-        If need be, and if it may ``displace`` others, pins that no turn has claimed are released, youngest
-        first: those of any tenant that holds more than the job's would, then those of younger jobs of its own
-        tenant, of which the one that began first keeps what it has. Nothing is released in vain.
+        If need be, and with ``displace``, pins that no turn has claimed are released, youngest
+        first: those of any tenant that has more pinned blocks than the job's tenant would have,
+        then those of younger jobs of its own tenant, so that the job that began first keeps its
+        pins. Nothing is released unless that is enough.
         """
         missing = self._num_blocks + num_blocks - self._budget
         held = self._shares.held(_tenant_of(job))
@@ -65,8 +66,8 @@ class PinTable:
         return displaced is not None
 
     def _displaced_by(self, job: Job, num_blocks: int, missing: int, held: int) -> list[Pin] | None:
-        """Pins to release: ``missing`` blocks for the budget, and enough for its tenant's cap, of which it
-        holds ``held``. None: there are too few."""
+        """Pins to release: ``missing`` blocks for the budget, and enough for the cap of its tenant,
+        which has ``held`` blocks. None if there are too few."""
         displaced = []
         tenant = _tenant_of(job)
         own = self._unclaimed(self._of_tenant.get(tenant, []), job.place)
@@ -84,8 +85,8 @@ class PinTable:
         return displaced
 
     def is_safe_from(self, pin: Pin, tenant: str | None) -> bool:
-        """Whether a tenant has no claim to another one's pin: that holds no more than its part of the
-        budget."""
+        """Whether a tenant has no claim to another one's pin: that one has no more than its part of
+        the budget."""
         return self._shares.is_safe(_tenant_of(self._tips[pin.pin_id].job), tenant or "")
 
     def add(self, pin: Pin, tip: BranchTip) -> None:
@@ -98,12 +99,12 @@ class PinTable:
         self._count(tip, pin.num_blocks)
 
     def set_deadline(self, pin: Pin, deadline_s: float) -> None:
-        """Move the deadline; the old place in the heap is recognized as stale when it surfaces."""
+        """Move the deadline; the old heap entry is recognized as stale when it surfaces."""
         pin.deadline_s = deadline_s
         heapq.heappush(self._deadlines, (deadline_s, pin.pin_id))
 
     def claim(self, pin: Pin) -> None:
-        """Its turn is back and waits: the pin no longer runs out."""
+        """Its turn is back and waits: the pin no longer expires."""
         self._claimed.add(pin.pin_id)
 
     def is_claimed(self, pin: Pin) -> bool:
@@ -117,7 +118,7 @@ class PinTable:
         self._count(self._tips[pin.pin_id], -num_blocks_lost)
 
     def ended(self, pin: Pin, cause: PinEnd) -> BranchTip:
-        """The scheduler has ended the pin; returns the tip that lost it."""
+        """The scheduler has ended the pin; returns the tip that it belonged to."""
         tip = self._tips.pop(pin.pin_id)
         age = (tip.place, pin.pin_id)
         del self._by_age[bisect_left(self._by_age, age)]
@@ -132,7 +133,7 @@ class PinTable:
         return tip
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        """Released pins and those past their deadline; the caller ends each before asking for the next."""
+        """Released and expired pins; the caller ends each before asking for the next."""
         while self._released:
             pin, cause = self._released.popleft()
             if pin.pin_id in self._tips:
@@ -175,7 +176,7 @@ class PinTable:
         return self._unclaimed(self._of_tenant[tenant])
 
     def _alive(self, deadline_s: float, pin_id: int) -> Pin | None:
-        """The pin this heap entry speaks of, unless it ended, was claimed, or its deadline moved."""
+        """The pin of this heap entry; None if it ended, was claimed, or its deadline moved."""
         tip = self._tips.get(pin_id)
         if tip is None or pin_id in self._claimed:
             return None
@@ -188,5 +189,5 @@ class PinTable:
 
 
 def _tenant_of(job: Job) -> str:
-    """Jobs of nobody who is named are one tenant's."""
+    """All jobs without a tenant count as one tenant's."""
     return job.tenant or ""

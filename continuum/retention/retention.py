@@ -1,4 +1,5 @@
-"""For how long the KV of a turn that ended is held: asks the rule; keeps pin, receipt and trace in step."""
+"""Decides how long the KV of an ended turn is retained: asks the rule; keeps pin, receipt and trace
+in step."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from engine.core.policy import Pin, PolicyContext
 from estimator.survival import SurvivalCurve
 
 UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
-NO_ROOM = TtlDecision(0.0, "pin budget is used up")
-LEFT_BEHIND = TtlDecision(0.0, "the job went on without it")
+OVER_BUDGET = TtlDecision(0.0, "pin budget is used up")
+SUPERSEDED = TtlDecision(0.0, "the job went on without it")
 
 ChooseTtl = Callable[[BranchTip, TtlInputs], TtlDecision]
 
@@ -47,8 +48,9 @@ class Retention(BranchListener):
         published: PublishedGaps | None,
         trace: PolicyTrace,
     ) -> None:
-        """``choose_ttl`` answers; what it is told is read from those who learn. ``published``: for a rule
-        that goes by gaps as they were published, and that what clients say does not move."""
+        """``choose_ttl`` decides; its inputs come from the objects that learn. ``published`` is
+        given for a rule that uses gaps as the papers define them, and that clients' hints do not
+        move."""
         self._block_size = context.block_size
         self._num_blocks = context.num_blocks
         self._config = config
@@ -73,8 +75,8 @@ class Retention(BranchListener):
         if decision.is_final:
             self._trace.refused(tip, now)
             return None
-        if not self._pins.make_room(tip.job, len(block_hashes), displace=known):
-            self.update_receipt(tip, NO_ROOM)
+        if not self._pins.reserve(tip.job, len(block_hashes), displace=known):
+            self.update_receipt(tip, OVER_BUDGET)
             self._trace.refused(tip, now)
             return None
         pin = Pin(
@@ -90,8 +92,11 @@ class Retention(BranchListener):
         return pin
 
     def redecide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> None:
-        """More is known of what it waits for. ``remaining``: time until the return as it looks now, which
-        then is where the rule counts from; None: as it looked when the turn ended."""
+        """Decide again, as more is known of what it waits for.
+
+        ``remaining`` is the expected time until the return from now on, and the rule counts from
+        now; None: use the expectation as of the turn's end.
+        """
         if self._published is not None:
             remaining = None
         decision = self._decide(tip, now, remaining)
@@ -99,12 +104,12 @@ class Retention(BranchListener):
             self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
 
     def release(self, tip: BranchTip, why: TtlDecision) -> None:
-        """Nobody will come back to it, or not soon enough."""
+        """No turn will continue the tip, or not soon enough."""
         self._unpin(tip)
         self.update_receipt(tip, why)
 
     def give_back(self, turn: Turn) -> None:
-        """The turn has ended: a pin that it had come back to and never took over goes."""
+        """The turn has ended: release the pin that it waited for and never took over."""
         if turn.tip is not None:
             self._unpin(turn.tip)
 
@@ -113,7 +118,7 @@ class Retention(BranchListener):
             self._pins.claim(tip.pin)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        self.update_receipt(tip, LEFT_BEHIND)
+        self.update_receipt(tip, SUPERSEDED)
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
         self._unpin(tip)
@@ -123,9 +128,9 @@ class Retention(BranchListener):
             self._pins.release(tip.pin)
 
     def update_receipt(self, tip: BranchTip, decision: TtlDecision) -> None:
-        """Put the decision into the receipt, as far as it came true."""
+        """Write the decision into the receipt, as far as it was carried out."""
         receipt, pin = tip.receipt, tip.pin
-        if receipt is None or (pin is None and receipt.reason == NO_ROOM.reason):
+        if receipt is None or (pin is None and receipt.reason == OVER_BUDGET.reason):
             return  # whatever is decided now, it was unpinned at the turn's end
         held = pin is not None and decision.ttl_s > 0
         tip.receipt = structs.replace(
@@ -136,7 +141,7 @@ class Retention(BranchListener):
         )
 
     def _decide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
-        """Ask the rule, with all it may look at; the answer goes into the receipt and the trace."""
+        """Ask the rule with all its inputs; the decision goes into the receipt and the trace."""
         job, curve = tip.job, remaining
         if curve is None:
             curve = self._tools.curve(tip.tools, job.job_id, job.tenant)

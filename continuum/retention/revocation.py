@@ -1,7 +1,7 @@
-"""Who may break whose pin (``docs/decisions/0003``). It decides; the scheduler breaks.
+"""Which pins a request may revoke (``docs/decisions/0003``). It decides; the scheduler revokes.
 
-What a tenant holds within its part of the budget is out of another tenant's reach, unless nothing else can
-run or somebody has waited for too long. Within reach is all that is held for jobs of a worse priority.
+A tenant's pins within its part of the budget are safe from another tenant, unless nothing else can
+run or a request is overdue. All pins of jobs of a worse priority may be revoked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from engine.core.policy import Pin
 from engine.core.request import Request, RequestStatus
 
 MANY_PINS = 128
-"""A search among more is rarer than in proportion, so that it takes less of the time the more there are."""
+"""Beyond this many pins, the pause after a search grows faster than in proportion, so that it takes
+less of the time the more there are."""
 
 
 class RevocationRule:
-    """Pins that a request may break, cheapest first."""
+    """Pins that a request may revoke, cheapest first."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class RevocationRule:
         aging: Aging,
         search_backoff_s: float,
     ) -> None:
-        """``search_backoff_s``: to wait after a search, for each pin that it looked at in vain."""
+        """``search_backoff_s``: how long to wait after a search, for each pin that it looked at
+        without success."""
         self._pins = pins
         self._tools = tools
         self._kv_cost = kv_cost
@@ -42,29 +44,31 @@ class RevocationRule:
         self._aging = aging
         self._pause_s = search_backoff_s
         self._search_from_s: dict[str, float] = {}
-        """When a waiting request that found too little may look again."""
+        """When a waiting request that found too few blocks may search again."""
 
     def forget(self, request: Request) -> None:
-        """It waits no more."""
+        """The request no longer waits."""
         self._search_from_s.pop(request.request_id, None)
 
-    def breakable(
+    def revocable_for(
         self, requester: Request, turn: Turn | None, now: float, last_resort: bool
     ) -> Iterator[Pin]:
-        """``turn`` is the requester's; None for one of no job. ``last_resort``: nothing else can run."""
+        """``turn`` is the requester's; None if it belongs to no job. ``last_resort``: nothing else
+        can run."""
         running = requester.status is RequestStatus.RUNNING
         is_overdue = self._aging.is_overdue(requester)
         has_host_tier = self._kv_cost.has_host_tier
         if last_resort or is_overdue or (running and has_host_tier):
             yield from self._all_pins(requester, turn)
         elif running:
-            # It grows by a block; the alternative is to compute all of a turn again.
+            # It grows by a block; otherwise it is preempted, and a whole turn is recomputed.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
             for pin in self._younger_pins(requester, turn):
                 if self._gives_way(pin, 1, requester, spared_s, now):
                     yield pin
         elif has_host_tier:
-            # To load a copy is so cheap that nobody, not even a new job, need wait for others' tools.
+            # Loading an offloaded copy is so cheap that not even a new job needs to wait for
+            # others' tools.
             pins = self._within_reach(self._pins.youngest_first(), requester, turn)
             unclaimed = (pin for pin in pins if not self._pins.is_claimed(pin))
             yield from self._cheap_pins(unclaimed, requester, now)
@@ -75,8 +79,8 @@ class RevocationRule:
             yield from takewhile(lambda pin: self._is_worse(pin, requester), pins)
 
     def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
-        """Unclaimed ones first, youngest job's first, but those of other tenants within their part after the
-        rest; the requester's own, whose blocks it will read, last."""
+        """Unclaimed pins first, the youngest job's first, but other tenants' pins within their part
+        after the rest; the requester's own pin, whose blocks it will read, last."""
         own = turn.pin if turn is not None else None
         tenant = _tenant_of(requester, turn)
         safe, claimed = [], []
@@ -100,7 +104,7 @@ class RevocationRule:
         return self._within_reach(pins, requester, turn)
 
     def _is_worse(self, pin: Pin, requester: Request) -> bool:
-        """Whether it is held for a job of worse priority."""
+        """Whether the pin is for a job of a worse priority."""
         return self._pins.tip_of(pin).place[0] > requester.priority
 
     def _within_reach(self, pins: Iterator[Pin], requester: Request, turn: Turn | None) -> Iterator[Pin]:
@@ -108,10 +112,11 @@ class RevocationRule:
         return (pin for pin in pins if not self._pins.is_safe_from(pin, tenant))
 
     def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
-        """Those of worse priority, and those that are expected to lose less than the requester has waited.
+        """Pins of worse priority, and those whose expected loss is less than the requester's wait
+        so far.
 
-        A requester that takes all of them has not found enough, and looks again only after some time: among
-        thousands of pins a search takes longer than a step.
+        If a requester takes all of them and still has too few blocks, it searches again only after
+        some time: among thousands of pins a search takes longer than a step.
         """
         if now < self._search_from_s.get(requester.request_id, now):
             return
@@ -125,8 +130,9 @@ class RevocationRule:
         self._search_from_s[requester.request_id] = now + pause_s
 
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
-        """Whether it is held for a job of worse priority, or less than ``worth_s`` is expected to be lost
-        with so many of its blocks: what they cost, times how surely its turn comes for them."""
+        """Whether the pin is for a job of a worse priority, or its expected loss with
+        ``num_blocks`` of its blocks is below ``worth_s``: their cost, times the probability that
+        its turn comes for them."""
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True

@@ -1,6 +1,8 @@
-"""How tenants share the pin budget: max-min fair among those that want it now, all of it for one alone.
+"""How tenants share the pin budget: max-min fair among those that want it now, all of it for a
+single one.
 
-Knows how much each tenant holds, and that it can be asked for a pin that it could do without.
+It knows how many blocks each tenant has pinned, and that a tenant can be asked for a pin to give
+up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ class TenantShares:
     """Pinned blocks by tenant."""
 
     def __init__(self, num_blocks: int) -> None:
-        """``num_blocks``: what all may hold together."""
+        """``num_blocks`` is the maximum for all tenants together."""
         self._budget = num_blocks
         self._held: dict[str, int] = {}
         self._by_size: list[tuple[int, str]] = []
@@ -25,7 +27,7 @@ class TenantShares:
         return self._held.get(tenant, 0)
 
     def count(self, tenant: str, num_blocks: int) -> None:
-        """So many more; fewer, if negative."""
+        """Add blocks to a tenant's count; a negative number removes some."""
         before = self._held.pop(tenant, 0)
         if before:
             del self._by_size[bisect_left(self._by_size, (before, tenant))]
@@ -35,12 +37,12 @@ class TenantShares:
             insort(self._by_size, (after, tenant))
 
     def richer_than(self, num_blocks: int) -> list[tuple[int, str]]:
-        """Tenants that hold more than so many blocks, after what they hold."""
+        """Tenants with more than ``num_blocks`` pinned blocks, in ascending order."""
         return self._by_size[bisect_left(self._by_size, (num_blocks + 1, "")) :]
 
     def is_safe(self, tenant: str, from_tenant: str) -> bool:
-        """Whether another tenant has no claim to what this one holds: no more than an equal part of the
-        budget, counting the other among those that want some."""
+        """Whether another tenant has no claim to this one's blocks: it has no more than an equal
+        part of the budget, counting the other one among the tenants that want some."""
         if tenant == from_tenant:
             return False
         num_wanting = len(self._held) + (from_tenant not in self._held)
@@ -48,17 +50,19 @@ class TenantShares:
 
 
 class Givers:
-    """Tenants that hold more than another one would, and what they can do without."""
+    """Tenants with more pinned blocks than another one would have, and the pins that they can give
+    up."""
 
     def __init__(self, richer: list[tuple[int, str]], pins_of: Callable[[str], Iterator[Pin]]) -> None:
-        """``pins_of``: a tenant's pins, those it would give first in front."""
+        """``pins_of`` gives a tenant's pins, in the order in which it would give them up."""
         self._heap = [(-held, tenant) for held, tenant in richer]
         heapify(self._heap)
         self._pins = {tenant: pins_of(tenant) for _, tenant in richer}
 
     def give(self, had: int, wants: int) -> Pin | None:
-        """A pin of the tenant that holds most, if that is more than somebody who has ``had`` so much
-        ``wants`` in all; it keeps no less than was had. None: nobody has one."""
+        """A pin of the tenant with the most blocks, if these are more than the ``wants`` of a
+        tenant that had ``had``; the giver keeps no less than that. None if no tenant has such a
+        pin."""
         while self._heap and -self._heap[0][0] > wants:
             held, tenant = -self._heap[0][0], self._heap[0][1]
             pin = next((pin for pin in self._pins[tenant] if held - pin.num_blocks >= had), None)

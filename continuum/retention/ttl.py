@@ -1,7 +1,7 @@
-"""How long to hold a tip: pure functions of what is known, one per rule.
+"""How long to retain a branch tip: one pure function per rule.
 
-Every rule answers the same question about a tool call that has been running for ``elapsed_s``: until when,
-counted from the end of the turn, are its KV blocks worth keeping?
+Every rule answers the same question about a tool call that has been running for ``elapsed_s``:
+until when, counted from the end of the turn, are its KV blocks worth keeping?
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from estimator.survival import SurvivalCurve
 
 @dataclass(frozen=True, slots=True)
 class TtlInputs:
-    """What a rule may look at."""
+    """The inputs of a rule."""
 
     curve: SurvivalCurve
-    """Time until the tools return, counted from the end of the turn; without support while none was seen to
-    end."""
+    """Time until the tools return, counted from the end of the turn; without support while none was
+    seen to end."""
     global_curve: SurvivalCurve
     """The same over all tools."""
     num_blocks: int
-    """Blocks of the tip."""
+    """Number of blocks of the tip."""
     prefill_s: float
-    """Seconds to compute the tip again."""
+    """Seconds to recompute the tip."""
     queue_delay_s: float
-    """Mean wait of turns that came back to nothing: what a held tip is spared."""
+    """Mean wait of turns whose KV was not retained: what a pin spares its turn."""
     memoryfulness: float
-    """How much a job's age tells of its remaining turns: 1 all, 0 nothing."""
+    """How well a job's age predicts its remaining turns: 1 exactly, 0 not at all."""
     called_tools: bool
     """False for a turn that ended with an answer."""
     pool_share: float = 0.0
     """The tip's blocks over those of the pool."""
     reload_s: float | None = None
-    """Seconds to load the tip back from host memory; None where no copies are kept."""
+    """Seconds to load the tip back from host memory; None where nothing is offloaded."""
     last_probability: float = 0.0
-    """That no turn will follow."""
+    """Probability that no turn will follow."""
     has_plain_tool: bool = True
-    """fork: the turn called just one tool, or what it called is not known yet."""
+    """``fork`` rule: the turn called just one tool, or its calls are not known yet."""
     plain_mean_s: float | None = None
-    """fork: mean time until turns came back that called the same; None before any did."""
+    """``fork`` rule: mean time until turns with the same call returned; None before any did."""
 
 
 @dataclass(frozen=True, slots=True)
 class TtlDecision:
-    """Hold for ``ttl_s`` from the end of the turn (0: unpin), and why in a few words."""
+    """Pin for ``ttl_s`` from the end of the turn (0: unpin), and the reason in a few words."""
 
     ttl_s: float
     reason: str
     is_final: bool = False
-    """Unpin at the turn's end, without a grace: what is told of its tools then would not change it."""
+    """Unpin at the turn's end, without a grace: what becomes known of its tools then would not
+    change it."""
 
 
 class TtlRule(Protocol):
@@ -63,7 +64,7 @@ class TtlRule(Protocol):
 
 
 def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
-    """Nothing is held whose copy in host memory is loaded in less than ``share`` of the time to compute it;
+    """Retain nothing whose offloaded copy loads in less than ``share`` of the recomputation time;
     None for all else."""
     if inputs.reload_s is None or inputs.reload_s >= share * inputs.prefill_s:
         return None
@@ -72,18 +73,18 @@ def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
 
 @dataclass(frozen=True, slots=True)
 class PriceRule:
-    """Hold for as long as is worth the most: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; nothing
-    where a copy is cheap.
+    """Retain for the most valuable time: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; zero
+    where loading an offloaded copy is cheap.
 
-    B is what a return that finds its KV spares the device, if there is one: computing it, or loading it where
-    there is a copy.
-    m blocks of N held for a second are m/N seconds of the whole pool; while memory is short such a second is
-    worth ``pool_price`` seconds of the device: λ = price/N. While memory is not short an expired tip
-    stays cached, so letting go costs nothing and the same τ serves.
+    B is what a return that finds its KV spares the device: its recomputation, or its load where
+    there is an offloaded copy. m blocks of N held for a second are m/N seconds of the whole pool;
+    while memory is short such a second is worth ``pool_price`` seconds of the device: λ = price/N.
+    While memory is not short an expired tip stays cached, so unpinning costs nothing and the same τ
+    serves.
 
-    Where nothing is learned (at first, and beyond the longest call seen) a tip is held until holding has
-    cost what it can spare, which is never more than twice the best in hindsight (the ski-rental rule: Karlin
-    et al., Algorithmica 1994).
+    Where nothing is learned (at first, and beyond the longest call seen) a tip is retained until
+    that has cost what it can spare, which is never more than twice the best in hindsight (the
+    ski-rental rule: Karlin et al., Algorithmica 1994).
     """
 
     answer_ttl_s: float
@@ -120,11 +121,13 @@ class PriceRule:
 
 @dataclass(frozen=True, slots=True)
 class MedianHorizonRule:
-    """Hold while the median of the remaining time is at most a horizon; nothing where a copy is cheap.
+    """Retain while the median of the remaining time is at most a horizon; not at all where loading
+    an offloaded copy is cheap.
 
-    Not for many times as long as nine in ten of such calls take: what is left then is what other kinds of
-    calls lend, and it would hold all kinds alike. Nothing learned: a constant. Beyond the longest
-    duration ever seen the call is as unknown as one that was never seen, so the same constant is added there.
+    At most for a multiple of the time that nine in ten of such calls take: the curve beyond that is
+    borrowed from other kinds of calls, and would treat all kinds alike. While nothing is learned,
+    the time is a constant. Beyond the longest duration ever seen a call is as unknown as one that
+    was never seen, so the same constant is added there.
     """
 
     horizon_s: float
@@ -158,7 +161,7 @@ class MedianHorizonRule:
 
 @dataclass(frozen=True, slots=True)
 class FixedRule:
-    """Always the same."""
+    """Always the same time."""
 
     ttl_s: float
 
@@ -170,7 +173,7 @@ class FixedRule:
 class ForkRule:
     """The preview fork's rule: 2 s if the tool's mean gap is at most 2 s or unknown, else nothing.
 
-    A turn with no tool call, or with several, is not held: the fork saw no tool in it.
+    A turn with no tool call, or with several, is not pinned: the fork saw no tool in it.
     """
 
     threshold_s: float = 2.0
@@ -180,7 +183,7 @@ class ForkRule:
         return self.decide(inputs.plain_mean_s, has_tool=inputs.has_plain_tool)
 
     def decide(self, mean_s: float | None, *, has_tool: bool) -> TtlDecision:
-        """``mean_s``: of the gaps after this tool, as ``MeanGaps`` has it."""
+        """``mean_s`` is the mean of the gaps after this tool, from ``MeanGaps``."""
         if not has_tool:
             return TtlDecision(0.0, "no tool call, or several")
         if mean_s is None:
@@ -194,21 +197,22 @@ class ForkRule:
 class PaperRule:
     """The Continuum paper's rule (arXiv 2511.02230): argmax over τ of P(D <= τ)(T̄·η + PrefillReload) − τ.
 
-    Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K observations
-    in all, durations are taken as Exp(1 s) with η = 1, whose optimum is ln B for B > 1 s; up to K of this
-    tool, the curve of all tools; else the tool's own. PrefillReload is loading where there are copies.
+    Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K
+    observations in all, durations are assumed to be Exp(1 s) with η = 1, whose optimum is ln B for
+    B > 1 s; up to K of this tool, the curve of all tools; else the tool's own. PrefillReload is the
+    load time where blocks are offloaded.
     """
 
     min_observations: int = 100
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
-        again_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+        restore_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
         if inputs.global_curve.num_observations <= self.min_observations:
-            benefit_s = inputs.queue_delay_s + again_s
+            benefit_s = inputs.queue_delay_s + restore_s
             return TtlDecision(log(benefit_s) if benefit_s > 1 else 0.0, "cold start: Exp(1 s)")
         own = inputs.curve.num_observations > self.min_observations
         curve = inputs.curve if own else inputs.global_curve
-        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + again_s
+        benefit_s = inputs.queue_delay_s * inputs.memoryfulness + restore_s
         worth, best_s = -math.inf, 0.0
         for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
             if returned * benefit_s - until_s > worth:  # the first of the best

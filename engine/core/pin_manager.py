@@ -89,7 +89,7 @@ class PinManager:
 
         Two pins may share the blocks that are missing, so what is freed cannot be added up beforehand.
         """
-        for pin in list(self._policy.breakable(request, now, last_resort=True)):
+        for pin in list(self._policy.revocable_for(request, now, last_resort=True)):
             self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now, request.request_id)
             if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
                 return True
@@ -101,7 +101,7 @@ class PinManager:
         """Revoke nothing in vain: first add up what that would free."""
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[tuple[Pin, int]] = []
-        for pin in self._policy.breakable(request, now, last_resort=False):
+        for pin in self._policy.revocable_for(request, now, last_resort=False):
             _, num_freed = self._kv.num_tail_blocks_to_free(pin.pin_id, missing)
             if num_freed:
                 revoked.append((pin, num_freed))

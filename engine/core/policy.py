@@ -149,7 +149,7 @@ class RetentionPolicy:
     """What is kept after a turn, for how long, and for whom it is revoked: asked by the scheduler where turns
     end and signals arrive, and by the pin manager.
 
-    The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``breakable``
+    The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``revocable_for``
     and ``pins``, too, and is told of their end.
     """
 
@@ -168,7 +168,7 @@ class RetentionPolicy:
         """A tool call or a job changed state: the new decision about the turn, for the client."""
         return None
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
         return iter(())
 

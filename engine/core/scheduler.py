@@ -329,7 +329,7 @@ class Scheduler:
             return False
         missing = self.kv.min_missing_blocks(request)
         if missing > 0 and self.kv.num_pins:
-            for pin in self.policy.breakable(request, now, last_resort=False):
+            for pin in self.policy.revocable_for(request, now, last_resort=False):
                 missing -= pin.num_blocks
                 if missing <= 0:
                     return False

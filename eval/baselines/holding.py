@@ -69,7 +69,7 @@ class RetainingPolicy(ProgramPolicy):
         if tip.pin is not None:
             self._pins.release(tip.pin)
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         if last_resort:
             yield from self.pins_to_break(requester)
 

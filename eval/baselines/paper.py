@@ -83,5 +83,5 @@ class PaperPolicy(RetainingPolicy):
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return waiting_key(request, self._turns.get(request.request_id))
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         return self.pins_to_break(requester)

@@ -45,8 +45,8 @@ class WithoutBreakRule(ContinuumPolicy):
 
     name = "without-break-rule"
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        return super().breakable(requester, now, last_resort=True)
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        return super().revocable_for(requester, now, last_resort=True)
 
 
 class WithoutVictimRule(ContinuumPolicy):

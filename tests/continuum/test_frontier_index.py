@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from continuum.jobs.continuation import prompt_tail
 from continuum.jobs.job import BlockChain, BranchTip, Job
-from continuum.jobs.tip_index import MAX_TWINS, TipIndex
+from continuum.jobs.tip_index import MAX_WITH_SAME_PROMPT, TipIndex
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request
 from engine.messages import JobRef
@@ -89,9 +89,10 @@ def test_nothing_is_left_of_what_was_removed(steps: list[tuple[int, bool]]) -> N
 def test_of_many_turns_with_one_prompt_the_latest_are_told_apart() -> None:
     """A bound on what a look-up compares."""
     index = TipIndex(BLOCK)
-    turns = [remember(index, request(SYSTEM, 0), [number] * 40) for number in range(100, 100 + MAX_TWINS + 5)]
-    assert len(index) == MAX_TWINS
-    for number in (100 + MAX_TWINS + 4, 105):
+    numbers = range(100, 100 + MAX_WITH_SAME_PROMPT + 5)
+    turns = [remember(index, request(SYSTEM, 0), [number] * 40) for number in numbers]
+    assert len(index) == MAX_WITH_SAME_PROMPT
+    for number in (100 + MAX_WITH_SAME_PROMPT + 4, 105):
         found = index.find(request([*SYSTEM, *[number] * 40, 1], 1), None)
         assert found is turns[number - 100]
 

@@ -21,7 +21,7 @@ BUDGET = 64
 """Blocks that may be held, of 128."""
 
 
-def make_room(**options: object) -> JobRoom:
+def job_room(**options: object) -> JobRoom:
     """Tools run for long here, and what is held is held until they are done."""
     settings = {"ttl_rule": "fixed", "fixed_ttl_s": LONG_S, "max_wait_s": LONG_S, "pin_budget": 0.5}
     return JobRoom(**{**settings, **options})  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class Jobs:
 @pytest.mark.parametrize("tenant", ["greedy", None])
 def test_a_tenant_that_is_alone_may_hold_all(tenant: str | None) -> None:
     """What nobody else wants is everybody's; those who name no tenant are one."""
-    jobs = Jobs(make_room())
+    jobs = Jobs(job_room())
     receipts = jobs.begin(tenant, 18)
     assert jobs.held() == {tenant: BUDGET}
     assert [receipt.pinned_tokens > 0 for receipt in receipts] == [True] * 16 + [False] * 2
@@ -65,7 +65,7 @@ def test_a_tenant_that_is_alone_may_hold_all(tenant: str | None) -> None:
 def test_who_holds_most_gives_way_to_who_comes_short() -> None:
     """All is one tenant's when another one comes, then a third: at any time each of them has what it wants,
     or an equal part. That the first one's jobs are older counts nothing, and its new ones get none back."""
-    jobs = Jobs(make_room())
+    jobs = Jobs(job_room())
     jobs.begin("greedy", 16)
     jobs.begin("modest", 3)
     assert jobs.held() == {"greedy": BUDGET - 12, "modest": 12}
@@ -77,7 +77,7 @@ def test_who_holds_most_gives_way_to_who_comes_short() -> None:
 
 def test_of_one_tenants_jobs_the_youngest_gives_way() -> None:
     """The job that began first keeps what it has."""
-    room = make_room()
+    room = job_room()
     jobs = Jobs(room)
     jobs.begin("greedy", 16)
     jobs.begin("ann", 2)
@@ -88,7 +88,7 @@ def test_of_one_tenants_jobs_the_youngest_gives_way() -> None:
 
 def test_an_operator_may_keep_some_back_even_from_a_tenant_that_is_alone() -> None:
     """``pin_tenant_share``: beyond it a tenant's own younger jobs give way, nobody else's."""
-    jobs = Jobs(make_room(pin_tenant_share=0.5))
+    jobs = Jobs(job_room(pin_tenant_share=0.5))
     jobs.begin("greedy", 10)
     jobs.begin("ann", 2)
     jobs.begin("greedy", 1)
@@ -99,7 +99,7 @@ def test_an_operator_may_keep_some_back_even_from_a_tenant_that_is_alone() -> No
 def test_a_turn_that_is_back_takes_nothing_of_an_equal_part(num_held: int, is_broken: bool) -> None:
     """An older job's turn finds no room. Of another tenant's younger jobs it takes what they hold beyond
     their part; of what is no more than that, nothing."""
-    room = make_room(pin_budget=0.9)
+    room = job_room(pin_budget=0.9)
     jobs = Jobs(room)
     jobs.begin("greedy", 1, num_blocks=2)
     jobs.begin("ann", num_held)
@@ -137,15 +137,15 @@ class Table:
             held[self.pins.tip_of(pin).job.tenant or ""] += pin.num_blocks
         return held
 
-    def make_room(self, tenant: str, rank: float, num_blocks: int) -> BranchTip | None:
+    def reserve(self, tenant: str, rank: float, num_blocks: int) -> BranchTip | None:
         """A job's tip that may be held, once who gives way to it has; None if there is no room."""
         name = str(next(self._numbers))
         job = Job(name, tenant or None, rank, rank, rank)
-        has_room = self.pins.make_room(job, num_blocks)
+        fits = self.pins.reserve(job, num_blocks)
         for pin, cause in self.pins.due(0.0):
-            assert has_room, "nothing is let go in vain"
+            assert fits, "nothing is let go in vain"
             self.pins.ended(pin, cause)
-        return BranchTip(job, name, 1, BlockChain([]), 0, 0.0, job.place) if has_room else None
+        return BranchTip(job, name, 1, BlockChain([]), 0, 0.0, job.place) if fits else None
 
     def hold(self, tip: BranchTip, num_blocks: int) -> None:
         number = int(tip.request_id)
@@ -160,7 +160,7 @@ def test_who_gives_way_had_more_and_is_left_no_less(wants: list[tuple[str, int, 
     table = Table()
     for tenant, rank, num_blocks in wants:
         before = table.held()
-        tip = table.make_room(tenant, rank, num_blocks)
+        tip = table.reserve(tenant, rank, num_blocks)
         after = table.held()
         if sum(before.values()) + num_blocks <= SMALL_BUDGET:
             assert tip is not None
@@ -179,7 +179,7 @@ def test_a_tenant_comes_short_only_of_more_than_its_part(wants: list[str]) -> No
     """Block by block: who is refused one has as many as anybody, but for the one that cannot be split."""
     table = Table()
     for rank, tenant in enumerate(wants):
-        tip = table.make_room(tenant, rank, 1)
+        tip = table.reserve(tenant, rank, 1)
         if tip is None:
             held = table.held()
             assert sum(held.values()) == SMALL_BUDGET

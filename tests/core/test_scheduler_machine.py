@@ -86,7 +86,7 @@ class ChaosPolicy(PriorityPolicy):
             p for p in list(self._pins.values()) if p.block_hashes[0] in request.block_hashes and self._coin()
         ]
 
-    def breakable(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         for pin in self._pins.values():
             if last_resort or self._coin():
                 yield pin
