@@ -11,7 +11,7 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.row_failures import NOTHING_ALLOWED
-from engine.structured_output.params import StructuredOutputsParams, ThoughtSpan
+from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -64,8 +64,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The output begins with exactly these tokens (the forward pass is real), for deterministic benchmarks;
     if neither ``max_tokens`` nor the last of them ends it, sampling goes on from there."""
     structured_outputs: StructuredOutputsParams | None = None
-    thought: ThoughtSpan | None = None
-    """Stop strings are not looked for in it: they end the answer, and thoughts may speak of them."""
+    reasoning: ReasoningSpan | None = None
+    """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
     """What the output must look like. It ends where nothing can follow, also before ``min_tokens``; with
     ``replay_token_ids`` it is as it was recorded, and this is only checked."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE

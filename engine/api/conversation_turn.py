@@ -23,11 +23,11 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
     ReplyGrammar,
     ReplyStart,
-    asked_form,
-    before_stops,
     forced_calls,
     forced_input,
     free_calls,
+    requested_format,
+    text_before_stops,
 )
 
 MAX_NAMES = 8
@@ -135,7 +135,7 @@ class ConversationTurn:
         if asked is None or forced:
             name = choice.name if isinstance(choice, NamedTool) else None
             return forced_calls(tools, name, several, start)
-        return asked_form(asked, tools if conversation.reads_calls else [], several, start)
+        return requested_format(asked, tools if conversation.reads_calls else [], several, start)
 
     def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
         """The grammar that enforces the schemas of strict tools where the model may also not call
@@ -164,7 +164,7 @@ class ConversationTurn:
     ) -> SamplingParams:
         params = msgspec.structs.replace(self._conversation.params, output_kind=kind)
         if params.stop:
-            params.thought = before_stops(self._start(prompt_tail))
+            params.reasoning = text_before_stops(self._start(prompt_tail))
         if grammar is not None:
             params.structured_outputs = grammar.params
         if self._model.reply_format.needs_special_tokens:

@@ -78,8 +78,8 @@ class AsyncLLM:
         except BaseException:
             self._client.close()
             raise
-        self._judge = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
-        self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._judge)
+        self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
+        self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
         self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()
@@ -292,7 +292,7 @@ class AsyncLLM:
         """Stops the core, if it was started here, and waits for its end; open streams end with
         EngineDeadError."""
         self._outputs.fail_all(EngineDeadError("The engine was shut down."))
-        self._judge.close()
+        self._validator.close()
         self._client.close()
 
     # ---- inside ----

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.sampling_params import SamplingParams
-from engine.structured_output.params import ThoughtSpan
+from engine.structured_output.params import ReasoningSpan
 from engine.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def token_decoder(
 class AnswerFinder:
     """Finds the end of the reasoning, where the answer begins."""
 
-    def __init__(self, thought: ThoughtSpan) -> None:
-        self._thought = thought
+    def __init__(self, reasoning: ReasoningSpan) -> None:
+        self._reasoning = reasoning
         self._num_searched = 0
-        self._is_inside = thought.start is None
+        self._is_inside = reasoning.start is None
         self.begin: int | None = None
         """Index of the answer's start; None while unknown."""
 
@@ -141,12 +141,12 @@ class AnswerFinder:
         if self.begin is None and not self._is_inside:
             self._look_for_start(text)
         if self.begin is None and self._is_inside:
-            end = text.find(self._thought.end, self._num_searched)
-            self.begin = None if end < 0 else end + len(self._thought.end)
-            self._num_searched = max(0, len(text) - len(self._thought.end) + 1)
+            end = text.find(self._reasoning.end, self._num_searched)
+            self.begin = None if end < 0 else end + len(self._reasoning.end)
+            self._num_searched = max(0, len(text) - len(self._reasoning.end) + 1)
 
     def _look_for_start(self, text: str) -> None:
-        start, said = self._thought.start, text.lstrip()
+        start, said = self._reasoning.start, text.lstrip()
         assert start is not None
         if said.startswith(start):
             self._is_inside = True
@@ -159,7 +159,7 @@ class StopChecker:
 
     def __init__(self, params: SamplingParams) -> None:
         self._stop = params.stop
-        self._answer = AnswerFinder(params.thought) if params.thought is not None else None
+        self._answer = AnswerFinder(params.reasoning) if params.reasoning is not None else None
         self._include = params.include_stop_str_in_output
         self._longest = max(map(len, params.stop), default=0)
         self._starts = {stop[:length] for stop in params.stop for length in range(1, len(stop))}

@@ -1,4 +1,4 @@
-"""Readers of what a model thinks before it answers. No engine, no HTTP."""
+"""Parsers of the reasoning before an answer. No engine, no HTTP."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Parts a reply into a section of thoughts and the answer: ``<think>...</think>`` and its like.
+"""Splits a response into a reasoning section and the answer: ``<think>...</think>`` and similar tags.
 
-The section's begin may stand in the reply, or at the prompt's end, so that the reply begins inside it.
-
-A token that only calls have ends it. A call that text spells was thought about, and is none; but it is one
-where the section has no end, or ends right behind it: a model that acts has ended its thoughts.
+The opening tag may be in the response, or at the prompt's end, so that the response begins inside
+the section. A token that only tool calls have ends the section. A call spelled as plain text inside
+the section is reasoning and not a call, unless the section has no closing tag or ends right after
+it: a model that acts has ended its reasoning.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ _CONTROL_TEXT = re.compile(r"<[|｜]|\[/?[A-Z_]+\]")
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """What begins and ends the section."""
+    """The tags that open and close the section."""
 
     begin: str
     end: str
     assumed: bool = False
-    """The reply begins inside the section even if neither prompt nor reply shows its begin."""
+    """Whether the response begins inside the section even if neither prompt nor response shows its
+    opening tag."""
 
     def open_in(self, prompt_tail: str) -> bool | None:
-        """Whether the prompt ends inside a section; None if it ends outside without having closed one."""
+        """Whether the prompt ends inside a section; None if it ends outside without having closed
+        one."""
         _, begin, inside = prompt_tail.rpartition(self.begin)
         if begin and self.end not in inside:
             return True if not _CONTROL_TEXT.search(inside) else None
@@ -47,7 +49,7 @@ class ThinkTags:
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """What of a format's calls may stand in thoughts."""
+    """The parts of a format's calls that may occur in reasoning."""
 
     ending: tuple[str, ...] = ()
     """Tags that only calls have: they end the section."""
@@ -56,7 +58,7 @@ class CallTags:
 
 
 class ThinkSection(ReplyReader):
-    """Reads one reply: gives the thoughts itself, and the rest to the parser of the answer.
+    """Parses one response: gives the reasoning itself, and the rest to the parser of the answer.
 
     White space at the section's ends is layout.
     """
@@ -83,7 +85,7 @@ class ThinkSection(ReplyReader):
 
     @property
     def answer_is_cut(self) -> bool | None:
-        """Whether the reply ended before its last call did; None if the answer's parser does not tell."""
+        """Whether the response ended inside its last call; None if the answer's parser cannot say."""
         return getattr(self._answer, "is_cut", None)
 
     def finish(self) -> list[ReplyDelta]:
@@ -113,9 +115,10 @@ class ThinkSection(ReplyReader):
         self._take()
 
     def _read_spelled(self, found: str, tag: str) -> Steps[bool]:
-        """What may be a call, up to the end of the thoughts or of the reply; True if either was reached.
+        """Read what may be a call, up to the end of the reasoning or of the response; True if
+        either was reached.
 
-        False if it is no call: then its first tag is a thought, and what follows is left unread.
+        False if it is no call: then its first tag is reasoning, and what follows is left unread.
         """
         parser, reply = self._make_answer(), ParsedReply()
         deltas: list[ReplyDelta] = []
@@ -163,19 +166,20 @@ class ThinkSection(ReplyReader):
             self._deltas.append(ReasoningDelta(text))
 
     def _give_content(self, text: str) -> None:
-        """What is no thought is the answer parser's to judge."""
+        """What is not reasoning goes to the parser of the answer."""
         if text:
             self._deltas += self._stray.left_out_of(self._answer.feed(text))
 
 
 class _StrayEnd:
-    """Leaves the section's end tag out of the content behind a call that ended the section before."""
+    """Removes the section's closing tag from the content after a call that ended the section before
+    it."""
 
     def __init__(self, end: str) -> None:
         self._tag = Tag(end, line_breaks=2)
         self._behind_call = False
         self._strips = False
-        """Whether white space comes that belongs to the tag."""
+        """Whether the next white space belongs to the tag."""
         self._held = ""
         self.may_come = True
 
@@ -192,7 +196,7 @@ class _StrayEnd:
         return kept
 
     def finish(self) -> list[ReplyDelta]:
-        """What was held back, as it might have been the tag's begin."""
+        """Give the text that was held back, because it might have been the start of the tag."""
         held, self._held = self._held, ""
         return [ContentDelta(held)] if held else []
 
@@ -216,7 +220,7 @@ def _first_is_content(deltas: list[ReplyDelta]) -> bool:
 
 
 def _ends_in_whole_call(deltas: list[ReplyDelta], reply: ParsedReply) -> bool:
-    """Whether nothing but white space follows the last of the calls, which is complete."""
+    """Whether only white space follows the last of the calls, which is complete."""
     rest = ""
     for delta in deltas:
         rest = rest + delta.text if isinstance(delta, ContentDelta) else ""

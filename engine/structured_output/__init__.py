@@ -1,1 +1,1 @@
-"""Output that follows a grammar: JSON of a schema, a regular expression, a choice, a grammar of one's own."""
+"""Structured output: JSON of a schema, a regular expression, a choice, or the client's own grammar."""

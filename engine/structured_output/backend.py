@@ -1,7 +1,8 @@
-"""Grammars over one tokenizer, by llguidance: compiles them, follows them, fills the masks of a step.
+"""Grammars over one tokenizer, by llguidance: compiles them, advances them, fills the bitmasks of a
+step.
 
-Everything here may be called from any thread, one call at a time per grammar that is followed. The library
-lets go of the interpreter while it works.
+Everything here may be called from any thread, with one call at a time per grammar in use. The
+library releases the interpreter lock while it works.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ if TYPE_CHECKING:
 
 MAX_FILL_THREADS = 8
 MAX_REASON_CHARS = 300
-"""Of the library's own words in an error: it quotes what it was given."""
+"""Maximum characters of the library's own error text, which quotes its input."""
 
 _LIMITS = LLParserLimits(
     max_grammar_size=200_000, max_lexer_states=50_000, max_items_in_row=10_000, verbose_errors=False
 )
-"""A grammar that is followed grows to less than 100 MB. An object may have some 2,000 optional fields."""
+"""Limits of the library: a grammar in use grows to less than 100 MB. An object may have some 2,000
+optional fields."""
 
 
 class TokenTable(msgspec.Struct):
-    """All that grammars must know of a model's tokens."""
+    """What grammars need to know of a model's tokens."""
 
     tokenizer_json: str | None
-    """The tokenizer in the form of the tokenizers library; None for one that it does not have."""
+    """The tokenizer in the format of the tokenizers library; None if it has no such form."""
     vocab_size: int
     """The model's."""
     num_tokens: int
-    """The model's and the tokenizer's: either may know tokens that the other does not."""
+    """The larger of the model's and the tokenizer's vocabulary: either may have tokens that the
+    other has not."""
     eos_token_id: int | None
     added_tokens: dict[str, int]
 
@@ -60,10 +63,10 @@ class TokenTable(msgspec.Struct):
 
 
 class GrammarBackend:
-    """The library, told the tokens of a model."""
+    """The library, set up with the tokens of a model."""
 
     def __init__(self, table: TokenTable) -> None:
-        """Takes up to a second. RequestError for a tokenizer that the library does not know."""
+        """Takes up to a second. RequestError for a tokenizer that the library does not support."""
         self.vocab_size = table.vocab_size
         self._eos_token_id = table.eos_token_id
         self._added_tokens = table.added_tokens
@@ -72,7 +75,8 @@ class GrammarBackend:
         self._executor = LLExecutor(max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) // 2)))
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """RequestError if it is wrong, too large, or more than the library can follow."""
+        """The compiled grammar; RequestError if it is invalid, too large, or beyond what the
+        library supports."""
         params.verify()
         text = grammar_text(params, self._added_tokens.get)
         try:
@@ -87,7 +91,7 @@ class GrammarBackend:
         return CompiledGrammar(matcher, self._eos_token_id)
 
     def forbidden(self, grammars: Sequence[MatcherGrammar]) -> npt.NDArray[np.bool_]:
-        """The tokens that may not come next: [num_grammars, vocab_size]"""
+        """The tokens that may not come next: [num_grammars, vocab_size]."""
         bits = np.empty((len(grammars), self._num_mask_words), dtype=np.int32)
         with _as_exception():
             self._executor.unsafe_compute_mask_ptr(
@@ -104,14 +108,14 @@ class GrammarBackend:
 
 
 def _take_a_step(matcher: LLMatcher) -> None:
-    """What is too wide to follow shows when a token is taken."""
+    """A grammar that is too wide for the library fails only when a token is consumed, so consume one."""
     allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
     if not matcher.is_error():
         matcher.consume_token(int(allowed.argmax()))
 
 
 class CompiledGrammar:
-    """A grammar nobody follows yet: to be started once per request."""
+    """A compiled grammar, to be started once per request."""
 
     def __init__(self, matcher: LLMatcher, eos_token_id: int | None) -> None:
         self._matcher = matcher
@@ -122,7 +126,7 @@ class CompiledGrammar:
 
 
 class MatcherGrammar:
-    """A grammar and how far one request has come in it: the core's ``TokenGrammar``."""
+    """A grammar with the state of one request in it: the core's ``TokenGrammar``."""
 
     def __init__(self, matcher: LLMatcher, params: SamplingParams, eos_token_id: int | None) -> None:
         """``eos_token_id`` is the one that the library knows."""
@@ -132,7 +136,8 @@ class MatcherGrammar:
         self._ignored_eos = eos_token_id if params.ignore_eos else None
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False if the grammar does not allow it, or is too much to follow."""
+        """Advance by a token; False if the grammar does not allow it, or exceeds the library's
+        limits."""
         if token_id in self._ending_token_ids:
             return not self.matcher.is_error()
         with _as_exception():
@@ -144,8 +149,9 @@ class MatcherGrammar:
         return self.matcher.is_stopped()
 
     def set_endings(self, forbidden: npt.NDArray[np.bool_]) -> None:
-        """The library knows the tokenizer's EOS, which it allows where the output may end. Other tokens that
-        end this request are allowed there too; forbidden [vocab_size]."""
+        """The library knows the tokenizer's EOS, which it allows where the output may end. Other
+        tokens that end this request are allowed there too; ``forbidden`` has the shape
+        [vocab_size]."""
         if self._other_endings and self.matcher.is_accepting():
             forbidden[[i for i in self._other_endings if i < len(forbidden)]] = False
         if self._ignored_eos is not None and self._ignored_eos < len(forbidden):
@@ -154,7 +160,8 @@ class MatcherGrammar:
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """What the library calls a panic is no Exception, and would end the thread that meets it."""
+    """A panic of the library is no ``Exception`` and would end the thread that meets it: raise one
+    instead."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Makes the masks of a step on a thread of its own while the model runs the step."""
+"""Fills the bitmasks of a step on a thread of its own while the model runs the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def _one_by_one(backend: GrammarBackend, grammars: Mapping[str, MatcherGrammar]) -> TokenMasks:
-    """The masks where a grammar cannot be followed: whose it is, and those of the others."""
+    """The masks one by one, after a failure: which grammar failed, and the masks of the others."""
     rows: list[npt.NDArray[np.bool_]] = []
     failed: dict[str, str] = {}
     for request_id, grammar in grammars.items():
@@ -33,8 +33,8 @@ def _one_by_one(backend: GrammarBackend, grammars: Mapping[str, MatcherGrammar])
 
 
 class BitmaskFiller:
-    """One step's masks at a time; they are promised when it is planned, and kept once its grammars have
-    followed all that was sampled before."""
+    """The bitmasks of one step at a time. They are reserved when the step is scheduled, and filled
+    once its grammars have accepted all tokens sampled before."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -43,16 +43,16 @@ class BitmaskFiller:
         self._closed = False
 
     def reserve(self) -> Future[TokenMasks]:
-        """Masks that ``fill`` will make, unless ``close`` comes first."""
+        """A future for masks that ``fill`` will make, unless ``close`` comes first."""
         masks: Future[TokenMasks] = Future()
         self._promised.add(masks)
         masks.add_done_callback(self._promised.discard)
         return masks
 
     def fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
-        """Start with the masks of these grammars, by request id. None of them may be followed any further
-        before the masks are there."""
-        if self._closed:  # a step that was under way then may still come back
+        """Start filling the masks of these grammars, by request id. None of them may be advanced
+        until the masks are there."""
+        if self._closed:  # a step that was in flight then may still come back
             masks.cancel()
         else:
             self._thread.submit(self._fill, masks, grammars)
@@ -77,8 +77,10 @@ class BitmaskFiller:
             return _one_by_one(backend, dict(zip(grammars, followed, strict=True)))
 
     def close(self) -> None:
-        """Who still waits for masks learns that none will come (CancelledError), also of steps that come
-        back later. Not called beside ``reserve`` or ``fill``."""
+        """Cancel the masks that are still awaited (CancelledError), also of steps that come back later.
+
+        Not to be called at the same time as ``reserve`` or ``fill``.
+        """
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         for masks in list(self._promised):

@@ -1,5 +1,6 @@
-"""Compiles grammars on threads of its own and remembers them. The library is not told the tokens before the
-first request that needs it.
+"""Compiles grammars on threads of its own and caches them.
+
+The library gets the model's tokens only with the first request that needs it.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
-from engine.structured_output.followable import followable
+from engine.structured_output.enforceable import enforceable
 from engine.structured_output.future_cache import FutureCache, resolve, uncancellable
 from engine.structured_output.params import StructuredOutputsParams
 
 MAX_REMEMBERED = 64
-"""Compiled grammars: agents send the same few with every turn."""
+"""Cached grammars: agents send the same few with every turn."""
 COMPILE_THREADS = 2
 
 
 class GrammarCheck(Protocol):
-    """Tells whether a grammar is right, before a request that needs it goes to the core."""
+    """Validates a grammar before a request that needs it goes to the core."""
 
     def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
-        """What is followed: the same, less what of lenient schemas cannot be. RequestError in the future if
-        it is wrong. The future is shared: it cannot be cancelled."""
+        """The enforceable grammar: the same one, without those parts of lenient schemas that cannot
+        be enforced.
+
+        RequestError in the future if it is invalid. The future is shared and cannot be cancelled.
+        """
 
 
 class GrammarCompiler:
-    """From parameters to compiled grammars; a GrammarCheck where their writers are trusted. Thread safe."""
+    """Compiles parameters to grammars; a GrammarCheck where their authors are trusted. Thread safe."""
 
     def __init__(self, tokens: Callable[[], TokenTable]) -> None:
         """``tokens`` is called at most once, on another thread."""
@@ -43,16 +47,16 @@ class GrammarCompiler:
         )
 
     def compile(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
-        """The grammar, at once if it is known; RequestError in the future if it is wrong."""
+        """The grammar, at once if it is cached; RequestError in the future if it is invalid."""
         return self._compiled.get(params, lambda: self.backend().compile(params))
 
     def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
         return self._checked.get(
-            params, lambda: followable(params, lambda wanted: self.compile(wanted).result())
+            params, lambda: enforceable(params, lambda wanted: self.compile(wanted).result())
         )
 
     def backend(self) -> GrammarBackend:
-        """Made by who needs it first; others that come meanwhile wait for it."""
+        """Created by the first caller; other callers wait for it meanwhile."""
         with self._lock:
             backend, first = self._backend, self._backend is None
             if backend is None:

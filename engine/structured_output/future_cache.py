@@ -1,4 +1,4 @@
-"""Work that is done once for those who ask for the same: futures by what was asked, the latest kept."""
+"""Futures of work that is done once per key, with the most recent ones kept."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ T = TypeVar("T")
 
 
 class FutureCache(Generic[T]):
-    """Thread safe. What failed is remembered as well."""
+    """Thread safe. Failures are cached as well."""
 
     def __init__(self, size: int, num_threads: int, name: str) -> None:
-        """``name`` is that of its threads."""
+        """``name`` is the prefix of its threads' names."""
         self._size = size
         self._lock = threading.Lock()
         self._futures: OrderedDict[bytes, Future[T]] = OrderedDict()
         self._threads = ThreadPoolExecutor(num_threads, name)
 
     def get(self, asked: msgspec.Struct, make: Callable[[], T]) -> Future[T]:
-        """What ``make`` gives, or gave when the same was asked before; it runs on another thread.
+        """The result of ``make``, or of an earlier call with the same key; it runs on another thread.
 
-        The future is shared: it cannot be cancelled.
+        The future is shared and cannot be cancelled.
         """
-        # The order of a dict's keys counts: of a schema it is the order of the output's.
+        # The order of a dict's keys counts: a schema's is the order of the output.
         key = sha256(msgspec.msgpack.encode(asked)).digest()
         with self._lock:
             known = self._futures.get(key)
@@ -46,7 +46,7 @@ class FutureCache(Generic[T]):
         return future
 
     def close(self) -> None:
-        """Let the threads end. Whoever still waits is told; what is under way comes to nothing."""
+        """Let the threads end. Pending futures fail; the work in progress is discarded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             waiting = [future for future in self._futures.values() if not future.done()]
@@ -67,7 +67,7 @@ def resolve(future: Future[T], make: Callable[[], T]) -> None:
             made = make()
         except Exception as error:
             future.set_exception(error)
-        except BaseException as error:  # a panic of a native library, and somebody waits
+        except BaseException as error:  # a panic of a native library, while a caller waits
             future.set_exception(RuntimeError(repr(error)))
         else:
             future.set_result(made)

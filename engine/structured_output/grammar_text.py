@@ -1,4 +1,4 @@
-"""From what was asked to the text of a grammar as llguidance reads it. Knows tokens only by their names."""
+"""Writes the text of a grammar in llguidance's syntax. It knows tokens only by their names."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
-from engine.structured_output.params import StructuredOutputsParams, ThoughtSpan
+from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
 
 TokenId = Callable[[str], int | None]
-"""The one token that stands for a text, None if there is none."""
+"""Returns the id of the one token that stands for a text; None if there is none."""
 
 WHITESPACE = r"[ \t\n\r]{0,64}"
-"""Between the parts of JSON. Bounded: a model that falls into writing blanks would go on to its limit."""
+"""The white space between the parts of JSON. Bounded: a model that falls into writing blanks would
+go on until the length limit."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
-"""Where only one text can follow, the library would allow only the tokens that the tokenizer makes of it. Of
-``<tool_call>`` that is an added token, which it then refuses: such a token is no text."""
+"""Without this option the library would, where only one text can follow, allow only the tokens that
+the tokenizer makes of it. For ``<tool_call>`` that is an added token, which it then refuses,
+because such a token is no text."""
 
-_AFTER_THOUGHT = r"/[ \t\n\r]{0,8}/"
+_AFTER_REASONING = r"/[ \t\n\r]{0,8}/"
 
 
 def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
-    """The grammar of a request; RequestError if not even its text can be read."""
+    """The grammar of a request; RequestError if even its text is invalid."""
     grammars = [{"name": "answer", **_answer(params)}]
     if params.calls is not None:
         grammars.append({"name": "calls", "lark_grammar": params.calls + _arguments(params)})
@@ -35,8 +37,8 @@ def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
 
 def _reply(params: StructuredOutputsParams, token_id: TokenId) -> str:
     answer = "@answer" if params.calls is None else "(@calls | @answer)"
-    thought, rules = ("", "") if params.thought is None else _thought(params.thought, token_id)
-    return f"{_OPTIONS}\nstart: {thought} {answer}\n{rules}"
+    reasoning, rules = ("", "") if params.reasoning is None else _reasoning(params.reasoning, token_id)
+    return f"{_OPTIONS}\nstart: {reasoning} {answer}\n{rules}"
 
 
 def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
             assert params.regex is not None
             return _only_part(LLMatcher.grammar_from_regex(params.regex))
         case "choice":
-            # A terminal, as a rule of so many alternatives would be too wide for the library.
+            # A terminal, because a rule with this many alternatives would be too wide for the
+            # library.
             texts = " | ".join(quoted(text) for text in params.choice or ())
             return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}
         case _:
@@ -57,7 +60,7 @@ def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _arguments(params: StructuredOutputsParams) -> str:
-    """The rules for what tools take."""
+    """The rules for the arguments of tools."""
     rules = (f"arguments_{i}: %json {each.schema}\n" for i, each in enumerate(params.arguments or ()))
     return "".join(rules)
 
@@ -74,14 +77,14 @@ def _json_grammar(params: StructuredOutputsParams, schema: str) -> dict[str, Any
     else:
         options["whitespace_pattern"] = params.whitespace_pattern or WHITESPACE
     try:
-        # The library's own type for options leaves no room for a dict that is built.
+        # The library's own type for options does not allow a dict that is built here.
         return _only_part(LLMatcher.grammar_from_json_schema(schema, options))  # type: ignore[arg-type]
     except ValueError as error:
         raise RequestError(f"{params.field} is no JSON schema: {error}.", params.field) from error
 
 
 def _only_part(grammar: str) -> dict[str, Any]:
-    """The one grammar in a text that the library made; it is named anew."""
+    """The one grammar in a text that the library made, renamed."""
     (part,) = json.loads(grammar)["grammars"]
     return {key: value for key, value in part.items() if key != "name" and value is not None}
 
@@ -89,26 +92,26 @@ def _only_part(grammar: str) -> dict[str, Any]:
 def _lark(params: StructuredOutputsParams) -> str:
     assert params.grammar is not None
     try:
-        # Calls stand in a grammar of their own where they come beside something else.
+        # Calls get a grammar of their own where they are an alternative to something else.
         arguments = _arguments(params) if params.calls is None else ""
         return str(any_to_lark(params.grammar + arguments))
     except Exception as error:  # of many kinds: the converter is a parser of its own
         raise RequestError(f"{params.field} is no grammar: {error}.", params.field) from error
 
 
-def _thought(thought: ThoughtSpan, token_id: TokenId) -> tuple[str, str]:
-    """How a thought stands in a rule, and the rules it needs. A tag that is a token of its own can only come
-    as that token."""
-    end = token_id(thought.end)
+def _reasoning(reasoning: ReasoningSpan, token_id: TokenId) -> tuple[str, str]:
+    """How reasoning appears in a rule, and the rules it needs. A tag that is a token of its own can
+    only come as that token."""
+    end = token_id(reasoning.end)
     if end is not None:
-        rules = f"thought: /(?s:.*)/ <[{end}]> {_AFTER_THOUGHT}\n"
+        rules = f"reasoning: /(?s:.*)/ <[{end}]> {_AFTER_REASONING}\n"
     else:
-        rules = f"thought: rest {_AFTER_THOUGHT}\nrest[lazy]: /(?s:.*){_escaped(thought.end)}/\n"
-    if thought.start is None:
-        return "thought", rules
-    start = token_id(thought.start)
-    opening = quoted(thought.start) if start is None else f"<[{start}]>"
-    return f"({opening} thought)?", rules
+        rules = f"reasoning: rest {_AFTER_REASONING}\nrest[lazy]: /(?s:.*){_escaped(reasoning.end)}/\n"
+    if reasoning.start is None:
+        return "reasoning", rules
+    start = token_id(reasoning.start)
+    opening = quoted(reasoning.start) if start is None else f"<[{start}]>"
+    return f"({opening} reasoning)?", rules
 
 
 def _escaped(text: str) -> str:

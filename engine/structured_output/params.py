@@ -1,4 +1,4 @@
-"""What the output of a request must look like, as it was asked for. Knows no grammar library."""
+"""The constraint that a request puts on its output, as the client sent it. Knows no grammar library."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ import msgspec
 from engine.errors import RequestError
 
 MAX_GRAMMAR_BYTES = 512 * 1024
-"""Of a schema, an expression or a grammar; the tools of an agent with many servers take a fifth of it."""
+"""Maximum bytes of a schema, an expression or a grammar; the tools of an agent with many servers
+take a fifth of it."""
 MAX_CHOICES = 4096
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
-class ThoughtSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What a model may think before the part that is constrained: any text up to ``end``."""
+class ReasoningSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """The reasoning that may come before the constrained part: any text up to ``end``."""
 
     end: str
     start: str | None = None
-    """Begins a thought, which then may also be left out; None if the prompt has begun one already."""
+    """Opens the reasoning, which may then also be left out; None if the prompt has opened it already."""
 
 
 class ToolArguments(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """The JSON schema of what a tool takes."""
+    """The JSON schema of a tool's arguments."""
 
     tool: str
     schema: str
     strict: bool = False
-    """What of it cannot be enforced is an error; else it is left out."""
+    """Whether a part of the schema that cannot be enforced is an error; else it is left out."""
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """Exactly one of ``json``, ``json_object``, ``regex``, ``choice`` and ``grammar``; the names are V1's."""
+    """The constraint: exactly one of ``json``, ``json_object``, ``regex``, ``choice`` and
+    ``grammar``; the names are V1's."""
 
     json: dict[str, Any] | str | None = None
     """A JSON schema, as an object or as its text."""
     json_object: bool | None = None
-    """True: some JSON object."""
+    """True: any JSON object."""
     regex: str | None = None
     """The whole output matches it. Rust's syntax: no look-around and no back-references."""
     choice: list[str] | None = None
@@ -50,18 +52,18 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     disable_any_whitespace: bool = False
     """JSON without any space or line break between its parts."""
     whitespace_pattern: str | None = None
-    """What may stand between the parts of JSON, as a regular expression; up to 64 blanks by default."""
+    """A regular expression for the white space between the parts of JSON; up to 64 blanks by default."""
     lenient: bool = False
     """Ignore the keywords of a schema that cannot be enforced, instead of refusing them."""
 
-    thought: ThoughtSpan | None = None
-    """Precedes what is constrained."""
+    reasoning: ReasoningSpan | None = None
+    """Comes before the constrained part."""
     calls: str | None = None
-    """A Lark grammar of tool calls, which may come in the place of what is constrained."""
+    """A Lark grammar of tool calls, which may come in place of the constrained part."""
     arguments: list[ToolArguments] | None = None
-    """Rules ``arguments_0`` and so on that the grammar of tool calls refers to."""
+    """The rules ``arguments_0`` and so on that the grammar of tool calls refers to."""
     asked_in: str | None = None
-    """The client's name of the field that asked for this, for errors."""
+    """The client's name of the field that holds the constraint, for errors."""
 
     @property
     def kind(self) -> str:
@@ -70,7 +72,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
 
     @property
     def field(self) -> str:
-        """The field of the request that is to blame if this is wrong."""
+        """The request's field to name in an error about this."""
         if self.asked_in is not None:
             return self.asked_in
         kinds = self._kinds()
@@ -80,7 +82,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         return [kind for kind in _KINDS if getattr(self, kind) is not None]
 
     def verify(self) -> None:
-        """Raise RequestError for what can be seen without compiling it."""
+        """Raise RequestError for errors that show without compiling it."""
         kinds = self._kinds()
         if len(kinds) != 1:
             given = " and ".join(kinds) or "none"
@@ -99,7 +101,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
             num_bytes = sum(len(text.encode()) for text in self._texts())
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"{self.field} holds a character that is none: half of a pair.", self.field
+                f"{self.field} holds half of a surrogate pair, which is no character.", self.field
             ) from error
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise RequestError(
@@ -113,7 +115,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
             raise RequestError(f"{self.field} must not hold an empty text.", self.field)
 
     def _texts(self) -> list[str]:
-        """Everything in it whose length counts."""
+        """All texts in it whose length counts."""
         schemas = [arguments.schema for arguments in self.arguments or ()]
         if self.json is not None:
             schemas.append(self.schema_text())
@@ -122,11 +124,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         return [text for text in texts if text is not None]
 
     def in_texts(self) -> StructuredOutputsParams:
-        """The same with the schema as text: other processes could not be sent all of its numbers."""
+        """The same with the schema as text: not all of its numbers could be sent to other processes."""
         return self if self.json is None else msgspec.structs.replace(self, json=self.schema_text())
 
     def schema_text(self) -> str:
-        """The JSON schema as text; RequestError if it is none."""
+        """The JSON schema as text; RequestError if it is not JSON."""
         if isinstance(self.json, str):
             return self.json
         try:

@@ -1,6 +1,6 @@
-"""The grammar of a chat reply: a form that was asked for, tool calls, or either; thoughts may come first.
+"""The grammar of a chat response: an output format, tool calls, or either; reasoning may come first.
 
-It must not know any API, nor how a grammar is enforced.
+It knows no API, and not how a grammar is enforced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.errors import RequestError
-from engine.structured_output.params import StructuredOutputsParams, ThoughtSpan, ToolArguments
+from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ToolArguments
 from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import ReplyFormat
 from engine.tool_parsers.harmony import FINAL
@@ -20,68 +20,71 @@ from engine.tool_parsers.parameters import Tool
 
 @dataclass(frozen=True, slots=True)
 class ReplyGrammar:
-    """What a reply follows, and how it is to be read then."""
+    """The constraint of a response, and how the response is to be parsed."""
 
     params: StructuredOutputsParams
     calls_as_json: bool = False
-    """Its calls are a JSON list, as the model's own syntax for them cannot be forced."""
+    """Whether its calls are a JSON list, because the model's own syntax for them cannot be forced."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyStart:
-    """Where a reply begins, and in which model's terms."""
+    """Where a response begins, and the format of the model."""
 
     reply_format: ReplyFormat
     added_tokens: Mapping[str, int]
-    """The tokenizer's: what it has a token for comes as that token, as when the reply is read back."""
+    """The tokenizer's added tokens: a text that has a token of its own comes as that token, as when
+    the response is tokenized again."""
     prompt_tail: str
     """The end of the prompt's text."""
 
 
 def forced_calls(tools: Sequence[Tool], name: str | None, parallel: bool, start: ReplyStart) -> ReplyGrammar:
-    """A reply that calls one of the tools, or the one of that name, and says nothing else.
+    """A response that calls one of the tools, or the one of that name, and contains nothing else.
 
     RequestError if there is no such tool.
     """
     chosen = _callable(tools, name)
-    # Of one tool that was named, one call is meant.
+    # With one named tool, one call is meant.
     grammar, as_json = _call_grammar(chosen, parallel and name is None, start.reply_format, start)
     params = StructuredOutputsParams(grammar=grammar.rules, arguments=_schemas(grammar), asked_in="tools")
     return ReplyGrammar(params, calls_as_json=as_json)
 
 
 def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> ReplyGrammar | None:
-    """A reply of text and calls as the model likes, whose calls keep to the tools' schemas.
+    """A response of text and calls as the model likes, whose calls keep to the tools' schemas.
 
-    None if that cannot be had: the model's calls are no JSON, or begin with no token of their own.
+    None if that is impossible: the model's calls are not JSON, or begin with no token of their own.
     """
     in_tokens = replace(start.reply_format, special_tokens=start.added_tokens)
     grammar = in_tokens.free_call_grammar(tools, parallel)
     if grammar is None:
         return None
-    thought, arguments = thought_before(start), _schemas(grammar)
+    reasoning, arguments = reasoning_before(start), _schemas(grammar)
     return ReplyGrammar(
-        StructuredOutputsParams(grammar=grammar.rules, arguments=arguments, thought=thought, asked_in="tools")
+        StructuredOutputsParams(
+            grammar=grammar.rules, arguments=arguments, reasoning=reasoning, asked_in="tools"
+        )
     )
 
 
 def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar:
-    """A reply that is nothing but a text of this grammar, which some tool takes."""
+    """A response that is only a text of this grammar, the argument of some tool."""
     return ReplyGrammar(
-        StructuredOutputsParams(grammar=grammar, asked_in=asked_in, thought=thought_before(start))
+        StructuredOutputsParams(grammar=grammar, asked_in=asked_in, reasoning=reasoning_before(start))
     )
 
 
-def asked_form(
+def requested_format(
     asked: StructuredOutputsParams, tools: Sequence[Tool], parallel: bool, start: ReplyStart
 ) -> ReplyGrammar:
-    """A reply of the form that was asked for; with tools, it may be calls of them instead."""
-    thought = thought_before(start)
+    """A response in the requested output format; with tools, it may be calls of them instead."""
+    reasoning = reasoning_before(start)
     if not tools:
-        return ReplyGrammar(msgspec.structs.replace(asked, thought=thought))
+        return ReplyGrammar(msgspec.structs.replace(asked, reasoning=reasoning))
     unthinking = replace(start.reply_format, think_tags=None)
     calls, as_json = _call_grammar(_callable(tools, None), parallel, unthinking, start)
-    params = msgspec.structs.replace(asked, thought=thought, calls=calls.rules, arguments=_schemas(calls))
+    params = msgspec.structs.replace(asked, reasoning=reasoning, calls=calls.rules, arguments=_schemas(calls))
     return ReplyGrammar(params, calls_as_json=as_json)
 
 
@@ -100,22 +103,22 @@ def _schemas(grammar: CallGrammar) -> list[ToolArguments]:
     return [ToolArguments(each.function, each.schema, each.strict) for each in grammar.arguments]
 
 
-def thought_before(start: ReplyStart) -> ThoughtSpan | None:
-    """What may come before the answer; None if nothing may."""
+def reasoning_before(start: ReplyStart) -> ReasoningSpan | None:
+    """The reasoning that may come before the answer; None if there is none."""
     tags = start.reply_format.think_tags
     if tags is None:
         return None
     begun = tags.open_in(start.prompt_tail)
     if begun is False:
         return None
-    return ThoughtSpan(tags.end, None if begun or tags.assumed else tags.begin)
+    return ReasoningSpan(tags.end, None if begun or tags.assumed else tags.begin)
 
 
-def before_stops(start: ReplyStart) -> ThoughtSpan | None:
-    """What comes before the text that a client's stop strings end."""
+def text_before_stops(start: ReplyStart) -> ReasoningSpan | None:
+    """The text that comes before the part to which a client's stop strings apply."""
     if start.reply_format.is_harmony:
-        return None if FINAL in start.prompt_tail else ThoughtSpan(FINAL)
-    return thought_before(start)
+        return None if FINAL in start.prompt_tail else ReasoningSpan(FINAL)
+    return reasoning_before(start)
 
 
 def _callable(tools: Sequence[Tool], name: str | None) -> list[Tool]:

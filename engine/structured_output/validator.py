@@ -1,6 +1,6 @@
-"""Compiles grammars of strangers in a process of their own, which may run out of time or memory: some small
-ones would take minutes or gigabytes, and a native library cannot be stopped in the middle.
-"""
+"""Validates untrusted grammars by compiling them in a separate process with limits on time and
+memory: some small ones would take minutes or gigabytes, and a native library cannot be stopped in
+the middle."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.structured_output.backend import GrammarBackend, TokenTable
-from engine.structured_output.followable import followable, without_lenient_schemas
+from engine.structured_output.enforceable import enforceable, without_lenient_schemas
 from engine.structured_output.future_cache import FutureCache
 from engine.structured_output.params import StructuredOutputsParams
 
 TIME_LIMIT_S = 3.0
-"""Of a processor's time, for one grammar."""
+"""Maximum CPU seconds for one grammar."""
 MEMORY_LIMIT_BYTES = 2**30
-"""Beyond what the process takes before the first grammar."""
+"""Maximum memory beyond what the process takes before the first grammar."""
 MAX_REMEMBERED = 256
 """Verdicts."""
 
@@ -34,12 +34,12 @@ _STATM = Path("/proc/self/statm")
 
 
 class Verdict(msgspec.Struct):
-    """What is wrong with a grammar, or with the tokens; nothing where ``message`` is None."""
+    """The error in a grammar, or in the tokens; ``message`` is None if there is none."""
 
     message: str | None = None
     field: str | None = None
-    followed: StructuredOutputsParams | None = None
-    """What of the grammar can be followed."""
+    enforced: StructuredOutputsParams | None = None
+    """The enforceable part of the grammar."""
 
     def raise_if_wrong(self) -> None:
         if self.message is not None:
@@ -47,7 +47,8 @@ class Verdict(msgspec.Struct):
 
 
 class GrammarValidator:
-    """A GrammarCheck: starts the process when there is a grammar to judge, and again where one ended it."""
+    """A GrammarCheck that starts the process when there is a grammar to validate, and again after
+    one ended it."""
 
     def __init__(self, tokens: Callable[[], TokenTable]) -> None:
         self._tokens = tokens
@@ -57,24 +58,24 @@ class GrammarValidator:
         self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-judge")
 
     def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
-        return self._verdicts.get(params, lambda: self._judge(params))
+        return self._verdicts.get(params, lambda: self._validate(params))
 
-    def _judge(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+    def _validate(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         process = self._process or self._start()
         verdict = _ask(process, params)
         if verdict is None:
             self._process = None
             loosened = without_lenient_schemas(params)
-            if loosened != params:  # one tool's schema must not cost the request
+            if loosened != params:  # one tool's schema must not fail the request
                 process.wait()
-                return self._judge(loosened)
+                return self._validate(loosened)
             out_of_time = process.wait() == -signal.SIGPROF
             limit = f"{TIME_LIMIT_S:g} s" if out_of_time else f"{MEMORY_LIMIT_BYTES // 2**20} MiB"
             raise RequestError(
                 f"{params.field} is too complex: compiling it takes more than {limit}.", params.field
             )
         verdict.raise_if_wrong()
-        return verdict.followed or params
+        return verdict.enforced or params
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -85,7 +86,7 @@ class GrammarValidator:
         )
         verdict = _ask(process, self._tokens())
         if verdict is None:
-            raise RuntimeError(f"The process that judges grammars ended with exit code {process.wait()}.")
+            raise RuntimeError(f"The process that validates grammars ended with exit code {process.wait()}.")
         verdict.raise_if_wrong()
         if self._closed:
             process.kill()
@@ -101,7 +102,7 @@ class GrammarValidator:
 
 
 def _ask(process: subprocess.Popen[bytes], question: msgspec.Struct) -> Verdict | None:
-    """The answer, or None if the process has ended of it."""
+    """The verdict, or None if the grammar ended the process."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -134,8 +135,8 @@ _BOOTSTRAP = "from engine.structured_output.validator import main; main()"
 
 
 def main() -> None:
-    """Judge what comes on standard input until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    """Validate what comes on standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the parent decides
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     tokens = _read(stdin)
     if tokens is None:
@@ -149,7 +150,7 @@ def main() -> None:
     _limit_memory()
     while (question := _read(stdin)) is not None:
         params = msgspec.msgpack.decode(question, type=StructuredOutputsParams)
-        # Its signal ends the process, whatever the library is doing.
+        # The default action of the signal ends the process, whatever the library is doing.
         signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
         verdict = _verdict(backend, params)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -158,10 +159,10 @@ def main() -> None:
 
 def _verdict(backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
     try:
-        followed = followable(params, backend.compile)
+        enforced = enforceable(params, backend.compile)
     except RequestError as error:
         return Verdict(str(error), error.field)
-    return Verdict(followed=None if followed == params else followed)
+    return Verdict(enforced=None if enforced == params else enforced)
 
 
 def _limit_memory() -> None:

@@ -1,4 +1,5 @@
-"""Readers of tool calls in generated text: text goes in, content and calls come out. No engine, no HTTP."""
+"""Parsers of tool calls in generated text: text goes in, content and calls come out. No engine, no
+HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A tool call's arguments as the model writes them, made into the JSON object that every client can read.
+"""Turns a tool call's arguments, as the model writes them, into a JSON object that every client can
+parse.
 
-What arrives is passed on at once as far as it is sound: text up to a finished value, and the inside of a
-string while it grows. So what has been given can always be completed:
+Text is passed on at once as far as it is valid: up to a finished value, and the inside of a string
+while it grows. So what has been passed on can always be completed:
 
 * A wrong escape or a raw control character inside a string is escaped, and means what it looks like. A
   comma before a closing bracket is left out, Python's ``True`` and ``None`` are spelled as JSON has them,
@@ -42,38 +43,40 @@ _FENCE_BEGUN = re.compile(r"`{1,3}|```\w{1,20}")
 
 
 class CallArguments:
-    """Fed the arguments' text in pieces of any size; ``feed`` and ``finish`` give what to pass on."""
+    """Fed the arguments' text in pieces of any size; ``feed`` and ``finish`` return what to pass on."""
 
     def __init__(self) -> None:
         self._raw: list[str] = []
         self._text = ""
-        """What has been read and not yet decided on."""
+        """Text that has been read and not decided on yet."""
         self._held = ""
         """Spaces, separators and a key: passed on with the value they lead to."""
         self._given: list[str] = []
         self._new: list[str] = []
         self._open: list[str] = []
-        """How the open objects and lists will be closed, the outermost first."""
+        """The closing brackets of the open objects and lists, the outermost first."""
         self._before_string: int | None = None
-        """Pieces given when the string value began that is still open."""
+        """Number of pieces passed on when the open string value began."""
         self._step: Callable[[], bool] | None = self._read_value
-        """Reads from ``_text``; False when it needs more of it. None when there is nothing more to read."""
+        """Reads from ``_text``; it returns False when it needs more of it. None when there is nothing
+        more to read."""
         self._ended = False
         self._is_whole = False
 
     def feed(self, text: str) -> str:
         self._raw.append(text)
         given = []
-        for start in range(0, len(text), _CHUNK_CHARS):  # steps cut off what they read: from little text
+        for start in range(0, len(text), _CHUNK_CHARS):  # steps cut off what they read: from a short text
             self._text += text[start : start + _CHUNK_CHARS] if self._step is not None else ""
             given.append(self._run())
         return "".join(given)
 
     def finish(self, *, is_whole: bool = False) -> str:
-        """The call has ended: what completes the object, if anything can.
+        """The call has ended: return what completes the object, if anything can.
 
-        ``is_whole``: its end was seen, so that no arguments are an empty object, and brackets that are
-        missing behind a value are closed. Else it was cut off, which ``INVALID_JSON`` tells.
+        ``is_whole``: its end was seen, so that no arguments are an empty object, and brackets that
+        are missing after a value are closed. Otherwise it was cut off, which ``INVALID_JSON``
+        reports.
         """
         self._ended, self._is_whole = True, is_whole
         given = self._run()
@@ -83,13 +86,13 @@ class CallArguments:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was said."""
+        """Whether there was any argument text."""
         return any(piece.strip() for piece in self._raw)
 
     @property
     def text(self) -> str:
-        """All of the finished input: always a JSON object. Of a string that was never ended only
-        ``INVALID_JSON`` tells."""
+        """All of the finished arguments: always a JSON object. If a string was never closed, only
+        ``INVALID_JSON`` shows it."""
         if self._before_string is None:
             return "".join(self._given)
         given = self._given[: self._before_string]
@@ -102,7 +105,7 @@ class CallArguments:
                 return "{}"
             if self._step == self._read_next and is_open:
                 return "".join(reversed(is_open))
-            if (said := self._said_in_a_string(raw)) is not None:
+            if (said := self._object_in_a_string(raw)) is not None:
                 return said
         member = f"{json.dumps(INVALID_JSON)}: {json.dumps(raw, ensure_ascii=False)}"
         if not is_open:
@@ -111,8 +114,8 @@ class CallArguments:
         is_empty = not inner and "".join(given).rstrip().endswith("{")
         return f"{inner}{'' if is_empty else ', '}{member}}}"
 
-    def _said_in_a_string(self, raw: str) -> str | None:
-        """The object that some models write into a string; None if that is not what this is."""
+    def _object_in_a_string(self, raw: str) -> str | None:
+        """The object that some models write into a string; None if this is not such a string."""
         if self._given or not raw.lstrip().startswith('"'):
             return None
         try:
@@ -173,7 +176,7 @@ class CallArguments:
         return self._read_scalar()
 
     def _skip_fence(self) -> bool:
-        """Around the object there may be a fence, as around code."""
+        """Around the object there may be a Markdown fence, as around code."""
         fence = _FENCE.match(self._text)
         if fence is not None:
             self._text = self._text[fence.end() :]
@@ -233,7 +236,7 @@ class CallArguments:
         return True
 
     def _read_next(self) -> bool:
-        """Behind a value: a comma, or the end of what it stands in."""
+        """After a value: a comma, or the end of the enclosing object or list."""
         char = self._next_char()
         if char is None:
             return False
@@ -247,7 +250,7 @@ class CallArguments:
         return True
 
     def _read_string(self) -> bool:
-        """Inside a string value. Any text can be made part of one, so only its end matters."""
+        """Inside a string value. Any text can be made part of a string, so only its end matters."""
         if not self._text:
             return False
         plain = _PLAIN.match(self._text)

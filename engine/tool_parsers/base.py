@@ -1,6 +1,6 @@
-"""What a tool parser is: fed a reply's text in pieces of any size, it yields content and tool calls.
+"""What a tool parser is: fed a response's text in pieces of any size, it yields content and tool calls.
 
-It must not know where the text comes from nor how the calls are sent on.
+It does not know where the text comes from nor how the calls are sent on.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from engine.messages import ToolCall
 
 @dataclass(slots=True)
 class ContentDelta:
-    """Text meant for the reader, not part of any call."""
+    """Text for the user, not part of any call."""
 
     text: str
 
 
 @dataclass(slots=True)
 class ReasoningDelta:
-    """Text of the model's thinking: shown apart from the answer, and never read for calls."""
+    """Text of the model's reasoning: shown apart from the answer, and never parsed for calls."""
 
     text: str
 
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """A piece of the call number ``index``: the first carries id and name, later ones argument text only."""
+    """A piece of the call number ``index``: the first carries id and name, later ones argument text
+    only."""
 
     index: int
     call_id: str | None = None
@@ -41,17 +42,17 @@ ReplyDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class ReplyParser(Protocol):
-    """Reads one reply. What it yields in sum must not depend on how the text was cut."""
+    """Parses one response. The sum of what it yields must not depend on how the text was split."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the reply; give what has become certain."""
+        """Take the next piece of the response; return what has become certain."""
 
     def finish(self) -> list[ReplyDelta]:
-        """The reply has ended: give what was held back."""
+        """The response has ended: return what was held back."""
 
 
 class PlainParser:
-    """A reply without calls: all of it is content."""
+    """A response without calls: all of it is content."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
         return [ContentDelta(text)] if text else []
@@ -62,7 +63,7 @@ class PlainParser:
 
 @dataclass(slots=True)
 class ReadCall:
-    """One whole tool call of a reply."""
+    """One whole tool call of a response."""
 
     call_id: str
     name: str
@@ -75,7 +76,7 @@ class ReadCall:
 
 @dataclass(slots=True)
 class ParsedReply:
-    """A reply so far: the sum of its deltas."""
+    """A response so far: the sum of its deltas."""
 
     calls: list[ReadCall] = field(default_factory=list)
     _content: list[str] = field(default_factory=list)
@@ -87,7 +88,7 @@ class ParsedReply:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered; empty where its format shows none."""
+        """The model's reasoning before its answer; empty where its format shows none."""
         return "".join(self._reasoning)
 
     def add(self, deltas: Iterable[ReplyDelta]) -> None:
@@ -105,12 +106,12 @@ class ParsedReply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls as the engine wants to hear of them."""
+        """The calls in the form that the engine takes."""
         return [ToolCall(call.name, call.arguments) for call in self.calls]
 
 
 def read_reply(parser: ReplyParser, text: str) -> ParsedReply:
-    """Parse a whole reply at once: the same path as a stream, so the same result."""
+    """Parse a whole response at once: the same path as a stream, so the same result."""
     reply = ParsedReply()
     reply.add(parser.feed(text))
     reply.add(parser.finish())

@@ -1,4 +1,5 @@
-"""Calls written as JSON, ``{"name": ..., "arguments": {...}}``, read as they come: most formats have them."""
+"""Calls written as JSON, ``{"name": ..., "arguments": {...}}``, parsed as they arrive: most formats
+have them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type"}
-"""All that a call with no tag around it may have: other objects are answers in JSON."""
+"""The only keys of a call without a tag around it: other objects are answers in JSON."""
 
 _OBJECT = Tag("{")
 _STRING = Tag('"')
@@ -24,7 +25,7 @@ _LIST_END = Tag("]")
 _BETWEEN_CALLS = Tag(",", ";")
 FENCES = ("```json\n", "```\n", "```tool_call\n", "```python\n", "```tool_code\n")
 FENCE = Tag(*FENCES)
-"""Begins what some models put around calls, as if they were code."""
+"""The Markdown fence that some models put around calls, as if they were code."""
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]<]')
@@ -35,17 +36,18 @@ _SCALAR_END = re.compile(r"[,\]}\s<]")
 class JsonScanner:
     """Finds where a JSON value ends in text that comes in pieces.
 
-    A ``<`` outside strings cuts it off: a model that lost its way goes on with the format's next tag.
+    A ``<`` outside strings cuts it off: a model that lost track continues with the format's next
+    tag.
     """
 
     depth: int = 0
     in_string: bool = False
     escaped: bool = False
     whole: bool = False
-    """The value has ended by itself."""
+    """Whether the value has ended by itself."""
 
     def scan(self, text: str, start: int) -> int | None:
-        """Index just behind an object, a list or a string, or of what cuts it off; None if it goes on."""
+        """Index just after an object, a list or a string, or of what cuts it off; None if it goes on."""
         position = start
         if self.escaped and position < len(text):
             self.escaped = False
@@ -71,15 +73,17 @@ class JsonScanner:
 
 
 class CallObjectReader(ReplyReader):
-    """A format whose calls carry their arguments as a JSON object: passed on as it is written."""
+    """A format whose calls carry their arguments as a JSON object, which is passed on as it is
+    written."""
 
     raw_end: Tag | None = None
-    """Ends what stands in the place of arguments and is none."""
+    """Ends text that is in the place of arguments and is not an object."""
     _tools = ToolSchemas(())
-    """What a call that no tag announced may call."""
+    """The functions that a call without a tag may name."""
 
     def _pass_raw(self) -> Steps[None]:
-        """Give what stands in the place of arguments as it is: it was said, and is none."""
+        """Pass on text in the place of arguments as it is: the model wrote it, though it is not an
+        object."""
         self._take()
         if self.raw_end is not None and (yield from self._pass_until(self.raw_end, self._give_arguments)):
             self._at = self._begin
@@ -90,7 +94,7 @@ class CallObjectReader(ReplyReader):
         self.is_cut = True
 
     def _pass_object(self) -> Steps[bool]:
-        """Give the JSON object that stands here as arguments; False if it is cut off."""
+        """Pass on the JSON object at this position as arguments; False if it is cut off."""
         scanner = JsonScanner()
         while True:
             end = scanner.scan(self._text, self._at)
@@ -104,7 +108,7 @@ class CallObjectReader(ReplyReader):
                 return False
 
     def _read_value(self) -> Steps[str | None]:
-        """The text of the JSON value that stands here; None if it is cut off."""
+        """The text of the JSON value at this position; None if it is cut off."""
         offset = self._length
         if (yield from self._peek()) in ("{", "[", '"'):
             scanner = JsonScanner()
@@ -124,7 +128,7 @@ class CallObjectReader(ReplyReader):
         return self._text[self._begin + offset : self._at]
 
     def _read_string(self) -> Steps[str | None]:
-        """The JSON string that stands here; None if there is none, or none that is a name."""
+        """The JSON string at this position; None if there is none, or one that cannot be a name."""
         if (yield from self._peek()) != '"':
             return None
         scanner, offset = JsonScanner(), self._length
@@ -138,10 +142,10 @@ class CallObjectReader(ReplyReader):
         return value if isinstance(value, str) and is_unicode(value) else None
 
     def _read_call_object(self, *, bare: bool = False) -> Steps[bool]:
-        """Read the call that stands here; False if it is none.
+        """Read the call at this position; False if there is none.
 
-        It is certain once its name is known and its arguments begin. ``bare``: no tag announced it, so it
-        must have arguments, and before them no other keys than calls have.
+        It is certain once its name is known and its arguments begin. ``bare``: no tag announced it,
+        so it must have arguments, and before them no other keys than calls have.
         """
         if not (yield from self._accept(_OBJECT)):
             return False
@@ -155,7 +159,8 @@ class CallObjectReader(ReplyReader):
         return call.begun
 
     def _read_call_objects(self, *, bare: bool = False) -> Steps[bool]:
-        """Read the calls that stand here: a list of them, or one or more by themselves; maybe in a fence."""
+        """Read the calls at this position: a list of them, or one or more by themselves; maybe in a
+        fence."""
         if (yield from self._accept(FENCE)):
             yield from self._skip_space()
         listed = yield from self._accept(_LIST)
@@ -170,12 +175,12 @@ class CallObjectReader(ReplyReader):
         return True
 
     def _read_next_call_object(self, *, bare: bool) -> Steps[bool]:
-        """Behind a call: what separates it from the next, and that; False if there is none."""
+        """After a call: read the separator and the next call; False if there is none."""
         self._take()
         yield from self._skip_space()
         yield from self._accept(_BETWEEN_CALLS)
         yield from self._skip_space()
-        if self._at == len(self._text):  # the reply has ended
+        if self._at == len(self._text):  # the response has ended
             return False
         if (yield from self._read_call_object(bare=bare)):
             return True
@@ -183,7 +188,8 @@ class CallObjectReader(ReplyReader):
         return False
 
     def _read_member(self, call: _CallSoFar) -> Steps[bool]:
-        """One ``"key": value`` of a call; False if none stands here, or none that a call has."""
+        """Read one ``"key": value`` of a call; False if there is none, or one that a call cannot
+        have."""
         yield from self._skip_space()
         key = yield from self._read_string()
         if key is None or (call.bare and not call.begun and key not in _CALL_KEYS):
@@ -206,7 +212,8 @@ class CallObjectReader(ReplyReader):
         return value is not None
 
     def _read_arguments(self, call: _CallSoFar, name: str) -> Steps[bool]:
-        """The arguments of a call whose name is known; what is none is given on if a tag announced it."""
+        """Read the arguments of a call whose name is known; anything else is passed on if a tag
+        announced the call."""
         if (yield from self._peek()) == "{":
             call.begun = True
             self._begin_call(name)
@@ -223,7 +230,7 @@ class CallObjectReader(ReplyReader):
         return False
 
     def _begin_whole(self, call: _CallSoFar) -> bool:
-        """A call whose arguments did not come last, or not as an object."""
+        """Begin a call whose arguments did not come last, or not as an object."""
         if call.name is None or (call.bare and call.arguments is None):
             return False
         self._begin_call(call.name, call.arguments or "{}")

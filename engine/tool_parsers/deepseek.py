@@ -1,8 +1,8 @@
 """Tool calls in sections of special tokens: DeepSeek V3, R1 and V3.1, and Kimi K2.
 
-V3.1 writes ``name<sep>{...}``; V3 writes ``function<sep>name``, a line break and the arguments fenced as
-JSON: what stands behind the separator tells them apart. Kimi writes ``functions.name:0<sep>{...}``. A call's
-own tokens suffice: the section around it may be missing.
+V3.1 writes ``name<sep>{...}``; V3 writes ``function<sep>name``, a line break and the arguments
+fenced as JSON: what follows the separator tells which. Kimi writes ``functions.name:0<sep>{...}``.
+A call's own tokens suffice: the section around it may be missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SectionTags:
 
 
 class SectionToolParser(TaggedReader, CallObjectReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     tags: SectionTags
 
@@ -61,17 +61,15 @@ class SectionToolParser(TaggedReader, CallObjectReader):
         return self._num_calls > num_before
 
     def _find_next(self, in_section: bool) -> Steps[str]:
-        """Go past the next call's token, or that of the section's end; which it was, empty if none comes.
-
-        Whatever else stands in a section is said to nobody.
-        """
+        """Move past the next call's token, or that of the section's end, and return it; empty if
+        none comes. Any other text in a section is discarded."""
         if in_section:
             return (yield from self._find(Tag(*self.tags.call.texts, *self.tags.end.texts)))
         yield from self._skip_space()
         return (yield from self._accept(self.tags.call)) or (yield from self._accept(self.tags.end))
 
     def _read_call(self) -> Steps[None]:
-        """Behind a call's token: the call; where nothing has a name, nothing is read."""
+        """After a call's token: read the call; where there is no name, nothing is read."""
         yield from self._skip_space()
         if (yield from self._peek()) in ("{", "`"):
             if (yield from self._read_call_objects()):
@@ -101,14 +99,14 @@ class SectionToolParser(TaggedReader, CallObjectReader):
         return ends
 
     def _read_name(self) -> Steps[str]:
-        """The function's name and all that stands before its arguments; empty if it has no name."""
+        """The function's name and all that comes before its arguments; empty if it has no name."""
         name = yield from self._read_word(_NAME)
         yield from self._skip_space()
         separated = yield from self._accept(self.tags.separator)
         yield from self._skip_space()
         if separated and name in ("", _ANY_KIND) and (yield from self._peek()) != "{":
             name = (yield from self._read_word(_NAME)) or name
-            if self._at == len(self._text):  # the name may be longer than what there is of it
+            if self._at == len(self._text):  # the name may be longer than the part that has arrived
                 return ""
             yield from self._skip_space()
         yield from self._accept(FENCE)
@@ -152,7 +150,8 @@ class KimiToolParser(SectionToolParser):
         super()._begin_call(self._named(name), arguments)
 
     def _named(self, written: str) -> str:
-        """The function that an id means. Some are numbered otherwise than the format has it."""
+        """The function that an id stands for. Some are numbered differently from the format's
+        definition."""
         found = _KIMI_NAME.fullmatch(written)
         name = found.group(1) if found else written
         numbered = None if name in self._tools else _NUMBERED.fullmatch(name)

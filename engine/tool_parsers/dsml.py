@@ -1,7 +1,7 @@
 """Tool calls of DeepSeek V3.2: a section of ``<｜DSML｜invoke name="f">`` elements with typed parameters.
 
-Each parameter says itself whether it is a string: ``<｜DSML｜parameter name="k" string="true">v`` and so on.
-The tool's schema knows better. The section's tags may be missing.
+Each parameter is marked as a string or not: ``<｜DSML｜parameter name="k" string="true">v`` and so
+on. The tool's schema has precedence. The section's tags may be missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IS_JSON: Types = frozenset({"number", "integer", "boolean", "object", "array", 
 
 
 class DsmlToolParser(XmlCallReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(*SECTIONS, INVOKE, line_breaks=2)
     closing = _SECTION_END
@@ -52,17 +52,15 @@ class DsmlToolParser(XmlCallReader):
         return self._num_calls > num_before
 
     def _find_next(self, in_section: bool) -> Steps[str]:
-        """Go past what begins the next call, or ends the section; which it was, empty if none comes.
-
-        Whatever else stands in a section is said to nobody.
-        """
+        """Move past what begins the next call, or ends the section, and return it; empty if none
+        comes. Any other text in a section is discarded."""
         if in_section:
             return (yield from self._find(_NEXT))
         yield from self._skip_space()
         return (yield from self._accept(_INVOKE)) or (yield from self._accept(_SECTION_END))
 
     def _read_invoke(self) -> Steps[None]:
-        """Behind what begins a call: the call; where nothing has a name, nothing is read."""
+        """After what begins a call: read the call; where there is no name, nothing is read."""
         name = yield from self._read_function_name(_INVOKE_NAME_END)
         if name is not None:
             self._begin_function(name)
@@ -70,12 +68,13 @@ class DsmlToolParser(XmlCallReader):
                 pass
 
     def _read_parameter(self) -> Steps[bool]:
-        """One parameter, or what stands in its place; False behind the last one, where the call has ended."""
+        """Read one parameter, or what is in its place; False after the last one, where the call has
+        ended."""
         yield from self._skip_space()
         if (yield from self._accept(_PARAMETER)):
             name = yield from self._read_parameter_name(_PARAMETER_NAME_END)
             if name is None:
-                return (yield from self._pass_noise())
+                return (yield from self._skip_unexpected())
             return (yield from self._pass_value(name, self._types(name)))
         if (yield from self._ends_here()):
             self._end_function()
@@ -83,10 +82,10 @@ class DsmlToolParser(XmlCallReader):
         if (yield from self._is_body()):
             yield from self._pass_body()
             return not self.is_cut
-        return (yield from self._pass_noise())
+        return (yield from self._skip_unexpected())
 
     def _ends_here(self) -> Steps[bool]:
-        """Whether the call ends here: its end tag is gone past, what shows that it is missing is not."""
+        """Whether the call ends here: its end tag is consumed, a sign that it is missing is not."""
         if (yield from self._accept(_INVOKE_END)):
             return True
         length = self._length
@@ -95,7 +94,7 @@ class DsmlToolParser(XmlCallReader):
         return bool(ends)
 
     def _types(self, name: str) -> Types | None:
-        """What a value may be: as its tag says where the schema allows both, else as the schema says."""
+        """The possible types of a value: by its tag where the schema allows both, else by the schema."""
         tag, known = self._unsettled, self._tools.types(self._function, name)
         if tag.endswith(_STRING):
             return STRING if not known or "string" in known else known
@@ -104,6 +103,6 @@ class DsmlToolParser(XmlCallReader):
         return known
 
     def _shows_missing_end(self, tag: str) -> Steps[bool]:
-        """No text is spelled with the mark."""
+        """Ordinary text never contains the mark."""
         yield from ()
         return True

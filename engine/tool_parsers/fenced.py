@@ -1,6 +1,6 @@
-"""Finds the one command a text agent will run: a reply with exactly one fenced bash block.
+"""Finds the one command that a text agent will run: a response with exactly one fenced bash block.
 
-It tells the engine which tool runs next and changes nothing in the reply.
+It reports to the engine which tool runs next and changes nothing in the response.
 """
 
 from __future__ import annotations

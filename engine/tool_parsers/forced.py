@@ -1,6 +1,7 @@
-"""Grammars of replies that must call a tool, in the syntax the model was trained on (llguidance's Lark).
+"""Grammars of responses that must call a tool, in the syntax the model was trained on (llguidance's
+Lark).
 
-It must not know how a grammar is enforced.
+It does not know how a grammar is enforced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from engine.tool_parsers.parameters import Tool
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as the chat templates write it: the reply is then rendered to its own tokens when it comes back."""
+"""JSON as chat templates write it: so the response is rendered to its own tokens when it comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class CallSyntax:
     """How a format writes calls whose arguments are a JSON object."""
 
     before: str
-    """What stands before the arguments; ``{name}`` is the function's."""
+    """The text before the arguments; ``{name}`` is the function's."""
     after: str
     begin: str = ""
     between: str = ""
@@ -30,17 +31,18 @@ class CallSyntax:
 
 
 JSON_CALLS = CallSyntax('{"name": "{name}", "arguments": ', "}", begin="[", between=", ", end="]")
-"""No model's own syntax: for replies that are forced to call where the format has no grammar."""
+"""No model's own syntax: for responses that are forced to call where the format has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a function takes: the grammar's rule ``arguments_0``, ``arguments_1`` and so on, in this order."""
+    """A function's parameters: the grammar's rules ``arguments_0``, ``arguments_1`` and so on, in
+    this order."""
 
     function: str
     schema: str
     strict: bool
-    """What of the schema cannot be enforced is an error; else it is left to the tool."""
+    """Whether a part of the schema that cannot be enforced is an error; else it is left to the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +54,26 @@ class CallGrammar:
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
-    """A section that may come before the calls."""
+class ReasoningSection:
+    """A reasoning section that may come before the calls."""
 
     begin: str
     end: str
     begun: bool
-    """The reply begins inside it."""
+    """Whether the response begins inside it."""
 
 
 def call_grammar(
     syntax: CallSyntax,
     tools: Sequence[Tool],
     parallel: bool,
-    thoughts: Thoughts | None,
+    reasoning: ReasoningSection | None,
     special_tokens: Mapping[str, int],
     *,
     spelled: bool = False,
 ) -> CallGrammar:
-    """One call or, if ``parallel``, one or more of these tools, and nothing else beside the thoughts.
+    """One call or, with ``parallel``, one or more of these tools, and nothing else besides the
+    reasoning.
 
     ``spelled``: special tokens may also be written in letters.
     """
@@ -79,7 +82,7 @@ def call_grammar(
     between = literal(syntax.between)
     several = f"({between} call)* " if parallel else ""
     lines = [
-        f"start: {_thinking(thoughts)} calls",
+        f"start: {_reasoning_start(reasoning)} calls",
         f"calls: {literal(syntax.begin)} call {several}{literal(syntax.end)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
     ]
@@ -87,16 +90,17 @@ def call_grammar(
         name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
         before, after = literal(syntax.before.replace("{name}", name)), literal(syntax.after)
         lines.append(f"call_{index}: {before} arguments_{index} {after}")
-    rules = "\n".join([*lines, *_thinking_rules(thoughts, literal)]) + "\n"
+    rules = "\n".join([*lines, *_reasoning_rules(reasoning, literal)]) + "\n"
     return CallGrammar(rules, [_arguments_of(function) for function in functions])
 
 
 def free_call_grammar(
     syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, special_tokens: Mapping[str, int]
 ) -> CallGrammar | None:
-    """Text in which calls may stand. None where no token of its own begins every call.
+    """Text that may contain calls. None if not every call begins with a token of its own.
 
-    A model may also write its tokens in letters: both are read as a call, so both are allowed here.
+    A model may also write its tokens in letters: both are parsed as a call, so both are allowed
+    here.
     """
     opening = opening_token(syntax, special_tokens)
     if opening is None:
@@ -130,19 +134,23 @@ def _arguments_of(function: Mapping[str, Any]) -> Arguments:
     return Arguments(function["name"], json.dumps(schema), strict)
 
 
-def _thinking(thoughts: Thoughts | None) -> str:
-    if thoughts is None:
+def _reasoning_start(reasoning: ReasoningSection | None) -> str:
+    if reasoning is None:
         return ""
-    return "thoughts" if thoughts.begun else "(think_begin thoughts)?"
+    return "reasoning" if reasoning.begun else "(think_begin reasoning)?"
 
 
-def _thinking_rules(thoughts: Thoughts | None, literal: _Literals) -> list[str]:
-    if thoughts is None:
+def _reasoning_rules(reasoning: ReasoningSection | None, literal: _Literals) -> list[str]:
+    if reasoning is None:
         return []
-    rules = [] if thoughts.begun else [f"think_begin: {literal(thoughts.begin)}"]
-    if thoughts.end in literal.special_tokens:
-        return [*rules, f"thoughts: /(.|\\n)*/ {literal(thoughts.end)} /\\s*/"]
-    return [*rules, "thoughts: thought /\\s*/", f"thought[suffix={json.dumps(thoughts.end)}]: /(.|\\n)*/"]
+    rules = [] if reasoning.begun else [f"think_begin: {literal(reasoning.begin)}"]
+    if reasoning.end in literal.special_tokens:
+        return [*rules, f"reasoning: /(.|\\n)*/ {literal(reasoning.end)} /\\s*/"]
+    return [
+        *rules,
+        "reasoning: reasoning_text /\\s*/",
+        f"reasoning_text[suffix={json.dumps(reasoning.end)}]: /(.|\\n)*/",
+    ]
 
 
 class _Literals:

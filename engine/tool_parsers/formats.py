@@ -1,6 +1,6 @@
-"""Which parser reads a model's replies: by name, or as the model's chat template shows.
+"""Selects the parser of a model's responses: by name, or as the model's chat template shows.
 
-It must not know how replies are generated, nor how they are sent on.
+It does not know how responses are generated, nor how they are sent on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.tool_parsers.forced import (
     JSON_CALLS,
     CallGrammar,
     CallSyntax,
-    Thoughts,
+    ReasoningSection,
     call_grammar,
     free_call_grammar,
 )
@@ -40,7 +40,7 @@ from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 from engine.tool_parsers.sound_calls import SoundCalls
 
 ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]
-"""Makes the parser of one reply that may call these tools."""
+"""Makes the parser of one response that may call these tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,17 @@ class ToolFormat:
 
     make: ToolParserFactory
     signs: tuple[str, ...] = ()
-    """Texts that a chat template of this format has, all of them, and those asked earlier do not."""
+    """Texts that all occur in a chat template of this format, while templates of earlier formats in
+    the list lack one."""
     tags: tuple[str, ...] = ()
-    """Texts that are special tokens in some tokenizers: they must not be left out of the reply's text."""
+    """Texts that are special tokens in some tokenizers: they must not be left out of the response's
+    text."""
     ends_thinking: tuple[str, ...] = ()
-    """Tags that only calls have: they end a section of thoughts that was not closed."""
+    """Tags that only calls have: they end a reasoning section that was not closed."""
     syntax: CallSyntax | None = None
-    """How a call can be forced; None where calls are no JSON."""
+    """How a call can be forced; None where calls are not JSON."""
     begins_call: tuple[str, ...] = ()
-    """Texts that a call may begin with, and that thoughts may hold, too."""
+    """Texts that a call may begin with, and that reasoning may contain, too."""
 
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
@@ -158,18 +160,18 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
 }
-"""By name, in the order in which ``auto`` asks them."""
+"""By name, in the order in which ``auto`` tries them."""
 
 THINK_TAGS: Mapping[str, ThinkTags] = {
     "think": ThinkTags("<think>", "</think>"),
     "deepseek_r1": ThinkTags("<think>", "</think>", assumed=True),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
 }
-"""The sections of thoughts, by name."""
+"""The tags of reasoning sections, by name."""
 
 _HARMONY = "openai"
 RECIPIENT = "to=functions"
-"""In harmony, whom a message is for: a function, if it is a call."""
+"""In harmony, the recipient of a message: a function, if it is a call."""
 _TOOL_ALIASES = {
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
@@ -187,9 +189,9 @@ _REASONING_ALIASES = {
 }
 _OWN_CHOICES = ("auto", "none")
 TOOL_CALL_PARSERS = (*_OWN_CHOICES, *sorted([*TOOL_FORMATS, *_TOOL_ALIASES]))
-"""What ``--tool-call-parser`` may say, plug-ins aside."""
+"""Values of ``--tool-call-parser``, besides plug-ins."""
 REASONING_PARSERS = (*_OWN_CHOICES, *sorted([*THINK_TAGS, *_REASONING_ALIASES, _HARMONY]))
-"""What ``--reasoning-parser`` may say."""
+"""Values of ``--reasoning-parser``."""
 
 _plugin_formats: dict[str, ToolFormat] = {}
 _loaded_plugins: set[Path] = set()
@@ -197,12 +199,12 @@ _loaded_plugins: set[Path] = set()
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How the replies of one model are read. Chosen once; makes a parser for each reply."""
+    """How the responses of one model are parsed. Chosen once; makes a parser for each response."""
 
     tool_format: ToolFormat | None
-    """None: replies hold no calls that we could read."""
+    """None if no known format of calls applies."""
     think_tags: ThinkTags | None
-    """None: replies hold no section of thoughts, or harmony's channels do."""
+    """None if there is no reasoning section, or harmony's channels take its place."""
     is_harmony: bool
     special_tokens: Mapping[str, int] | None
     """The tokenizer's special tokens with their ids; None if they are not known."""
@@ -215,7 +217,8 @@ class ReplyFormat:
         chat_template: str | None,
         special_tokens: Mapping[str, int] | None = None,
     ) -> ReplyFormat:
-        """By name, or by ``auto`` from the template; ConfigError if there is no parser of that name."""
+        """Choose by name, or with ``auto`` from the template; ConfigError if there is no parser of
+        that name."""
         tool_name = _tool_format_name(tool_call_parser, chat_template or "")
         reasoning_name = _reasoning_name(reasoning_parser, chat_template or "")
         return cls(
@@ -227,14 +230,15 @@ class ReplyFormat:
 
     @property
     def signs_of_calls(self) -> tuple[str, ...]:
-        """Texts without which a reply holds no call: kept from the model where none may come."""
+        """Texts without which a response holds no call: kept from the model where none may come."""
         if self.is_harmony:
             return (RECIPIENT,)
         return self.tool_format.tags if self.tool_format else ()
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the parsers must see special tokens, which are usually left out of a reply's text."""
+        """Whether the parsers must see special tokens, which are usually left out of a response's
+        text."""
         tags = list(self.tool_format.tags) if self.tool_format else []
         if self.is_harmony:
             tags += TOOL_FORMATS[_HARMONY].tags
@@ -279,7 +283,7 @@ class ReplyFormat:
         return ThinkSection(self.think_tags, make_answer, prompt_tail, call_tags)
 
     def _answer_parser(self, tools: Sequence[Tool], calls_as_json: bool) -> ReplyParser:
-        """The parser of what follows the thoughts."""
+        """The parser of what follows the reasoning."""
         if not tools:
             return PlainParser()
         if calls_as_json:
@@ -313,14 +317,14 @@ class ReplyFormat:
     def _grammar(
         self, syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, prompt_tail: str
     ) -> CallGrammar:
-        thoughts = None
+        reasoning = None
         if self.think_tags is not None:
             begun = self.think_tags.open_in(prompt_tail)
             if begun is not False:
-                thoughts = Thoughts(
+                reasoning = ReasoningSection(
                     self.think_tags.begin, self.think_tags.end, begun or self.think_tags.assumed
                 )
-        return call_grammar(syntax, tools, parallel, thoughts, self.special_tokens or {})
+        return call_grammar(syntax, tools, parallel, reasoning, self.special_tokens or {})
 
 
 def _tool_format_name(name: str, chat_template: str) -> str | None:
@@ -369,7 +373,8 @@ def register_tool_parser(
 
 
 def load_plugin(path: str) -> None:
-    """Run a Python file that calls ``register_tool_parser``, once; ConfigError if it cannot, or does not."""
+    """Run a Python file that calls ``register_tool_parser``, once; ConfigError if that fails, or if
+    it does not."""
     file = Path(path).resolve()
     if file in _loaded_plugins:
         return
@@ -377,9 +382,9 @@ def load_plugin(path: str) -> None:
     try:
         spec = importlib.util.spec_from_file_location(f"tool_parser_plugin_{file.stem}", file)
         if spec is None or spec.loader is None:
-            raise ImportError("it is no Python file")
+            raise ImportError("it is not a Python file")
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    except Exception as error:  # whatever a stranger's file may raise
+    except Exception as error:  # whatever a plug-in may raise
         said = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"tool_parser_plugin: cannot load {path!r}: {said}.") from error
     if len(_plugin_formats) == num_before:

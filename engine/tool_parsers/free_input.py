@@ -1,4 +1,4 @@
-"""A reply that is nothing but the text that one tool takes: its call is known before the first word."""
+"""A response that is only the text argument of one tool: its call is known before the first word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.tool_parsers.base import ReplyDelta, ToolCallDelta, new_call_id
 
 
 class FreeInputParser:
-    """Reads one reply: all of it is the one argument of the tool."""
+    """Parses one response: all of it is the one argument of the tool."""
 
     def __init__(self, function: str, parameter: str) -> None:
         self._function = function

@@ -28,7 +28,7 @@ _KEY_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class GlmToolParser(XmlCallReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN, line_breaks=1)
     closing = _CLOSE
@@ -63,12 +63,13 @@ class GlmToolParser(XmlCallReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """One parameter, or what stands in its place; False behind the last one, where the call has ended."""
+        """Read one parameter, or what is in its place; False after the last one, where the call has
+        ended."""
         yield from self._skip_space()
         if (yield from self._accept(_KEY)):
             name = yield from self._read_key()
             if name is None:
-                return (yield from self._pass_noise())
+                return (yield from self._skip_unexpected())
             return (yield from self._pass_value(name))
         if (yield from self._ends_here()):
             self._end_function()
@@ -77,7 +78,7 @@ class GlmToolParser(XmlCallReader):
         if (yield from self._is_body()):
             yield from self._pass_body()
             return not self.is_cut
-        return (yield from self._pass_noise())
+        return (yield from self._skip_unexpected())
 
     def _ends_here(self) -> Steps[bool]:
         length = self._length
@@ -86,7 +87,8 @@ class GlmToolParser(XmlCallReader):
         return bool(ends)
 
     def _read_key(self) -> Steps[str | None]:
-        """A parameter's name, and the tag that begins its value; either tag of the two may be missing."""
+        """A parameter's name, and the tag that begins its value; either of the two tags may be
+        missing."""
         name = (yield from self._read_word(_KEY_NAME)).strip()
         ended = yield from self._accept(_KEY_END)
         yield from self._skip_space()
@@ -111,5 +113,5 @@ class GlmToolParser(XmlCallReader):
                     or self._tools.types(self._function, name) is not None
                 )
             )
-        # Text may hold such a tag, too: then the value's own end comes yet.
+        # Text may contain such a tag, too: then the value's own end is still to come.
         return tag == CLOSE and (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END

@@ -1,8 +1,8 @@
-"""The messages of gpt-oss ("harmony"): thoughts, calls and answer come in channels of one reply.
+"""The messages of gpt-oss ("harmony"): reasoning, calls and answer come in channels of one response.
 
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f
-<|constrain|>json<|message|>{...}<|call|>``: a message is what its head says. The prompt ends behind
-``<|start|>assistant``, so the first head begins in its middle.
+<|constrain|>json<|message|>{...}<|call|>``: a message's header says what it is. The prompt ends
+after ``<|start|>assistant``, so the first header begins in its middle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 
 FINAL = CHANNEL + "final" + MESSAGE
-"""Begins the answer: what comes before it is thought, or said to tools."""
+"""Begins the answer: what comes before it is reasoning, or a message to tools."""
 
 _HEAD_INSIDE = Tag(" to=", "to=")
 _HEAD_END = Tag(MESSAGE)
@@ -32,7 +32,7 @@ _FUNCTIONS = "functions."
 
 
 class HarmonyParser(TaggedReader):
-    """Reads one reply, thoughts and all."""
+    """Parses one response, including the reasoning."""
 
     opening = Tag(START, CHANNEL, MESSAGE)
 
@@ -42,7 +42,7 @@ class HarmonyParser(TaggedReader):
         self._reads_calls = bool(tools)
         self._has_arguments = False
         begun = prompt_tail.rpartition(START)[2] if START in prompt_tail else ""
-        if begun:  # the prompt holds the begin of the message that the reply continues
+        if begun:  # the prompt holds the start of the message that the response continues
             self.feed(begun)
 
     def _opens_at_once(self) -> Steps[bool]:
@@ -66,7 +66,7 @@ class HarmonyParser(TaggedReader):
         return True
 
     def _called(self, head: str) -> str | None:
-        """The function that a message goes to, if the client knows it."""
+        """The function that a message goes to, if the client offers it."""
         recipient = _found(_RECIPIENT, head)
         if not self._reads_calls or recipient is None:
             return None
@@ -74,18 +74,20 @@ class HarmonyParser(TaggedReader):
         return function if recipient != function or function in self._tools else None
 
     def _goes_to_nobody(self, head: str) -> bool:
-        """Whether a message is a call of what the client does not know: then it is nothing for the reader."""
+        """Whether a message is a call of something that the client does not offer: then it is not
+        shown."""
         return self._reads_calls and _found(_RECIPIENT, head) is not None
 
     def _pass_call(self, function: str) -> Steps[None]:
         self._begin_call(function)
         self._has_arguments = False
         ended = yield from self._pass_message(self._give_arguments)
-        # The token that ends a call ends the reply, and is then no part of its text.
+        # The token that ends a call ends the response, and is then no part of its text.
         self.is_cut = self._has_arguments and not ended
 
     def _pass_message(self, give: Callable[[str], None]) -> Steps[bool]:
-        """Give the text of a message; True if it has an end. A head that follows without is left unread."""
+        """Give the text of a message; True if it has an end. A header that follows without one is
+        left unread."""
         end = yield from self._pass_until(_MESSAGE_END, give)
         if end in _NEXT_HEADS:
             self._at = self._begin

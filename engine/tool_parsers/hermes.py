@@ -1,8 +1,9 @@
 """Hermes and Qwen tool calls: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-A call becomes certain when its head (``{"name": "f", "arguments": {``) has been read; from then on the
-argument text is passed on as it comes. What turns out before that point not to be a call is content, to the
-last character. In one pair of tags there may be several, as a list or one behind the other.
+A call becomes certain when its head (``{"name": "f", "arguments": {``) has been read; from then on
+the argument text is passed on as it comes. Text that turns out before that point not to be a call
+is content, to the last character. One pair of tags may hold several calls, as a list or one after
+the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ CLOSE = "</tool_call>"
 
 
 class HermesToolParser(TaggedReader, CallObjectReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN, line_breaks=1)
     closing = Tag(CLOSE)

@@ -1,6 +1,6 @@
-"""Tool calls as nothing but JSON: as Llama 3 writes them, and as a reply that is forced to call does.
+"""Tool calls as bare JSON: as Llama 3 writes them, and as a response that is forced to call does.
 
-No tag announces most of them, so they must name one of the tools: an answer in JSON may look the same.
+Most of them have no tag, so they must name one of the tools: an answer in JSON may look the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLON = Tag(":")
 class Llama3JsonToolParser(TaggedReader, CallObjectReader):
     """``{"name": ..., "parameters": {...}}``, several with ``;`` between them, or a list of them.
 
-    They stand behind ``<|python_tag|>``, or anywhere outside of other JSON.
+    They come after ``<|python_tag|>``, or anywhere outside of other JSON.
     """
 
     opening = Tag(PYTHON_TAG, "{", "[", *(fence + "{" for fence in FENCES), line_breaks=2)
@@ -56,7 +56,8 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _pass_other_object(self) -> Steps[bool]:
-        """An object that is no call holds none either: all of it is content. False if none stands here."""
+        """An object that is not a call contains none either: all of it is content. False if there
+        is no object here."""
         begin = self._length
         if not (yield from self._accept(_OBJECT)):
             return False
@@ -77,10 +78,11 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
 
 
 class JsonToolParser(CallObjectReader):
-    """A reply that is one call object, or a list of them; anything else is content."""
+    """A response that is one call object, or a list of them; anything else is content."""
 
     def __init__(self, tools: Sequence[Tool] = (), *, listed: bool = False) -> None:
-        """``listed``: only a list is calls, as where the reply was forced to be one or an answer in JSON."""
+        """``listed``: only a list is calls, as where the response was forced to be a list or an
+        answer in JSON."""
         super().__init__()
         self._tools = ToolSchemas(tools)
         self._listed = listed

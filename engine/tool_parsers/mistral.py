@@ -1,4 +1,4 @@
-"""Tool calls of Mistral's models, behind ``[TOOL_CALLS]``: ``[{"name": ..., "arguments": {...}}]``,
+"""Tool calls of Mistral's models, after ``[TOOL_CALLS]``: ``[{"name": ..., "arguments": {...}}]``,
 ``name{...}`` or ``name[ARGS]{...}``."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARGS = Tag(ARGS)
 
 
 class MistralToolParser(TaggedReader, CallObjectReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN)
     raw_end = Tag(OPEN)
@@ -60,7 +60,8 @@ class MistralToolParser(TaggedReader, CallObjectReader):
         return (yield from self._read_other_arguments(name, announced=bool(announced)))
 
     def _read_other_arguments(self, name: str, *, announced: bool) -> Steps[bool]:
-        """No object stands where arguments should: there are none, or something else was said."""
+        """There is no object where arguments should be: there are none, or the model wrote
+        something else."""
         length = self._length
         has_ended = self._at == len(self._text) or bool((yield from self._accept(self.opening)))
         self._at = self._begin + length

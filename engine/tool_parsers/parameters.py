@@ -1,7 +1,7 @@
-"""Arguments that a format spells one by one, put together as the JSON object that clients read.
+"""Builds the JSON object of arguments for formats that spell the parameters one by one.
 
-What a parameter's text means is said by the tool's JSON schema: ``5`` is a number for an integer, a text
-for a string. It must not know any format.
+The tool's JSON schema decides what a parameter's text means: ``5`` is a number for an integer, a
+text for a string. It knows no format.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Tool = Mapping[str, Any]
 """A function tool in the shape of OpenAI's chat completions."""
 
 Types = frozenset[str]
-"""Names of JSON schema's types; empty where a schema says nothing."""
+"""The names of JSON schema's types; empty where a schema does not say."""
 
 STRING: Types = frozenset({"string"})
 _MAX_REFERENCES = 8
 
 
 class ToolSchemas:
-    """The tools that a reply may call."""
+    """The tools that a response may call."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._functions: dict[str, Mapping[str, Any]] = {}
@@ -36,12 +36,12 @@ class ToolSchemas:
         return name in self._functions
 
     def knows_parameters(self, function: str) -> bool:
-        """Whether the tool says which parameters it has."""
+        """Whether the tool declares its parameters."""
         schema = self._functions.get(function, {}).get("parameters")
         return isinstance(schema, Mapping) and bool(schema.get("properties"))
 
     def types(self, function: str, parameter: str) -> Types | None:
-        """What the parameter may be; None if the tool has no such parameter."""
+        """The types that the parameter may have; None if the tool has no such parameter."""
         schema = self._functions.get(function, {}).get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping) or parameter not in properties:
@@ -88,11 +88,11 @@ class ArgumentText:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        """Of the parameters so far."""
+        """JSON text of the parameters so far."""
         self.has_body = False
         """Whether all arguments were given as one object."""
         self.said_instead = ""
-        """What stands in the place of arguments and is none."""
+        """Text in the place of arguments that is not an object."""
         self._has_members = False
 
     @property
@@ -100,13 +100,13 @@ class ArgumentText:
         return self.has_body or self._has_members
 
     def key(self, name: str) -> str:
-        """What stands before the next parameter's value."""
+        """The text before the next parameter's value."""
         before, self._has_members = ", " if self._has_members else "{", True
         self.names.add(name)
         return before + json.dumps(name, ensure_ascii=False) + ": "
 
     def members(self, text: str) -> str:
-        """All members of an object, which is written as JSON."""
+        """All members of an object, written as JSON."""
         inner = text[1:-1].strip()
         before = ", " if self._has_members else "{"
         self._has_members = self._has_members or bool(inner)
@@ -123,7 +123,8 @@ class ArgumentText:
 class ValueText:
     """The JSON text of one value whose plain text comes in pieces.
 
-    A string is given on as it comes; what may be something else is judged when it is complete.
+    A string is passed on as it comes; a value that may be something else is decided on when it is
+    complete.
     """
 
     def __init__(self, types: Types) -> None:
@@ -136,7 +137,7 @@ class ValueText:
         if self._is_string:
             return self._string(piece)
         held, self._held = self._held, ""
-        held += piece  # nobody else holds it, so it grows in place
+        held += piece  # no other reference exists, so it grows in place
         self._held = held
         if self._types == {"string", "null"} and not any(
             null.startswith(self._held) for null in ("null", "None")
@@ -156,7 +157,8 @@ class ValueText:
 
 
 def value_text(text: str, types: Types) -> str:
-    """The JSON for a value written as plain text: JSON or Python where its type allows, else a string."""
+    """The JSON of a value written as plain text: JSON or Python where its type allows that, else a
+    string."""
     stripped = text.strip()
     if types == {"string", "null"}:
         return "null" if stripped in ("null", "None") else json.dumps(text, ensure_ascii=False)
@@ -168,7 +170,7 @@ def value_text(text: str, types: Types) -> str:
 
 
 def _json_type(text: str) -> str | None:
-    """The type of a JSON text; None if it is none."""
+    """The type of a JSON text; None if it is not JSON."""
     try:
         value: object = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -182,10 +184,10 @@ def _refuse(constant: str) -> float:
 
 
 def _allows(types: Types, kind: str) -> bool:
-    """Whether a value of this kind is meant where one of these types is due.
+    """Whether a value of this kind is meant where one of these types is expected.
 
-    A model that writes a list where an object was asked for, say, has still written JSON; but a string
-    it wrote in quotes is its text and quotes where the schema allows strings.
+    A model that writes a list where an object was expected, say, has still written JSON; but a
+    string in quotes is its text with the quotes where the schema allows strings.
     """
     if kind == "string":
         return "string" not in types

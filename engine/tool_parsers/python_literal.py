@@ -30,7 +30,7 @@ _IN_STRING = re.compile(r"""["'\\]""")
 
 
 def literal_json(text: str) -> str | None:
-    """The JSON text of a Python literal; None if it is none that JSON could say."""
+    """The JSON text of a Python literal; None if it is no literal that JSON can express."""
     pieces: list[str] = []
     position = 0
     while position < len(text):
@@ -80,15 +80,17 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class LiteralScanner:
-    """Finds where an argument ends in text that comes in pieces: before a ``,`` or the closing bracket."""
+    """Finds where an argument ends in text that comes in pieces: before a ``,`` or the closing
+    bracket."""
 
     depth: int = 0
     quote: str = ""
-    """What closes the string that is open."""
+    """The quote that closes the open string."""
     ended: bool = False
 
     def scan(self, text: str, position: int) -> int:
-        """Index of the argument's end if ``ended`` is set, else of where to go on when there is more text."""
+        """Index of the argument's end if ``ended`` is set, else of where to continue when there is
+        more text."""
         while mark := (_IN_STRING if self.quote else _OUTSIDE).search(text, position):
             begin = mark.start()
             reached = self._in_string(text, begin) if self.quote else self._outside(text, begin)

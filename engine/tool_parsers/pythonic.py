@@ -1,8 +1,8 @@
 """Tool calls written as Python: ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4 do.
 
-They stand behind ``<|python_start|>``; or anywhere, and then name one of the tools. A call is certain at its
-first ``name=`` or its ``)``; each parameter is given when its value is complete. Some templates write strings
-without quotes: what is no literal is text.
+They come after ``<|python_start|>``; or anywhere, and then name one of the tools. A call is certain
+at its first ``name=`` or its ``)``; each parameter is passed on when its value is complete. Some
+templates write strings without quotes: whatever is not a literal is text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _EQUALS = Tag("=")
 _COMMA = Tag(",")
 _FENCE_END = Tag("```")
 _NOTHING = "nothing"
-"""What is no JSON."""
+"""Literals that JSON does not have."""
 
 _FUNCTION = re.compile(r"[\w.\-]*+")
 _PARAMETER = re.compile(r"\w*+")
 
 
 class PythonicToolParser(TaggedReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(START, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
     closing = Tag(END)
@@ -67,7 +67,7 @@ class PythonicToolParser(TaggedReader):
         return True
 
     def _read_next_call(self) -> Steps[bool]:
-        """Behind a call: a comma and another one; False if there is none."""
+        """After a call: a comma and another one; False if there is none."""
         self._take()
         yield from self._skip_space()
         if (yield from self._accept(_COMMA)) and (yield from self._read_call()):
@@ -109,7 +109,7 @@ class PythonicToolParser(TaggedReader):
             self._take()
             self.is_cut = True
             return ""
-        if not text.strip():  # nothing was said: no text is as good as another
+        if not text.strip():  # an empty value: no text is as good as another
             self._give_arguments(self._arguments.key(name) + _NOTHING)
             yield from self._end_call()
             return ""
@@ -124,7 +124,7 @@ class PythonicToolParser(TaggedReader):
         return following
 
     def _end_call(self) -> Steps[None]:
-        """Behind the last parameter. If the reply has ended, the call is left incomplete."""
+        """After the last parameter. If the response has ended, the call is left incomplete."""
         yield from self._skip_space()
         if self._at == len(self._text):
             self._take()
@@ -136,7 +136,7 @@ class PythonicToolParser(TaggedReader):
         self._take()
 
     def _read_literal(self) -> Steps[str | None]:
-        """The text up to the end of an argument; None, and all of it read, if it does not end."""
+        """The text up to the end of an argument; None, with all of it read, if it does not end."""
         offset = self._length
         scanner = LiteralScanner()
         while True:
@@ -149,7 +149,8 @@ class PythonicToolParser(TaggedReader):
 
 
 def _value_json(text: str, types: Types | None) -> str:
-    """The JSON text of a value; where its Python type is not the schema's, the schema is right."""
+    """The JSON text of a value; where its Python type differs from the schema's, the schema has
+    precedence."""
     text = text.strip()
     literal = literal_json(text)
     if literal is None:

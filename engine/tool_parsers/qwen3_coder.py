@@ -1,7 +1,8 @@
 """Tool calls of Qwen3-Coder: ``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``.
 
-A call is certain once its function's name is closed. Some replies leave ``<tool_call>`` away: there the
-function must be one of the tools. A value ends at the first ``</parameter>``, or where that is missing.
+A call is certain once its function's name is closed. Some responses omit ``<tool_call>``: there the
+function must be one of the tools. A value ends at the first ``</parameter>``, or where that is
+missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class Qwen3CoderToolParser(XmlCallReader):
-    """Reads one reply; see the module's text for what is a call."""
+    """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN, FUNCTION, line_breaks=2)
     closing = _CLOSE
@@ -58,12 +59,13 @@ class Qwen3CoderToolParser(XmlCallReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """One parameter, or what stands in its place; False behind the last one, where the call has ended."""
+        """Read one parameter, or what is in its place; False after the last one, where the call has
+        ended."""
         yield from self._skip_space()
         if (yield from self._accept(_PARAMETER)):
             name = yield from self._read_parameter_name(_NAME_END)
             if name is None:
-                return (yield from self._pass_noise())
+                return (yield from self._skip_unexpected())
             yield from self._skip_line_break()
             return (yield from self._pass_value(name))
         if (yield from self._ends_here()):
@@ -73,10 +75,10 @@ class Qwen3CoderToolParser(XmlCallReader):
         if (yield from self._is_body()):
             yield from self._pass_body()
             return not self.is_cut
-        return (yield from self._pass_noise())
+        return (yield from self._skip_unexpected())
 
     def _ends_here(self) -> Steps[bool]:
-        """Whether the function ends here: its end tag is gone past, what shows that it is missing is not."""
+        """Whether the function ends here: its end tag is consumed, a sign that it is missing is not."""
         if (yield from self._accept(_FUNCTION_END)):
             return True
         length = self._length
@@ -94,5 +96,5 @@ class Qwen3CoderToolParser(XmlCallReader):
             )
         if tag in (FUNCTION, OPEN):
             return False
-        # Text may hold such tags, too: then the value's own end comes yet.
+        # Text may contain such tags, too: then the value's own end is still to come.
         return (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END

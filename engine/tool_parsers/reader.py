@@ -1,7 +1,8 @@
-"""Reading a reply that comes in pieces, written as if it were all there: the base of every format's parser.
+"""Parses a response that comes in pieces, written as if it were all there: the base of every
+format's parser.
 
-A parser is one generator: it looks at the text, moves on, and yields wherever more text is needed to decide.
-So each decision depends on the text alone and never on where it was cut.
+A parser is one generator: it looks at the text, moves on, and yields wherever more text is needed
+to decide. So each decision depends on the text alone and never on how it was split.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from engine.tool_parsers.base import ContentDelta, ReplyDelta, ToolCallDelta, ne
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Code that pauses wherever the text read so far does not suffice; ``yield from`` gives its result."""
+"""Code that pauses wherever the text read so far is not enough; ``yield from`` gives its result."""
 
 MAX_NAME_CHARS = 256
-"""A longer text is no name of a function or a parameter."""
+"""A longer text is not the name of a function or a parameter."""
 
 _NOT_SPACE = re.compile(r"\S")
 _TOO_MANY = re.compile(r"[}\])`\s]*+")
-"""What models write behind a call more often than it is due: closing brackets, a fence's end."""
+"""Superfluous text that models write after a call: closing brackets, the end of a fence."""
 
 
 class Tag:
-    """Texts that mark a place, and how many line breaks before them belong to the mark.
+    """Texts that mark a position, and how many line breaks before them belong to the mark.
 
-    Those are what the chat template writes there: without them, a reply that is sent back as messages is
-    rendered to the text that was generated.
+    Those are the line breaks that the chat template writes there: without them, a response that is
+    sent back as messages is rendered to the text that was generated.
     """
 
     def __init__(self, *texts: str, line_breaks: int = 0) -> None:
@@ -40,7 +41,7 @@ class Tag:
         whole = [n * "\n" + text for text in texts for n in range(line_breaks + 1)]
         self._starts = {text[:length] for text in whole for length in range(1, len(text))}
         self.longest = max(map(len, self._starts), default=0)
-        """Of the texts that may yet become the tag."""
+        """Length of the longest text that may yet become the tag."""
 
     def search(self, text: str, start: int) -> re.Match[str] | None:
         return self._pattern.search(text, start)
@@ -61,14 +62,14 @@ class Tag:
 
 
 class ReplyReader(ABC):
-    """Reads one reply. A format says in ``_read`` what it looks for.
+    """Parses one response. A format implements ``_read``.
 
-    ``_begin`` is where the text starts that has not been given out, ``_at`` where reading is; what lies
-    between them may still turn out to be content.
+    ``_begin`` is the start of the text that has not been given out, ``_at`` the position of the
+    reader; the text between them may still turn out to be content.
     """
 
     is_cut = False
-    """Whether the reply ended before its last call did."""
+    """Whether the response ended inside its last call."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -81,21 +82,21 @@ class ReplyReader(ABC):
 
     @abstractmethod
     def _read(self) -> Steps[None]:
-        """Read the whole reply. What is left unread at the end is content."""
+        """Read the whole response. What is left unread at the end is content."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the reply; give what has become certain."""
+        """Take the next piece of the response; return what has become certain."""
         held, self._text = self._text, ""
         if self._begin:
             held = held[self._begin :]
             self._at -= self._begin
             self._begin = 0
-        held += text  # nobody else holds it, so it grows in place: a long wait costs no copies
+        held += text  # no other reference exists, so it grows in place: a long wait costs no copies
         self._text = held
         return self._run()
 
     def finish(self) -> list[ReplyDelta]:
-        """The reply has ended: give what was held back."""
+        """The response has ended: return what was held back."""
         self._ended = True
         return self._run()
 
@@ -110,13 +111,13 @@ class ReplyReader(ABC):
         return deltas
 
     def _pass_on(self) -> Steps[None]:
-        """All that comes is content."""
+        """All further text is content."""
         while True:
             self._give_content(self._text[self._begin :])
             self._begin = self._at = len(self._text)
             yield
 
-    # What a format's ``_read`` is made of.
+    # The building blocks of a format's ``_read``.
 
     def _more(self) -> Steps[bool]:
         """Wait for text; False if no more will come."""
@@ -126,11 +127,12 @@ class ReplyReader(ABC):
         return True
 
     def _take(self) -> None:
-        """What has been read so far is settled."""
+        """Settle what has been read so far."""
         self._begin = self._at
 
     def _go_back(self, length: int) -> None:
-        """Read again from ``length`` characters behind the unsettled text's begin; those were content."""
+        """Read again from ``length`` characters after the start of the unsettled text; those were
+        content."""
         end = self._begin + length
         self._give_content(self._text[self._begin : end])
         self._begin = self._at = end
@@ -155,10 +157,8 @@ class ReplyReader(ABC):
                 return
 
     def _skip_layout(self, *tags: Tag) -> Steps[str]:
-        """Go past the tags that follow a call, white space aside, and settle them; the last one's text.
-
-        A reply that ends within such a tag has said all the same.
-        """
+        """Move past the tags that follow a call, apart from white space, and settle them; return
+        the last one's text. A response that ends inside such a tag has still given it."""
         last = ""
         for tag in tags:
             self._take()
@@ -174,14 +174,14 @@ class ReplyReader(ABC):
         return last
 
     def _peek(self) -> Steps[str]:
-        """The next character; empty at the end of the reply."""
+        """The next character; empty at the end of the response."""
         while self._at == len(self._text):
             if not (yield from self._more()):
                 return ""
         return self._text[self._at]
 
     def _accept(self, tag: Tag) -> Steps[str]:
-        """Go past a tag that stands here; its text, or an empty one if something else stands here."""
+        """Move past a tag at this position; return its text, or an empty one if there is no tag here."""
         while True:
             found = tag.match(self._text, self._at)
             if found is not None:
@@ -191,7 +191,8 @@ class ReplyReader(ABC):
                 return ""
 
     def _pass_until(self, tag: Tag, give: Callable[[str], None]) -> Steps[str]:
-        """Give out the text before the next tag and go past that; its text, or an empty one if none came.
+        """Give out the text before the next tag and move past the tag; return its text, or an empty
+        one if none came.
 
         The tag itself is not settled: it may yet be content.
         """
@@ -208,7 +209,8 @@ class ReplyReader(ABC):
                 return ""
 
     def _find(self, tag: Tag) -> Steps[str]:
-        """Go past the next tag, wherever it is; its text, or an empty one, and all read, if none came."""
+        """Move past the next tag, wherever it is; return its text, or an empty one, with all read,
+        if none came."""
         offset = self._length
         while True:
             found = tag.search(self._text, self._begin + offset)
@@ -221,7 +223,8 @@ class ReplyReader(ABC):
                 return ""
 
     def _look_ahead(self, tag: Tag) -> Steps[str]:
-        """The text of the next tag, wherever it is; empty if none comes. Nothing is gone past."""
+        """The text of the next tag, wherever it is; empty if none comes. The position does not
+        change."""
         length = self._length
         found = yield from self._find(tag)
         self._at = self._begin + length
@@ -231,7 +234,7 @@ class ReplyReader(ABC):
         return 0 if self._ended else tag.num_held(self._text, self._at)
 
     def _read_word(self, chars: re.Pattern[str]) -> Steps[str]:
-        """The text that stands here as far as it matches; empty if it is longer than any name."""
+        """The text at this position as far as it matches; empty if it is longer than any name."""
         offset = self._length
         while True:
             found = chars.match(self._text, self._at)
@@ -243,7 +246,8 @@ class ReplyReader(ABC):
                 return self._text[self._at - length : self._at]
 
     def _read_until(self, tag: Tag) -> Steps[str | None]:
-        """The text before the next tag, which is gone past; None if none comes near."""
+        """The text before the next tag, which is consumed; None if none comes within the length of
+        a name."""
         offset = self._length
         while True:
             start = self._begin + offset
@@ -254,20 +258,20 @@ class ReplyReader(ABC):
             if len(self._text) - start > MAX_NAME_CHARS + tag.longest or not (yield from self._more()):
                 return None
 
-    # What a format gives.
+    # What a format gives out.
 
     def _give_content(self, text: str) -> None:
         if text:
             self._deltas.append(ContentDelta(text))
 
     def _begin_call(self, name: str, arguments: str = "") -> None:
-        """A call is certain: what was read of it is settled."""
+        """A call is certain: settle what was read of it."""
         self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(name), name, arguments))
         self._num_calls += 1
         self._take()
 
     def _give_arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
+        """Give more of the last call's arguments."""
         if text:
             self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=text))
 
@@ -276,13 +280,13 @@ class ReplyReader(ABC):
 
 
 class TaggedReader(ReplyReader):
-    """A format in which an opening tag announces calls; white space between and behind those is layout."""
+    """A format in which an opening tag announces calls; white space between and after them is layout."""
 
     opening: Tag
     closing: Tag | None = None
-    """Ends a call, or several. One that comes late is no content either."""
+    """Ends a call, or several. A late one is not content either."""
     _late = False
-    """Whether a closing tag is still due."""
+    """Whether a closing tag is still expected."""
 
     def _read(self) -> Steps[None]:
         opened = yield from self._opens_at_once()
@@ -292,7 +296,7 @@ class TaggedReader(ReplyReader):
             opened = False
             while (yield from self._read_opened()):
                 yield from self._skip_space()
-                if self._at == len(self._text):  # the reply has ended
+                if self._at == len(self._text):  # the response has ended
                     self._take()
                     return
                 if not (yield from self._accept(self.opening)):
@@ -300,7 +304,7 @@ class TaggedReader(ReplyReader):
                     break
 
     def _pass_until_opening(self) -> Steps[str]:
-        """Give out the text before the next opening tag, and go past that."""
+        """Give out the text before the next opening tag, and move past the tag."""
         while self.closing is not None and self._late:
             tag = Tag(*self.opening.texts, *self.closing.texts, line_breaks=self.opening.line_breaks)
             found = yield from self._pass_until(tag, self._give_content)
@@ -311,12 +315,12 @@ class TaggedReader(ReplyReader):
         return (yield from self._pass_until(self.opening, self._give_content))
 
     def _opens_at_once(self) -> Steps[bool]:
-        """Whether the reply begins with what may be a call, though no tag announces it."""
+        """Whether the response begins with what may be a call, though no tag announces it."""
         yield from ()
         return False
 
     def _read_opened(self) -> Steps[bool]:
-        """Behind an opening tag: False if no call followed, so that the tag was content."""
+        """After an opening tag: False if no call followed, so that the tag was content."""
         length = self._length
         if (yield from self._read_calls()):
             self._take()
@@ -326,13 +330,11 @@ class TaggedReader(ReplyReader):
 
     @abstractmethod
     def _read_calls(self) -> Steps[bool]:
-        """Read what stands behind an opening tag; False if it is no call. What follows it is left unread."""
+        """Read what follows an opening tag; False if it is no call. The text after it is left unread."""
 
     def _skip_closing(self) -> Steps[None]:
-        """Go past a call's closing tag, and brackets before it that are too many; settle them.
-
-        They may also stand before the next call, or at the reply's end.
-        """
+        """Move past a call's closing tag, and superfluous brackets before it; settle them. They may
+        also come before the next call, or at the response's end."""
         self._take()
         yield from self._read_word(_TOO_MANY)
         if self.closing is not None and (yield from self._accept(self.closing)):

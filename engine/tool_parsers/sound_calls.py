@@ -1,7 +1,7 @@
-"""What every format's parser gives is made sound for clients: whole calls have a JSON object as arguments,
-and white space beside calls is no content.
+"""Makes every parser's output valid for clients: whole calls have a JSON object as arguments, and
+white space next to calls is not content.
 
-It must not know any format.
+It knows no format.
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ from engine.tool_parsers.base import ContentDelta, ReplyDelta, ReplyParser, Tool
 
 
 class SoundCalls:
-    """Reads one reply by another parser. A call that the reply's end cut off stays as far as it came."""
+    """Parses one response with another parser. A call that was cut off by the response's end stays
+    as far as it came."""
 
     def __init__(self, parser: ReplyParser) -> None:
         self._parser = parser
         self._index = -1
-        """Of the last call."""
+        """Index of the last call."""
         self._arguments: CallArguments | None = None
-        """Of the call that is open."""
+        """Arguments of the open call."""
         self._space = ""
-        """Content that is held back, as a call may follow."""
+        """Content that is held back, because a call may follow."""
         self._has_content = False
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the reply; give what has become certain."""
+        """Take the next piece of the response; return what has become certain."""
         return self._sound(self._parser.feed(text))
 
     def finish(self, *, is_whole: bool = True) -> list[ReplyDelta]:
-        """The reply has ended: give what was held back.
-
-        ``is_whole``: the model ended it, so that it may have ended a call, too.
-        """
+        """The response has ended: return what was held back. ``is_whole``: the model ended it, so
+        it may have ended a call, too."""
         deltas = self._sound(self._parser.finish())
         if is_whole and self._arguments is not None and not self._is_cut(self._arguments):
             self._end_call(deltas)
@@ -41,7 +40,7 @@ class SoundCalls:
         return deltas
 
     def _is_cut(self, arguments: CallArguments) -> bool:
-        """Of a stranger's parser we know only that nothing was said."""
+        """Of a plug-in's parser it is known only that no argument text came."""
         cut = getattr(self._parser, "answer_is_cut", getattr(self._parser, "is_cut", None))
         return arguments.has_begun if cut is None else bool(cut)
 

@@ -1,4 +1,4 @@
-"""Calls that spell their parameters one by one between tags: what such formats share."""
+"""Base of the formats that spell a call's parameters one by one between tags."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LINE_BREAK = Tag("\n")
 
 
 class XmlCallReader(TaggedReader, CallObjectReader):
-    """A format whose parameters are text between tags, which the tools' schemas give a type.
+    """A format whose parameters are text between tags, typed by the tools' schemas.
 
-    A call may also hold its arguments as one JSON object. Anything else that stands there is said to nobody,
-    unless it stands in the place of all arguments: then it is what the model said instead of them.
+    A call may also hold its arguments as one JSON object. Any other text is discarded, unless it is
+    in the place of all arguments: then it is what the model wrote instead of them.
     """
 
     value_end: Tag
     inside: Tag
-    """Whatever may come in a call behind its name, and what shows that its end is missing."""
+    """The tags that may come in a call after its name, and signs that its end tag is missing."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -43,7 +43,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
 
     @abstractmethod
     def _shows_missing_end(self, tag: str) -> Steps[bool]:
-        """Whether a tag inside a value shows that the value's end tag is missing; it has been gone past."""
+        """Whether a tag inside a value shows that the value's end tag is missing; the tag has been
+        consumed."""
 
     def _begin_function(self, name: str) -> None:
         self._function = name
@@ -55,19 +56,20 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         self._give_arguments(self._arguments.end())
 
     def _read_function_name(self, end: Tag) -> Steps[str | None]:
-        """The name that stands before a tag, which is gone past; None if that is no name."""
+        """The name before a tag, which is consumed; None if that is not a name."""
         yield from self._skip_space()
         name = yield from self._read_word(_FUNCTION_NAME)
         yield from self._skip_space()
         return name if name and (yield from self._accept(end)) else None
 
     def _read_parameter_name(self, end: Tag) -> Steps[str | None]:
-        """Likewise; it may hold more kinds of characters."""
+        """The same for a parameter; it may hold more kinds of characters."""
         name = (yield from self._read_word(_PARAMETER_NAME)).strip()
         return name if name and (yield from self._accept(end)) else None
 
     def _is_body(self) -> Steps[bool]:
-        """Whether an object stands here, maybe in a fence, where the first parameter should."""
+        """Whether an object, maybe in a fence, is at this position, where the first parameter
+        should be."""
         if self._arguments.has_begun:
             return False
         if (yield from self._accept(FENCE)):
@@ -75,13 +77,14 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return (yield from self._peek()) == "{"
 
     def _pass_body(self) -> Steps[None]:
-        """Give the object that stands here as the call's arguments."""
+        """Pass on the object at this position as the call's arguments."""
         self._take()
         self._arguments.has_body = True
         yield from self._pass_object()
 
-    def _pass_noise(self) -> Steps[bool]:
-        """Go past what a call does not have, up to what it does; False if the reply ends before."""
+    def _skip_unexpected(self) -> Steps[bool]:
+        """Move past text that does not belong in a call, up to what does; False if the response
+        ends before."""
         found = yield from self._find(self.inside)
         if found:
             self._at -= len(found)
@@ -94,7 +97,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return bool(found)
 
     def _pass_value(self, parameter: str, types: Types | None = None) -> Steps[bool]:
-        """Give the text before the end tag as a parameter's value; False if the reply ends before."""
+        """Pass on the text before the end tag as a parameter's value; False if the response ends
+        before."""
         self._take()
         if types is None:
             types = self._tools.types(self._function, parameter)
@@ -118,7 +122,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return True
 
     def _pass_until_end(self, end: Tag, give: Callable[[str], None]) -> Steps[bool]:
-        """Give the text up to the end tag, or to what shows that it is missing; False if neither comes."""
+        """Pass on the text up to the end tag, or to a sign that it is missing; False if neither
+        comes."""
         either = Tag(*end.texts, *self.inside.texts, line_breaks=1)
         while found := (yield from self._pass_until(either, give)):
             tag = found.lstrip("\n")
@@ -134,7 +139,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return False
 
     def _may_wrap(self, parameter: str) -> bool:
-        """Whether a parameter's name is none, but that of what holds all of them."""
+        """Whether a parameter's name is no parameter, but the usual name of an object that wraps
+        all of them."""
         return (
             parameter in ARGUMENT_KEYS
             and self._function in self._tools
@@ -152,5 +158,5 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return self._arguments.key(parameter) + value_text(text, STRING)
 
     def _skip_line_break(self) -> Steps[None]:
-        """The template's line break before a value is no part of it."""
+        """The template's line break before a value is not part of it."""
         yield from self._accept(_LINE_BREAK)

@@ -20,7 +20,7 @@ from engine.frontend.detokenizer import (
     TokenDecoder,
 )
 from engine.sampling_params import SamplingParams
-from engine.structured_output.params import ThoughtSpan
+from engine.structured_output.params import ReasoningSpan
 from engine.tokenization.tokenizer import Tokenizer
 
 
@@ -235,7 +235,7 @@ def test_stop_strings_end_the_answer_not_the_thoughts(
 ) -> None:
     """Thoughts may speak of them; from the answer's first character on they count, however tokens come."""
     for size in (1, 3, 100):
-        params = SamplingParams(stop=["STOP"], thought=ThoughtSpan("</think>", start))
+        params = SamplingParams(stop=["STOP"], reasoning=ReasoningSpan("</think>", start))
         detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])
         token_ids, given, stop = byte_level_ids(text.encode()), "", None
         for at in range(0, len(token_ids), size):

@@ -19,8 +19,8 @@ from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import (
     MAX_GRAMMAR_BYTES,
+    ReasoningSpan,
     StructuredOutputsParams,
-    ThoughtSpan,
 )
 
 TEXT = {"type": "string", "maxLength": 8}
@@ -257,40 +257,40 @@ def test_recorded_tokens_come_as_recorded(llm: LLM) -> None:
     assert output.token_ids == tokens
 
 
-def test_a_thought_comes_first(llm: LLM) -> None:
-    """Any text up to the end of the thought, then what is constrained; a thought may be left out only where
-    it has a beginning of its own."""
+def test_reasoning_comes_first(llm: LLM) -> None:
+    """Any text up to the end of the reasoning, then the constrained part; reasoning may be left out
+    only where it has an opening tag of its own."""
     tokenizer = llm.get_tokenizer()
     (end,) = tokenizer.encode("</tool_call>")
     (start,) = tokenizer.encode("<tool_call>")
-    token_tags = ThoughtSpan("</tool_call>")
+    token_tags = ReasoningSpan("</tool_call>")
     output = one(
         llm,
-        sampling(StructuredOutputsParams(choice=["yes", "no"], thought=token_tags), logit_bias={end: 8.0}),
+        sampling(StructuredOutputsParams(choice=["yes", "no"], reasoning=token_tags), logit_bias={end: 8.0}),
     )
     assert re.fullmatch(r"(?s).*</tool_call>\s{0,8}(yes|no)", output.text)
 
-    text_tags = ThoughtSpan("</t>")
+    text_tags = ReasoningSpan("</t>")
     output = one(
         llm,
         sampling(
-            StructuredOutputsParams(choice=["yes", "no"], thought=text_tags),
+            StructuredOutputsParams(choice=["yes", "no"], reasoning=text_tags),
             logit_bias=dict.fromkeys(tokenizer.encode("</t>", add_special_tokens=False), 12.0),
         ),
     )
     assert re.fullmatch(r"(?s).*?</t>\s{0,8}(yes|no)", output.text)
 
-    optional = ThoughtSpan("</tool_call>", "<tool_call>")
+    optional = ReasoningSpan("</tool_call>", "<tool_call>")
     for bias in (-100.0, 100.0):
         output = one(
             llm,
             sampling(
-                StructuredOutputsParams(choice=["yes", "no"], thought=optional),
+                StructuredOutputsParams(choice=["yes", "no"], reasoning=optional),
                 logit_bias={start: bias, end: 8.0},
             ),
         )
-        thought = r"<tool_call>.*</tool_call>\s{0,8}" if bias > 0 else ""
-        assert re.fullmatch(f"(?s){thought}(yes|no)", output.text)
+        reasoning = r"<tool_call>.*</tool_call>\s{0,8}" if bias > 0 else ""
+        assert re.fullmatch(f"(?s){reasoning}(yes|no)", output.text)
 
 
 def test_what_nothing_can_satisfy_ends_in_an_error_of_its_own(llm: LLM) -> None:
@@ -322,7 +322,7 @@ def test_what_nothing_can_satisfy_ends_in_an_error_of_its_own(llm: LLM) -> None:
         ({"regex": "a", "lenient": True}, "structured_outputs.regex", "lenient is for json only"),
         ({"choice": []}, "structured_outputs.choice", "1 to 4096"),
         ({"choice": ["a", ""]}, "structured_outputs.choice", "empty text"),
-        ({"choice": ["\ud800"]}, "structured_outputs.choice", "half of a pair"),
+        ({"choice": ["\ud800"]}, "structured_outputs.choice", "half of a surrogate pair"),
         ({"grammar": "start: nothing"}, "structured_outputs.grammar", "nothing"),
         ({"grammar": 'root ::= "a'}, "structured_outputs.grammar", "no grammar"),
         ({"grammar": "no rules at all"}, "structured_outputs.grammar", "no grammar"),

@@ -13,7 +13,7 @@ from engine.frontend.llm import LLM
 from engine.reasoning.think import ThinkTags
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
-from engine.structured_output.reply_grammar import ReplyGrammar, ReplyStart, asked_form, forced_calls
+from engine.structured_output.reply_grammar import ReplyGrammar, ReplyStart, forced_calls, requested_format
 from engine.tool_parsers import ParsedReply, read_reply
 from engine.tool_parsers.base import ReadCall
 from engine.tool_parsers.formats import TOOL_FORMATS, ReplyFormat
@@ -115,7 +115,7 @@ def test_a_forced_call_is_read_as_a_call(llm: LLM, tool_format: str) -> None:
 def test_a_form_with_tools_is_one_or_the_other(llm: LLM, tool_format: str) -> None:
     """JSON of the schema is content, a call is a call."""
     start = reply_start(llm, tool_format)
-    grammar = asked_form(StructuredOutputsParams(json=ANSWER), TOOLS, False, start)
+    grammar = requested_format(StructuredOutputsParams(json=ANSWER), TOOLS, False, start)
     for reply in replies_to(llm, start, [grammar] * 6):
         assert reply.finish_reason == "stop"
         if reply.read.calls:
@@ -126,17 +126,17 @@ def test_a_form_with_tools_is_one_or_the_other(llm: LLM, tool_format: str) -> No
 
 @pytest.mark.parametrize("tags", [ThinkTags("<tool_call>", "</tool_call>"), ThinkTags("(t)", "!")])
 @pytest.mark.parametrize("begun", [False, True])
-def test_thoughts_come_before_what_is_forced(llm: LLM, tags: ThinkTags, begun: bool) -> None:
-    """Where the prompt has begun a thought the reply ends it first, where it has ended one it does not think;
-    else it may. Whether the tags are tokens or texts."""
+def test_reasoning_comes_before_what_is_forced(llm: LLM, tags: ThinkTags, begun: bool) -> None:
+    """Where the prompt has opened the reasoning the reply ends it first; where it has closed it the
+    reply has none; else it may. Whether the tags are tokens or texts."""
     bias = dict.fromkeys(llm.get_tokenizer().encode(tags.end, add_special_tokens=False), 12.0)
     start = reply_start(llm, "llama3_json", tags, tags.begin + "\n" if begun else "")
     asked = StructuredOutputsParams(json=ANSWER)
-    grammars = [forced_calls(TOOLS, None, False, start), asked_form(asked, [], False, start)]
+    grammars = [forced_calls(TOOLS, None, False, start), requested_format(asked, [], False, start)]
     calls, answer = replies_to(llm, start, grammars, bias)
     check_calls(calls, {"paint", "stop"})
     jsonschema.validate(json.loads(answer.read.content), ANSWER)
     closed = reply_start(llm, "llama3_json", tags, f"{tags.begin}\n\n{tags.end}\n\n")
-    (unthinking,) = replies_to(llm, closed, [asked_form(asked, [], False, closed)])
+    (unthinking,) = replies_to(llm, closed, [requested_format(asked, [], False, closed)])
     jsonschema.validate(json.loads(unthinking.read.content), ANSWER)
     assert not unthinking.read.reasoning

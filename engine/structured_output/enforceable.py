@@ -1,6 +1,8 @@
-"""What of the schemas of a request can be followed: the grammar library does not have all that clients send.
+"""Reduces the schemas of a request to what can be enforced: the grammar library does not support
+all that clients send.
 
-One tool with an odd schema must not cost the request. It must not know the library, only whether it compiles.
+One tool with an unusual schema must not fail the request. This module does not know the library,
+only whether a schema compiles.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from engine.errors import RequestError
 from engine.structured_output.params import StructuredOutputsParams, ToolArguments
 
 Compile = Callable[[StructuredOutputsParams], object]
-"""RequestError if it cannot be followed."""
+"""Raises RequestError if these parameters cannot be enforced."""
 
 MAX_TRIES = 300
-"""Of one schema's parts; what is odd beyond that is left out as a whole."""
+"""Maximum compilations for one schema; if that is not enough, the whole schema is left out."""
 
 MAX_DEPTH = 64
 
@@ -27,11 +29,12 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)
 _LISTS_OF_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _OPTIONS = "x-guidance"
-"""How the library is to write JSON: no part of the schema."""
+"""Options for how the library writes JSON: no part of the schema."""
 
 
-def followable(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
-    """The same, less what cannot be followed of schemas that are not strict. RequestError for the rest."""
+def enforceable(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
+    """The same, without the parts of lenient schemas that cannot be enforced. RequestError for
+    anything else."""
     try:
         compiles(params)
     except RequestError:
@@ -44,7 +47,7 @@ def followable(params: StructuredOutputsParams, compiles: Compile) -> Structured
 
 
 def without_lenient_schemas(params: StructuredOutputsParams) -> StructuredOutputsParams:
-    """The same with any object as the arguments of tools that are not strict."""
+    """The same, with any object allowed as the arguments of tools that are not strict."""
     arguments = [each if each.strict else _any_object(each) for each in params.arguments or ()]
     return msgspec.structs.replace(params, arguments=arguments or None)
 
@@ -60,18 +63,18 @@ def _loosened(params: StructuredOutputsParams, compiles: Compile) -> StructuredO
         return loosened
 
     def follows(text: str) -> bool:
-        alone = msgspec.structs.replace(params, json=text, thought=None, calls=None, arguments=None)
+        alone = msgspec.structs.replace(params, json=text, reasoning=None, calls=None, arguments=None)
         return _compiles(alone, compiles) is None
 
     if follows(params.schema_text()):
         return loosened
     left = _Loosening(schema, follows).result()
-    # Where nothing is left of a schema it was none, and the request is better told.
+    # Where nothing is left of a schema, it was none, and the error is more useful.
     return msgspec.structs.replace(loosened, json=json.dumps(left)) if left else loosened
 
 
 def _loosened_arguments(arguments: ToolArguments, compiles: Compile) -> ToolArguments:
-    """RequestError that names the tool if it is strict."""
+    """The reduced schema of a tool's arguments; RequestError that names the tool if it is strict."""
 
     def fault(text: str) -> RequestError | None:
         alone = StructuredOutputsParams(grammar=f"start: %json {text}\n", asked_in="tools")
@@ -98,7 +101,7 @@ def _any_object(arguments: ToolArguments) -> ToolArguments:
 
 
 def _compiles(params: StructuredOutputsParams, compiles: Compile) -> RequestError | None:
-    """What is wrong, if anything is."""
+    """The error of compiling it; None if it compiles."""
     try:
         compiles(params)
     except RequestError as error:
@@ -107,14 +110,14 @@ def _compiles(params: StructuredOutputsParams, compiles: Compile) -> RequestErro
 
 
 class _Loosening:
-    """A schema from which the smallest parts are taken that cannot be followed."""
+    """A schema, reduced by the smallest parts that cannot be enforced."""
 
     def __init__(self, schema: Any, follows: Callable[[str], bool]) -> None:
         self._schema = schema
         self._follows = follows
         self._num_tries = 0
         self._beside: dict[str, Any] = {}
-        """What goes with each part that is tried: definitions that it may refer to, and options."""
+        """What is added to each part that is tried: definitions that it may refer to, and options."""
 
     def result(self) -> Any:
         """The schema that is left; without any keyword it allows everything."""
