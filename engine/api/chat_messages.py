@@ -110,5 +110,5 @@ def _arguments_of(arguments: object, where: str) -> Message | str:
     value = read_arguments(arguments)
     if isinstance(value, dict):
         return value
-    # The text that ``INVALID_JSON`` told, not one that was written as JSON.
+    # The text under ``INVALID_JSON``, not one that was written as JSON.
     return value if isinstance(value, str) and arguments.lstrip().startswith("{") else arguments

@@ -72,7 +72,7 @@ class ClientIdentity:
 
 
 def request_context(
-    headers: Mapping[str, str], said: ClientIdentity, *, separates_owners: bool = False
+    headers: Mapping[str, str], identity: ClientIdentity, *, separates_owners: bool = False
 ) -> RequestContext:
     """The context of a request, which travels to the core unchanged; RequestError as in
     ``identify``.
@@ -80,47 +80,47 @@ def request_context(
     ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the
     owner.
     """
-    job = identify(headers, said)
-    salt = said.cache_salt
+    job = identify(headers, identity)
+    salt = identity.cache_salt
     if separates_owners and not (job.owner is None and salt is None):
         # Both are encoded, so that no salt of a client can equal that of another owner.
         salt = msgspec.json.encode((job.owner, salt)).decode()
-    return RequestContext(job=job, priority=said.priority or 0, cache_salt=salt)
+    return RequestContext(job=job, priority=identity.priority or 0, cache_salt=salt)
 
 
-def identify(headers: Mapping[str, str], said: ClientIdentity) -> JobRef:
+def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
     """The job of a turn, with the id None if the request names none. ``headers``: lower-case
     names, or a case-insensitive mapping.
 
     RequestError for a field of the wrong type or length. A header is not the client's fault, since
     proxies add headers too: a long value is hashed.
     """
-    xargs = _mapping(said.xargs, "vllm_xargs")
-    job_id = next(_ids(headers, said, xargs), None)
+    xargs = _mapping(identity.xargs, "vllm_xargs")
+    job_id = next(_ids(headers, identity, xargs), None)
     return JobRef(
         None if job_id is None else owned_id(headers, job_id),
-        _is_last_step(headers, said, xargs),
-        _tenant(headers, said),
+        _is_last_step(headers, identity, xargs),
+        _tenant(headers, identity),
         traceparent=_traceparent(headers),
         owner=owner_of(headers),
     )
 
 
-def _ids(headers: Mapping[str, str], said: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
+def _ids(headers: Mapping[str, str], identity: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
     """All ids that the request names, the one that counts first."""
-    user_id = _text(said.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
+    user_id = _text(identity.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
     yield from _known(
-        _own_id(said.job_id, "job_id"),
+        _own_id(identity.job_id, "job_id"),
         _own_id(xargs.get("job_id"), "vllm_xargs.job_id"),
-        _text(said.session_id, "session_id"),
+        _text(identity.session_id, "session_id"),
         _from_headers(headers, SESSION_HEADERS),
         _text(xargs.get("session_id"), "vllm_xargs.session_id"),
         _from_headers(headers, CLAUDE_CODE_HEADERS),
         _session_of(user_id),
         _from_headers(headers, CLIENT_HEADERS),
-        _text(said.prompt_cache_key, "prompt_cache_key"),
-        _conversation(said.conversation),
-        said.previous_job_id,
+        _text(identity.prompt_cache_key, "prompt_cache_key"),
+        _conversation(identity.conversation),
+        identity.previous_job_id,
     )
 
 
@@ -186,9 +186,9 @@ def _conversation(value: object) -> str | None:
     return _text(value, "conversation")
 
 
-def _is_last_step(headers: Mapping[str, str], said: ClientIdentity, xargs: Mapping[str, object]) -> bool:
+def _is_last_step(headers: Mapping[str, str], identity: ClientIdentity, xargs: Mapping[str, object]) -> bool:
     for value, field in (
-        (said.is_last_step, "is_last_step"),
+        (identity.is_last_step, "is_last_step"),
         (xargs.get("is_last_step"), "vllm_xargs.is_last_step"),
     ):
         if value is not None:
@@ -296,12 +296,12 @@ def owned_id(headers: Mapping[str, str], job_id: str) -> str:
     return job_id if job_id.startswith(f"{owner}:") else f"{owner}:{job_id}"
 
 
-def _tenant(headers: Mapping[str, str], said: ClientIdentity) -> str | None:
+def _tenant(headers: Mapping[str, str], identity: ClientIdentity) -> str | None:
     """The tenant: the owner of the API key, else the ``user`` field, else a hash of the key. A
     ``user`` cannot take the name of an owner."""
     if owner := owner_of(headers):
         return owner
-    user = _text(said.tenant, "user") or _user_in(said.metadata_user_id)
+    user = _text(identity.tenant, "user") or _user_in(identity.metadata_user_id)
     if user:
         return user if headers.get(OWNER_HEADER) is None else f"user:{user}"
     scheme, _, key = headers.get("authorization", "").partition(" ")

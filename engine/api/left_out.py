@@ -87,15 +87,15 @@ def describe_part(part: Part) -> str:
 
 def _file_of(part: Part) -> tuple[str | None, bytes, int]:
     """The media type, first bytes and size of a part's file, as far as known."""
-    said = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
+    declared = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
     data = next(_texts(part, _DATA_FIELDS), None) or next(
         (url for url in _texts(part, _URL_FIELDS) if url.startswith("data:")), ""
     )
     if data.startswith("data:"):
         begins, _, data = data.partition(",")
-        said = said or begins.removeprefix("data:").partition(";")[0]
+        declared = declared or begins.removeprefix("data:").partition(";")[0]
     head = _decoded(data[: HEAD_BYTES // 3 * 4])
-    return media_type_of(head) or said or _type_of_format(part), head, len(data) * 3 // 4
+    return media_type_of(head) or declared or _type_of_format(part), head, len(data) * 3 // 4
 
 
 def _type_of_format(part: Part) -> str | None:

@@ -103,8 +103,8 @@ class Admission:
             return
         self._board.add(tally, -number, share)
         self._on_rejection("max_num_queued_tokens" if is_tokens else "max_num_queued_reqs")
-        told = f"{limit} {'prompt tokens' if is_tokens else 'requests'}"
-        raise OverloadedError(f"The server is at its limit of {told}; try again shortly.")
+        amount = f"{limit} {'prompt tokens' if is_tokens else 'requests'}"
+        raise OverloadedError(f"The server is at its limit of {amount}; try again shortly.")
 
     def _is_within_share(self, tally: Tally, share: int, number: int, limit: int) -> bool:
         """Whether the tenant uses no more than an equal share among active tenants. An owner

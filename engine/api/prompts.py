@@ -55,16 +55,16 @@ class Prompts:
         tokenizer: Tokenizer,
         max_model_len: int,
         config: ServerConfig,
-        on_prefix_killer: Callable[[str], None],
+        on_volatile_text: Callable[[str], None],
     ) -> None:
-        """``on_prefix_killer`` is called with the name of what was removed from a prompt."""
+        """``on_volatile_text`` is called with the name of what was removed from a prompt."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
         self._content_format = ContentFormat(config.chat_template_content_format)
         self._trusts_templates = config.trust_request_chat_template
         self._separates_owners = config.access.separates_owners
-        self._on_prefix_killer = on_prefix_killer
+        self._on_volatile_text = on_volatile_text
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, owner: str | None, is_prompt: bool = False
@@ -95,7 +95,7 @@ class Prompts:
                 "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
-        normal = with_one_system(self._without_prefix_killers(normalize(chat.messages)))
+        normal = with_one_system(self._without_volatile_text(normalize(chat.messages)))
 
         def render(shape: list[Message]) -> str:
             return self._tokenizer.chat_text(
@@ -112,11 +112,11 @@ class Prompts:
             return await asyncio.to_thread(in_some_shape, normal, render)
         return in_some_shape(normal, render)
 
-    def _without_prefix_killers(self, messages: list[Message]) -> list[Message]:
+    def _without_volatile_text(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
         if without is None:
             return messages
-        self._on_prefix_killer(BILLING_HEADER)
+        self._on_volatile_text(BILLING_HEADER)
         return without
 
     # ---- texts of any length ----

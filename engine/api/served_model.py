@@ -45,7 +45,7 @@ class ServedModel:
         owners = ApiKeys(config.access.api_keys).names
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
         self.prompts = Prompts(
-            engine.tokenizer, self.max_model_len, config, self.metrics.record_prefix_killer
+            engine.tokenizer, self.max_model_len, config, self.metrics.record_volatile_text
         )
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
@@ -93,9 +93,9 @@ class ServedModel:
         params.verify()
         params.verify_vocabulary(self.engine.ready.vocab_size)
 
-    def context(self, headers: Mapping[str, str], said: ClientIdentity) -> RequestContext:
+    def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """The request's context from its headers and body."""
-        return request_context(headers, said, separates_owners=self.config.access.separates_owners)
+        return request_context(headers, identity, separates_owners=self.config.access.separates_owners)
 
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
         tokenizer = self.engine.tokenizer

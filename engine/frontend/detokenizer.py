@@ -146,11 +146,11 @@ class AnswerFinder:
             self._num_searched = max(0, len(text) - len(self._reasoning.end) + 1)
 
     def _look_for_start(self, text: str) -> None:
-        start, said = self._reasoning.start, text.lstrip()
+        start, begin = self._reasoning.start, text.lstrip()
         assert start is not None
-        if said.startswith(start):
+        if begin.startswith(start):
             self._is_inside = True
-        elif not start.startswith(said):
+        elif not start.startswith(begin):
             self.begin = 0
 
 

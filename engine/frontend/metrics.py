@@ -148,9 +148,9 @@ class Metrics:
         """Sets the number of viewers of the dashboard, over all API server processes."""
         self._viewers.set(number, timestamp)
 
-    def record_prefix_killer(self, kind: str) -> None:
+    def record_volatile_text(self, kind: str) -> None:
         """Records that text was removed from a prompt, since it changes with every request."""
-        self._prefix_killers_removed.labels(*self._values, kind).inc()
+        self._volatile_texts_removed.labels(*self._values, kind).inc()
 
     def record_pool(self, block_size: int, num_gpu_blocks: int) -> None:
         """Records the size of the KV pool in V1's form: numbers in labels."""
@@ -303,7 +303,7 @@ class Metrics:
             ("model_name", "reason"),
             registry=self.registry,
         )
-        self._prefix_killers_removed = self._counters(
+        self._volatile_texts_removed = self._counters(
             "continuum:prefix_killers_removed",
             "Volatile texts removed from prompts since they change with every request, by kind.",
             "kind",

@@ -78,7 +78,7 @@ class RequestState:
     index: int = 0
     collector: RequestOutputCollector | None = None
     stop_string: str | None = None
-    """The stop string that was found; the core has been told and has not confirmed it yet."""
+    """The stop string that was found; the core has been notified and has not confirmed it yet."""
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token ended the stopped request; if not, its grammar did."""
@@ -142,7 +142,7 @@ class ProcessedOutputs:
     request_outputs: list[RequestOutput] = field(default_factory=list)
     """Outputs of requests without a collector."""
     stopped_ids: list[str] = field(default_factory=list)
-    """Requests that reached a stop string; the core must be told."""
+    """Requests that reached a stop string; the core must be notified."""
     failed_ids: list[str] = field(default_factory=list)
     """Requests that failed here while they run; the core must abort them."""
 

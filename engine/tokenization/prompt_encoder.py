@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
 
 MAX_REMEMBERED_BYTES = 64 * 2**20
-"""Room for about forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a
+"""Enough for about forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a
 reference and the msgpack for the core."""
 MAX_REMEMBERED_CHARS = 2**20
 """The longest text that is cached: a longer one would evict many conversations."""
@@ -51,7 +51,7 @@ _PIECE_BYTES = 256
 dictionary."""
 _EMPTY = msgspec.msgpack.encode([])
 _FIRM_EDGES = frozenset(string.punctuation) - {"_"}
-"""Neither space, which a neighbour may take in, nor part of a word, which it may not border on."""
+"""Neither space, which a neighbor may take in, nor part of a word, which it may not border on."""
 _LOCAL_KINDS = frozenset(
     (
         *("Sequence", "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
@@ -221,8 +221,8 @@ class PromptEncoder:
                 self._num_bytes -= forgotten.num_bytes
 
     def _take_texts_as_they_are(self) -> None:
-        """Others who use the tokenizer may have told it to cut texts off, to fill them up, or to take special
-        tokens for text: it keeps that until it is told otherwise."""
+        """Turns truncation, padding and the treatment of special tokens as text off, which other users of the
+        tokenizer may have turned on: it keeps such settings."""
         if self._backend.truncation is not None:
             self._backend.no_truncation()
         if self._backend.padding is not None:
@@ -273,7 +273,7 @@ def _list_header(num_items: int) -> bytes:
 def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
     """Added tokens that stand for themselves wherever their text is, whatever is around it: at most MAX_CUTS.
 
-    They are looked for before the text is normalized, take in no space beside them, and share no character
+    They are looked for before the text is normalized, take in no space next to them, and share no character
     with another one that is looked for then. Special tokens come first, then the oldest.
     """
     literal = {token.content for token in added.values() if not token.normalized}

@@ -45,7 +45,7 @@ class SplitPattern:
             raise PatternError(pattern)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Patterns of two characters that may stand side by side in a match, or at its end and behind it."""
+        """Patterns of two characters that may stand side by side in a match, or at its end and after it."""
         for place, followers in enumerate(self._follow):
             for follower in followers:
                 yield self._classes[place], self._classes[follower]

@@ -125,7 +125,7 @@ def too_long_to_tokenize() -> RequestError:
     """The error for a long text without a safe split."""
     return RequestError(
         f"The text is too long to be tokenized: it has more than {MAX_PART_CHARS} characters without a place "
-        "where it could be cut for this model's tokenizer, such as a space behind a letter.",
+        "where it could be split for this model's tokenizer, such as a space after a letter.",
         "prompt",
     )
 

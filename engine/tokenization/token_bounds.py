@@ -52,10 +52,10 @@ class TokenBounds:
 
     def exceeds(self, text: str, num_tokens: int) -> bool:
         """Whether the text certainly has more tokens than the limit."""
-        room = num_tokens * self.longest
-        if len(text) * _MAX_CHARACTER_BYTES <= room:  # the usual case
+        most_bytes = num_tokens * self.longest
+        if len(text) * _MAX_CHARACTER_BYTES <= most_bytes:  # the usual case
             return False
-        return self._measure(text) > room
+        return self._measure(text) > most_bytes
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the text's tokens."""

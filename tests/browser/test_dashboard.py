@@ -69,7 +69,7 @@ def countdowns(page: Page) -> dict[str, float]:
 
 
 def test_the_page_shows_the_engine_at_work(page: Page, busy: Server) -> None:
-    """Figures, lanes, the map, what is held and what was decided, all of the engine that runs."""
+    """Figures, lanes, the map, the pins and the decisions, all of the running engine."""
     look(page, busy)
     tiles = page.locator(".tile")
     expect(tiles).to_have_count(6)
@@ -79,7 +79,7 @@ def test_the_page_shows_the_engine_at_work(page: Page, busy: Server) -> None:
     expect(page.locator("#pool-note")).to_contain_text(f"{NUM_BLOCKS - 1} blocks of 16 tokens")
     for kind in ("running", "cached"):
         expect(page.locator(f"#pool-legend [data-kind={kind}] b")).to_have_text(re.compile(r"[1-9]"))
-    expect(page.locator(".decision-list li", has_text="is held for").first).to_be_visible()
+    expect(page.locator(".decision-list li", has_text="is pinned for").first).to_be_visible()
     expect(page.locator(".decision-list li", has_text="came back after").first).to_be_visible()
     expect(page.locator(".decision-list li").nth(60)).to_be_attached()  # for the picture
     save_screenshot(page, "dashboard-light")
@@ -104,13 +104,13 @@ def test_a_countdown_runs(page: Page, busy: Server) -> None:
 def test_a_click_opens_a_jobs_life(page: Page, busy: Server) -> None:
     """Its turns with their receipts and what was decided about it; Escape closes it."""
     look(page, busy)
-    # A page knows what it has seen: of a job that it saw held, it will show that.
-    page.locator(".decision-list li", has_text="is held for").first.get_by_role("button").click()
+    # A page knows what it has seen: of a job whose pin it saw, it will show that.
+    page.locator(".decision-list li", has_text="is pinned for").first.get_by_role("button").click()
     life = page.locator("#life")
     expect(life).to_be_visible()
     expect(life.locator("h2")).to_have_text(re.compile(r"fix-\d+"))
     expect(life.locator("tbody tr[data-turn]").first).to_be_visible()
-    expect(life.locator(".decision-list li", has_text="is held for").first).to_be_visible()
+    expect(life.locator(".decision-list li", has_text="is pinned for").first).to_be_visible()
     save_screenshot(page, "dashboard-life")
     page.keyboard.press("Escape")
     expect(life).to_be_hidden()

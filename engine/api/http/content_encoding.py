@@ -177,7 +177,7 @@ def _encoding(scope: Scope) -> str | None:
     """The content encoding of the request; None if there is nothing to decompress."""
     if scope["type"] != "http":
         return None
-    said = Headers(scope=scope).getlist("content-encoding")
-    named = [name.strip().lower() for line in said for name in line.split(",")]
+    values = Headers(scope=scope).getlist("content-encoding")
+    named = [name.strip().lower() for line in values for name in line.split(",")]
     named = [name.removeprefix("x-") for name in named if name not in ("", "identity")]
     return ", ".join(named) or None

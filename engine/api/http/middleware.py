@@ -63,9 +63,9 @@ class RequestIdMiddleware:
             self._in_use.discard(request_id)
 
 
-def _request_id(said: str) -> str:
+def _request_id(value: str) -> str:
     """The id reduced to plain characters, since it goes into headers, response ids and logs."""
-    return "".join(char for char in said[:MAX_ID_CHARS] if char in _ID_CHARS) or token_hex(16)
+    return "".join(char for char in value[:MAX_ID_CHARS] if char in _ID_CHARS) or token_hex(16)
 
 
 class OriginMiddleware:
@@ -145,5 +145,5 @@ class BodyLimitMiddleware:
 
 def _content_length(scope: Scope) -> int:
     """The announced length; 0 if there is none, or it is invalid."""
-    said = Headers(scope=scope).get("content-length", "")
-    return int(said[:20]) if said.isascii() and said.isdigit() else 0
+    value = Headers(scope=scope).get("content-length", "")
+    return int(value[:20]) if value.isascii() and value.isdigit() else 0

@@ -23,12 +23,12 @@ _NOT_HERE = {
 def unknown_path_message(scope: Scope, routes: Iterable[APIRoute]) -> str:
     """The message for a path without an endpoint."""
     path, routes = scope["path"], list(routes)
-    told = f"There is no {_method(scope)} {_shown(path)} here."
+    message = f"There is no {_method(scope)} {_shown(path)} here."
     for part, why in _NOT_HERE.items():
         if part in path:
-            return f"{told} {why}"
+            return f"{message} {why}"
     near = _nearest(path, scope, routes)
-    return told if near is None else f"{told} Did you mean {near}?"
+    return message if near is None else f"{message} Did you mean {near}?"
 
 
 def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:

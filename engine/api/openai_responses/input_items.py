@@ -225,8 +225,8 @@ class MessageList:
             raise RequestError(
                 f"{where} is a {kind} item: this server does not compact conversations.", f"{where}.type"
             )
-        said = repr(kind[:50]) if isinstance(kind, str) else "missing"
-        raise RequestError(f"{where}.type is {said}, which this server does not know.", f"{where}.type")
+        shown = repr(kind[:50]) if isinstance(kind, str) else "missing"
+        raise RequestError(f"{where}.type is {shown}, which this server does not know.", f"{where}.type")
 
     def _open_reply(self) -> Message:
         if self._reply is None:

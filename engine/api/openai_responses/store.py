@@ -75,7 +75,7 @@ class ResponseNotStoredError(NotFoundError):
 
     def __init__(self, what: str, limits: StoreLimits, field: str | None = None) -> None:
         super().__init__(
-            f"{what} is not stored: it was never kept, was deleted, or made room for newer ones. This server "
+            f"{what} is not stored: it was never kept, was deleted, or gave way to newer ones. This server "
             f"keeps the {limits.max_responses} responses used last, in at most {limits.max_bytes} bytes.",
             field,
         )

@@ -157,7 +157,7 @@ class Tools:
             )
         if mode == "auto":
             self.warnings += [
-                f"{where}: the model is told of it; it is enforced where tool_choice names the tool."
+                f"{where}: the model sees it; it is enforced where tool_choice names the tool."
                 for where in grammars.values()
             ]
 
@@ -225,7 +225,7 @@ def _name_of(tool: Tool, where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise RequestError(
-            f"{where}.name must be a string of 1 to {MAX_NAME_CHARS} characters, beside type.",
+            f"{where}.name must be a string of 1 to {MAX_NAME_CHARS} characters, besides type.",
             f"{where}.name",
         )
     return name

@@ -293,8 +293,8 @@ class ResponseTurn:
             error=ResponseError(code=code, message=failure.message, param=failure.field),
         )
         await self._keep()
-        told = ErrorEvent(code=code, message=failure.message, param=failure.field)
-        return [*begun, self._numbered(told), *self._last_events()]
+        event = ErrorEvent(code=code, message=failure.message, param=failure.field)
+        return [*begun, self._numbered(event), *self._last_events()]
 
     def _last_events(self) -> list[Event]:
         """Yields the event of the response's end, once."""
@@ -321,12 +321,12 @@ class ResponseTurn:
         if not self._body.keeps:
             return
         previous, job = self._history.previous, self._conversation.context.job
-        said = job.job_id if job is not None else None
+        job_id = job.job_id if job is not None else None
         stored = StoredResponse(
             response=self.response,
             input=self._history.own,
             previous_id=previous.response.id if previous else None,
-            job_id=receipt.job_id if receipt is not None else said,
+            job_id=receipt.job_id if receipt is not None else job_id,
         )
         if self._is_kept:
             await self._store.update(stored)  # a deleted response is not stored again

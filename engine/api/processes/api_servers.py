@@ -225,7 +225,9 @@ class APIServers:
 class _APIServerProcess:
     """An API server process as its parent sees it."""
 
-    def __init__(self, siblings: ServerGroup, sock: socket.socket, tell: Callable[[_Event], None]) -> None:
+    def __init__(
+        self, siblings: ServerGroup, sock: socket.socket, on_event: Callable[[_Event], None]
+    ) -> None:
         assert siblings.folder is not None
         self.siblings = siblings
         self.core_handle: ClientHandle | None = None
@@ -241,7 +243,7 @@ class _APIServerProcess:
         os.close(self._report_fileno)
         self.pid = self._process.pid
         self._send(sys.path)
-        threading.Thread(target=self._watch, args=(tell,), name="api-server-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(on_event,), name="api-server-watch", daemon=True).start()
 
     @property
     def exit_code(self) -> int:
@@ -288,13 +290,13 @@ class _APIServerProcess:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def _watch(self, tell: Callable[[_Event], None]) -> None:
+    def _watch(self, on_event: Callable[[_Event], None]) -> None:
         with os.fdopen(self._report, "rb") as report:
             word = report.read(1)
             if word == READY:
-                tell(_Ready(self))
+                on_event(_Ready(self))
                 word = report.read(1)
             if word == FAILED:
                 self.failure = start_error(msgspec.msgpack.decode(report.read(), type=EngineStartFailed))
         self._process.wait()
-        tell(_Ended(self))
+        on_event(_Ended(self))

@@ -1,5 +1,5 @@
 "use strict";
-// What every part of the page uses: elements, colours, canvases, how numbers are written, the server's clock.
+// What every part of the page uses: elements, colors, canvases, how numbers are written, the server's clock.
 
 const byId = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ function button(className, text, onClick) {
   return made;
 }
 
-/** A name that loses its middle where there is no room: jobs differ at their ends. */
+/** A name that loses its middle where it does not fit: jobs differ at their ends. */
 function cutInTheMiddle(name) {
   const tail = name.length > 12 ? 6 : 0;
   return el("span", "cut", el("span", "head", name.slice(0, name.length - tail)), tail ? el("span", "", name.slice(-tail)) : null);
@@ -32,7 +32,7 @@ function jobButton(className, job, onClick) {
   return made;
 }
 
-/** Sets text only where it differs: a page at rest costs its reader nothing. */
+/** Sets text only where it differs: an idle page costs nothing. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -52,7 +52,7 @@ function choice(container, options, chosen, onChoose) {
   choose(chosen);
 }
 
-// ---- colours ----
+// ---- colors ----
 
 const palette = {
   probe: document.createElement("i"),
@@ -75,16 +75,16 @@ const palette = {
 
   /** What a token of the style sheet is in the theme that is shown. */
   token(name) {
-    let colour = this.known.get(name);
-    if (colour === undefined) {
+    let color = this.known.get(name);
+    if (color === undefined) {
       this.probe.style.color = `var(--${name})`;
-      colour = getComputedStyle(this.probe).color;
-      this.known.set(name, colour);
+      color = getComputedStyle(this.probe).color;
+      this.known.set(name, color);
     }
-    return colour;
+    return color;
   },
 
-  /** A job keeps its colour while the page is open; neighbours in time are far apart in hue. */
+  /** A job keeps its color while the page is open; neighbors in time are far apart in hue. */
   job(id) {
     let place = this.jobs.get(id);
     if (place === undefined) {
@@ -151,12 +151,12 @@ function formatMany(number, one, many) {
 
 // ---- time ----
 
-/** The server's clock, as far as its messages tell: those that were the least under way count. */
+/** The server's clock, estimated from its messages: those with the least delay count. */
 const clock = {
   samples: [],
   offset: null,
 
-  told(serverNow) {
+  observe(serverNow) {
     this.samples.push(serverNow - performance.now() / 1000);
     if (this.samples.length > 50) this.samples.shift();
     const best = Math.max(...this.samples);

@@ -1,10 +1,10 @@
 // The block pool as a map: a cell is a block, or several of them in a large pool.
 
 const KINDS = [
-  ["running", "running", "read or written by a request that runs, held for another job or not"],
-  ["pinned", "only held", "kept for a job whose tool runs, and used by no request meanwhile"],
-  ["cached", "cached", "not in use, but of a prefix that can be found again"],
-  ["free", "empty", "not in use, and of no prefix that can be found"],
+  ["running", "running", "read or written by a running request, pinned for another job or not"],
+  ["pinned", "only pinned", "retained for a job whose tool runs, and used by no request meanwhile"],
+  ["cached", "cached", "not in use, but in the prefix cache"],
+  ["free", "empty", "not in use, and not in the prefix cache"],
 ];
 const SHARED_OWNER = 1;
 const FLASH_MS = 700;
@@ -29,8 +29,8 @@ class BlockMap {
       return bar;
     });
     byId("pool-bar").replaceChildren(...this.bars);
-    byId("pool-legend").replaceChildren(...KINDS.map(([token, text, told], place) => this.legend(token, text, told, place)));
-    choice(byId("pool-colours"), [["job", "by job"], ["kind", "by kind"]], "job", (value) => this.colourBy(value));
+    byId("pool-legend").replaceChildren(...KINDS.map(([token, text, title], place) => this.legend(token, text, title, place)));
+    choice(byId("pool-colors"), [["job", "by job"], ["kind", "by kind"]], "job", (value) => this.colorBy(value));
     this.canvas.addEventListener("mousemove", (event) => this.hover(event));
     this.canvas.addEventListener("mouseleave", () => tip.hide());
     this.canvas.addEventListener("click", (event) => {
@@ -39,7 +39,7 @@ class BlockMap {
     });
   }
 
-  colourBy(value) {
+  colorBy(value) {
     this.byJob = value === "job";
     const swatches = byId("pool-legend").querySelectorAll(".swatch");
     swatches.forEach((swatch, place) => {
@@ -48,11 +48,11 @@ class BlockMap {
     });
   }
 
-  legend(token, text, told, place) {
+  legend(token, text, title, place) {
     const swatch = el("i", "swatch");
     swatch.style.background = `var(--${token})`;
     const item = el("li", "", swatch, el("span", "", text), this.counts[place], this.shares[place]);
-    item.title = told;
+    item.title = title;
     item.dataset.kind = token;
     return item;
   }
@@ -75,7 +75,7 @@ class BlockMap {
     else this.noteChanges(before, cells);
     this.cells = cells;
     this.source = blocks;
-    this.tell(blocks);
+    this.showCounts(blocks);
   }
 
   noteChanges(before, cells) {
@@ -86,7 +86,7 @@ class BlockMap {
     }
   }
 
-  tell(blocks) {
+  showCounts(blocks) {
     const total = blocks.num_blocks;
     const numbers = [blocks.num_running, blocks.num_pinned, blocks.num_cached];
     numbers.push(total - numbers[0] - numbers[1] - numbers[2]);
@@ -102,7 +102,7 @@ class BlockMap {
     const size = `${formatCount(blocks.num_blocks)} blocks of ${this.state.hello.block_size} tokens. `;
     const cell = size + (blocks.blocks_per_cell > 1 ? `A cell is ${blocks.blocks_per_cell} of them. ` : "A cell is a block. ");
     const { host_blocks: slots, used_host_blocks: used } = this.state.gauges;
-    return cell + (this.byJob ? "Dark: shared by several jobs. " : "") + (slots ? `Host memory holds ${formatCount(used)} of ${formatCount(slots)} copies.` : "");
+    return cell + (this.byJob ? "Dark: shared by several jobs. " : "") + (slots ? `Host memory holds ${formatCount(used)} of ${formatCount(slots)} offloaded blocks.` : "");
   }
 
   layout(width, height) {
@@ -120,20 +120,20 @@ class BlockMap {
     const { running, pinned, cached } = this.cells;
     this.fill(context, palette.token("free"), x, y, this.size);
     let bottom = y + this.size;
-    const part = (share, colour, alpha) => {
+    const part = (share, color, alpha) => {
       if (!share) return;
       const tall = (this.size * share) / 255;
       bottom -= tall;
       context.globalAlpha = alpha;
-      this.fill(context, colour, x, bottom, tall);
+      this.fill(context, color, x, bottom, tall);
       context.globalAlpha = 1;
     };
     const job = this.jobOf(cell);
-    const jobColour = this.colourOf(cell, job);
-    part(running[cell], jobColour ?? palette.token("running"), 1);
-    part(pinned[cell], jobColour ?? palette.token("pinned"), jobColour ? 0.62 : 1);
+    const jobColor = this.colorOf(cell, job);
+    part(running[cell], jobColor ?? palette.token("running"), 1);
+    part(pinned[cell], jobColor ?? palette.token("pinned"), jobColor ? 0.62 : 1);
     part(cached[cell], palette.token("cached"), 0.55);
-    if (pinned[cell] && jobColour) this.drawHold(context, x, y, jobColour);
+    if (pinned[cell] && jobColor) this.drawHold(context, x, y, jobColor);
     const fresh = 1 - (now - this.changed[cell]) / FLASH_MS;
     if (fresh > 0) {
       context.globalAlpha = fresh * 0.55;
@@ -142,26 +142,26 @@ class BlockMap {
     }
   }
 
-  /** In the map by job: its job's, or what all share has. Null: by what it is. */
-  colourOf(cell, job) {
+  /** In the map by job: the color of its job, or that of shared blocks. Null: by kind. */
+  colorOf(cell, job) {
     if (!this.byJob) return null;
     if (job !== null) return palette.job(job);
     return this.cells.owners[cell] === SHARED_OWNER ? palette.token("quiet") : null;
   }
 
-  /** What a pin holds has a hollow middle, so that it is told from what runs without its colour. */
-  drawHold(context, x, y, colour) {
+  /** Pinned blocks have a hollow middle, so that they differ from running ones in more than color. */
+  drawHold(context, x, y, color) {
     if (this.size < 5) return;
     const inset = this.size * 0.3;
     context.fillStyle = palette.token("panel");
     context.globalAlpha = 0.75;
     context.fillRect(x + inset, y + inset, this.size - 2 * inset, this.size - 2 * inset);
     context.globalAlpha = 1;
-    context.fillStyle = colour;
+    context.fillStyle = color;
   }
 
-  fill(context, colour, x, y, tall) {
-    context.fillStyle = colour;
+  fill(context, color, x, y, tall) {
+    context.fillStyle = color;
     context.fillRect(x, y, this.size, tall);
   }
 

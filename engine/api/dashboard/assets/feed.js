@@ -1,7 +1,7 @@
 // The feed: fetched with the reader's key, read as it comes, begun again when it ends.
 
 const KEY = "continuum-key";
-const SILENCE_MS = 8000; // a view comes several times a second: after so long nobody is there any more
+const SILENCE_MS = 8000; // a view comes several times a second: after this long the server is taken to be gone
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 /** Headers of a request to this server. */

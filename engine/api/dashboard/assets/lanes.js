@@ -13,7 +13,7 @@ const PHASES = {
   decode: "generates",
   tool: "its tool runs, or nothing is asked of it",
 };
-const LANE_LEGEND = [["queue", "queue"], ["memory", "no memory"], ["loading", "loading"], ["prefill", "prefill"], ["decode", "decode"], ["tool", "tool call"], ["pinned", "held", "thin"], ["accent", "expected back", "dot"]];
+const LANE_LEGEND = [["queue", "queue"], ["memory", "no memory"], ["loading", "loading"], ["prefill", "prefill"], ["decode", "decode"], ["tool", "tool call"], ["pinned", "pinned", "thin"], ["accent", "expected back", "dot"]];
 const TICKS = [1, 2, 5, 10, 20, 30, 60, 120, 300];
 
 class Lanes {
@@ -102,7 +102,7 @@ class Lanes {
     for (const [name, item] of this.names) item.firstChild.setAttribute("aria-pressed", String(name === key));
   }
 
-  recolour() {
+  recolor() {
     this.names.clear();
     this.rows = [];
   }
@@ -194,7 +194,7 @@ class Lanes {
     context.fill();
   }
 
-  /** What was held, over the gap that it bridged; a mark where it ended otherwise than by the job's return. */
+  /** A pin, over the gap that it bridged; a mark where it ended otherwise than by the job's return. */
   drawHold(context, hold, top) {
     const from = Math.max(this.x(hold.from), this.left - 2);
     const to = this.x(hold.to);
@@ -206,7 +206,7 @@ class Lanes {
     context.fillRect(to - 1, top + ROW / 2 - 7, 2, 14);
   }
 
-  /** From where the turn ended to the deadline: solid as far as it was held, an outline for what is to come. */
+  /** From where the turn ended to the deadline: solid as far as it was pinned, an outline for the rest. */
   drawPin(context, pin, top) {
     const y = top + ROW / 2 - 4;
     const until = Math.max(pin.deadline, this.now);
@@ -219,7 +219,7 @@ class Lanes {
     if (this.x(until) < this.width) context.fillRect(this.x(until) - 1, y - 3, 2, 14);
   }
 
-  /** Its job goes on, or waits to: what is held lies under what it does. */
+  /** Its job goes on, or waits to: the pin is drawn under its spans. */
   drawClaim(context, pin, top) {
     const from = Math.max(this.x(pin.since), this.left - 2);
     context.fillStyle = palette.token("pinned");
@@ -269,6 +269,6 @@ class Lanes {
   futureWords(lane) {
     const pin = [...this.state.pins.values()].find((each) => each.job === lane.jobId);
     if (!pin) return null;
-    return `${lane.key}\nheld for ${formatSeconds(Math.max(0, pin.deadline - this.now))} more\n${outlookWords(pin, this.now)}`;
+    return `${lane.key}\npinned for ${formatSeconds(Math.max(0, pin.deadline - this.now))} more\n${outlookWords(pin, this.now)}`;
   }
 }

@@ -27,7 +27,7 @@ class Life {
   }
 
   table() {
-    const columns = [["turn", "left"], ["queue"], ["prefill"], ["decode"], ["prompt"], ["cached"], ["computed again"], ["output"], ["its pin", "left"], ["then ran", "left"], ["held", ""]];
+    const columns = [["turn", "left"], ["queue"], ["prefill"], ["decode"], ["prompt"], ["cached"], ["recomputed"], ["output"], ["its pin", "left"], ["then ran", "left"], ["pinned", ""]];
     const head = el("tr", "", ...columns.map(([text, className]) => el("th", className ?? "", text)));
     return el("div", "scroll", el("table", "", el("thead", "", head), this.turns));
   }
@@ -70,7 +70,7 @@ class Life {
   async ask() {
     this.asked = performance.now();
     const key = this.key;
-    if (!this.state.hello.knows_jobs) return this.show(null, `This server's policy (${this.state.policy}) follows no jobs: this is what the page has seen.`);
+    if (!this.state.hello.knows_jobs) return this.show(null, `This server's policy (${this.state.policy}) tracks no jobs: this is what the page has seen.`);
     if (!this.isJob()) return this.show(null, "This request belongs to no job that the server knows.");
     try {
       const response = await fetch(`dashboard/jobs/${encodeURIComponent(key)}`, { headers: withKey(), cache: "no-store" });
@@ -90,7 +90,7 @@ class Life {
     setText(this.note, note);
     this.note.hidden = !note;
     if (!status) return;
-    const facts = [["turns", formatCount(status.turns)], ["age", formatSeconds(status.age_s)], ["held", formatMany(status.pinned_blocks, "block")]];
+    const facts = [["turns", formatCount(status.turns)], ["age", formatSeconds(status.age_s)], ["pinned", formatMany(status.pinned_blocks, "block")]];
     if (status.tenant) facts.push(["tenant", status.tenant]);
     if (status.inferred) facts.push(["recognized by", "its prompts"]);
     if (status.kind) facts.push(["kind", status.kind]);
@@ -109,7 +109,7 @@ class Life {
     if (!waiting.length) return [];
     const rows = waiting.map((branch) => {
       const tools = branch.tools.length ? branch.tools.join(", ") : "no call: it answered";
-      const held = branch.ttl_s === null ? "not held" : `held for ${formatSeconds(branch.ttl_s)} more`;
+      const held = branch.ttl_s === null ? "not pinned" : `pinned for ${formatSeconds(branch.ttl_s)} more`;
       const back = { early: branch.earliest_return_s, median: branch.expected_return_s, late: branch.latest_return_s, seen: branch.num_observations };
       return el("tr", "", el("td", "left", String(branch.turn)), el("td", "left mono", tools), el("td", "", formatSeconds(branch.elapsed_s)), el("td", "left", held), el("td", "left wrap", outlookWords({ back, told: branch.told }, 0)));
     });
@@ -125,10 +125,10 @@ class Life {
     const x = (at) => width * (1 - (now - at) / LIFE_LANE_S);
     context.fillStyle = palette.token("panel");
     context.fillRect(0, 0, width, height);
-    const draw = (colour, since, until, tall) => {
+    const draw = (color, since, until, tall) => {
       const [from, to] = [Math.max(0, x(since)), x(Math.min(until ?? now, now))];
       if (to < 0) return;
-      context.fillStyle = palette.token(colour);
+      context.fillStyle = palette.token(color);
       context.fillRect(from, (height - tall) / 2, Math.max(to - from, 1.5), tall);
     };
     for (const span of lane?.spans ?? []) draw(span.phase, span.from, span.to, span.phase === GAP ? 6 : 20);
@@ -139,7 +139,7 @@ class Life {
     const events = this.state.jobEvents.get(this.key) ?? [];
     if (events.length === this.numEvents) return;
     this.numEvents = events.length;
-    const sentences = events.filter((event) => !isForTheMoment(event)).map(sentenceOf).filter((sentence) => sentence !== null);
+    const sentences = events.filter((event) => !isProvisional(event)).map(sentenceOf).filter((sentence) => sentence !== null);
     const items = sentences.toReversed().map((sentence) => decisionItem(sentence, null));
     this.events.replaceChildren(...(items.length ? items : [el("li", "none quiet", "Nothing since this page was opened.")]));
   }
@@ -149,11 +149,11 @@ function heading(text) {
   return el("h3", "", text);
 }
 
-/** A turn that ended, with what its client was told: its receipt. */
+/** A turn that ended, with its receipt. */
 function turnRow(turn) {
-  const [colour, words] = ENDS[turn.previous_pin] ?? [null, "–"];
+  const [color, words] = ENDS[turn.previous_pin] ?? [null, "–"];
   const pin = el("td", "left", words);
-  if (colour) pin.style.color = `var(--${colour})`;
+  if (color) pin.style.color = `var(--${color})`;
   const held = turn.ttl_s > 0 ? formatSeconds(turn.ttl_s) : "not";
   const last = el("td", "", held);
   last.title = turn.reason;

@@ -2,7 +2,7 @@
 
 const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 500 : 60;
 const STATUS = { gone: "server gone", key: "needs a key" };
-const LONGEST_GUESS_S = 1.5; // so far the clock runs on without a word of the server
+const LONGEST_GUESS_S = 1.5; // so far the clock runs on without a message from the server
 const SLOW_FRAMES = 4; // the figures are drawn with every fourth
 
 function start() {
@@ -17,7 +17,7 @@ function start() {
   const tiles = makeTiles(byId("tiles"));
   const redrawn = [lanes, pins];
 
-  setUpThemes(() => redrawn.forEach((part) => part.recolour()));
+  setUpThemes(() => redrawn.forEach((part) => part.recolor()));
 
   const feed = new Feed({
     hello: (hello) => {
@@ -28,7 +28,7 @@ function start() {
       state.hello = hello;
     },
     view: (view) => {
-      clock.told(view.now);
+      clock.observe(view.now);
       state.take(view);
       showStatus("live", "live");
       setText(byId("fact-model"), state.hello.model);

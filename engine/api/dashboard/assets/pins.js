@@ -1,12 +1,11 @@
-// What is held, soonest to run out first, with countdowns and expected returns; pins that ended, for a moment.
+// The pins, the first to expire first, with countdowns and expected returns; ended pins stay for a moment.
 
 const ENDS = {
   handed_over: ["handed-over", "came back"],
-  expired: ["expired", "ran out"],
-  revoked: ["revoked", "revoked for another"],
-  released: ["released", "let go"],
-  superseded: ["released", "left behind by its job"],
-  superseded: ["released", "left behind"],
+  expired: ["expired", "expired"],
+  revoked: ["revoked", "revoked for another request"],
+  released: ["released", "released"],
+  superseded: ["released", "superseded"],
 };
 const MAX_PIN_ROWS = 100;
 
@@ -52,7 +51,7 @@ class PinRow {
   }
 
   showCountdown(pin, now) {
-    const left = pin.isBack ? 0 : pin.deadline - now; // whoever is back has all the time it needs
+    const left = pin.isBack ? 0 : pin.deadline - now; // a turn that is back keeps its pin until it runs
     setText(this.left, left > 0 ? formatSeconds(left) : "is back");
     this.left.title = pin.reason ?? "";
     const whole = Math.max(pin.deadline - pin.since, 0.001);
@@ -61,11 +60,11 @@ class PinRow {
   }
 
   showEnd(pin) {
-    const [colour, words] = ENDS[pin.cause] ?? ENDS.released;
+    const [color, words] = ENDS[pin.cause] ?? ENDS.released;
     this.element.className = "ended";
     this.track.hidden = true;
     setText(this.left, words);
-    this.left.style.color = `var(--${colour})`;
+    this.left.style.color = `var(--${color})`;
     setText(this.back, pin.heldFor === undefined ? "" : `after ${formatSeconds(pin.heldFor)}`);
   }
 }
@@ -106,11 +105,11 @@ class Pins {
   }
 
   emptyWords() {
-    if (this.state.hello.knows_jobs) return "Nothing is held right now.";
-    return `This server's policy (${this.state.policy}) knows no jobs and holds nothing across tool calls. Start it with --scheduling-policy continuum to see pins.`;
+    if (this.state.hello.knows_jobs) return "Nothing is pinned right now.";
+    return `This server's policy (${this.state.policy}) knows no jobs and pins nothing across tool calls. Start it with --scheduling-policy continuum to see pins.`;
   }
 
-  recolour() {
+  recolor() {
     for (const row of this.rows.values()) row.element.remove();
     this.rows.clear();
   }

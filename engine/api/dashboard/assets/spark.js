@@ -5,8 +5,8 @@ const BUCKET_S = 2;
 
 class Tile {
   /** `read(state)`: { value, unit, aside }. `point(entries)`: height of a bucket of the series, or null. */
-  constructor(label, colour, read, point, { top } = {}) {
-    this.colour = colour;
+  constructor(label, color, read, point, { top } = {}) {
+    this.color = color;
     this.read = read;
     this.point = point;
     this.top = top;
@@ -49,14 +49,14 @@ class Tile {
     if (points.length < 2) return;
     context.beginPath();
     points.forEach((point, place) => (place ? context.lineTo(x(point.at), y(point.y)) : context.moveTo(x(point.at), y(point.y))));
-    context.strokeStyle = palette.token(this.colour);
+    context.strokeStyle = palette.token(this.color);
     context.lineWidth = 1.5;
     context.lineJoin = "round";
     context.stroke();
     context.lineTo(x(points.at(-1).at), height);
     context.lineTo(x(points[0].at), height);
     context.globalAlpha = 0.13;
-    context.fillStyle = palette.token(this.colour);
+    context.fillStyle = palette.token(this.color);
     context.fill();
     context.globalAlpha = 1;
   }
@@ -90,7 +90,7 @@ function makeTiles(container) {
       (entries) => meanOf(entries, "running"),
     ),
     new Tile(
-      "Held across tool calls",
+      "Pinned across tool calls",
       "pinned",
       (state) => {
         const { share, used } = state.held();

@@ -65,7 +65,7 @@ class Lane {
   }
 }
 
-/** When a turn that ended then is expected back, as far as a decision tells. */
+/** When a turn that ended then is expected back, as far as a decision says. */
 function backOf(inputs, ended) {
   const median = inputs.tool_median_s;
   return { early: null, median: median === null || median === undefined ? null : ended + median, late: null, seen: inputs.tool_observations ?? 0 };
@@ -262,7 +262,7 @@ class EngineState {
     if (event.type === "pin_event") this.takePinEvent(event);
     else if (event.kind === "tools_started") this.takeTools(event);
     else if (event.kind === "finished") this.lanes.get(event.job_id)?.finish(event.now);
-    if (isForTheMoment(event)) return;
+    if (isProvisional(event)) return;
     const sentence = sentenceOf(event);
     if (sentence) this.decide(sentence);
   }

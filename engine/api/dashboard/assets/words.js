@@ -5,17 +5,15 @@ function causeWords(event) {
   const held = event.held_s === undefined ? "" : ` after ${formatSeconds(event.held_s)}`;
   switch (event.cause) {
     case "handed_over":
-      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "they need not be computed again" };
+      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "they need not be recomputed" };
     case "expired":
-      return { kind: "expired", text: `was not back${held}: its ${blocks} are let go`, why: "they stay cached until somebody needs the room" };
+      return { kind: "expired", text: `was not back${held}: its ${blocks} are unpinned`, why: "they stay cached until other requests need them" };
     case "revoked":
-      return { kind: "revoked", text: `lost its ${blocks}${held}`, why: event.by ? `revoked for request ${plainId(event.by)}` : "pins may hold only so much" };
+      return { kind: "revoked", text: `lost its ${blocks}${held}`, why: event.by ? `revoked for request ${plainId(event.by)}` : "the pin budget is used up" };
     case "superseded":
-      return { kind: "released", text: `went on without ${blocks}${held}`, why: "its next prompt parted from them" };
-    case "superseded":
-      return { kind: "released", text: `went on without its ${blocks}${held}`, why: "its next prompt parts from them" };
+      return { kind: "released", text: `went on without ${blocks}${held}`, why: "its next prompt does not contain them" };
     default:
-      return { kind: "released", text: `let its ${blocks} go${held}`, why: "no turn is expected, or its client has left" };
+      return { kind: "released", text: `released its ${blocks}${held}`, why: "no turn is expected, or its client has left" };
   }
 }
 
@@ -38,8 +36,8 @@ function decidedWords(event) {
   const tools = inputs.tools ? ` while ${String(inputs.tools)} runs` : "";
   const why = [event.reason, curveWords(inputs)].filter(Boolean).join(" · ");
   const blocks = formatMany(event.num_blocks ?? 0, "block");
-  if (!event.ttl_s) return { kind: "released", text: `is not held${tools}`, why };
-  return { kind: "pinned", text: `is held for ${formatSeconds(event.ttl_s)}${tools}, ${blocks}`, why };
+  if (!event.ttl_s) return { kind: "released", text: `is not pinned${tools}`, why };
+  return { kind: "pinned", text: `is pinned for ${formatSeconds(event.ttl_s)}${tools}, ${blocks}`, why };
 }
 
 function pinWords(event) {
@@ -47,10 +45,10 @@ function pinWords(event) {
     case "decided":
       return decidedWords(event);
     case "refused":
-      return { kind: "revoked", text: "is not held", why: event.reason ?? "" };
+      return { kind: "revoked", text: "is not pinned", why: event.reason ?? "" };
     case "shrunk":
       if (event.cause) return causeWords(event);
-      return { kind: "revoked", text: `lost ${formatMany(event.num_blocks, "block")} of what is held`, why: event.by ? `for request ${plainId(event.by)}` : "" };
+      return { kind: "revoked", text: `lost ${formatMany(event.num_blocks, "block")} of its pin`, why: event.by ? `for request ${plainId(event.by)}` : "" };
     case "ended":
       return causeWords(event);
     default:
@@ -64,7 +62,7 @@ function jobWords(event) {
   switch (event.kind) {
     case "turn_admitted":
       if (!event.recomputed_tokens) return null;
-      return { kind: "revoked", text: `computes ${formatCount(event.recomputed_tokens)} of ${formatCount(event.num_prompt_tokens)} prompt tokens again`, why: "an earlier turn had them, and they were let go" };
+      return { kind: "revoked", text: `recomputes ${formatCount(event.recomputed_tokens)} of ${formatCount(event.num_prompt_tokens)} prompt tokens`, why: "an earlier turn had them, and they were evicted" };
     case "turn_aborted":
       return { kind: "released", text: `gave up turn ${event.turn}`, why: "its client left, or ended it" };
     case "reported_started":
@@ -73,7 +71,7 @@ function jobWords(event) {
     case "reported_finished":
       return { kind: "tool", text: `says ${tools || "its call"} is done`, why: "its next turn is about to come" };
     case "reported_cancelled":
-      return { kind: "tool", text: `says ${tools || "its call"} was cancelled`, why: "" };
+      return { kind: "tool", text: `says ${tools || "its call"} was canceled`, why: "" };
     case "finished":
       return { kind: "released", text: `is finished after ${formatMany(event.turn, "turn")}`, why: "" };
     default:
@@ -91,8 +89,8 @@ function sentenceOf(event) {
   return words === null ? null : { ...words, at: event.now, job: event.job_id };
 }
 
-/** Before it is known what runs, a pin is only for the moment: no news. */
-function isForTheMoment(event) {
+/** Before it is known which tool runs, a pin is provisional and not worth a line. */
+function isProvisional(event) {
   const inputs = event.inputs ?? {};
   return event.type === "pin_event" && event.kind === "decided" && inputs.called_tools === true && !inputs.tools;
 }
