@@ -1,4 +1,4 @@
-"""A real server process for tests: started like a user does, its output kept, its core findable."""
+"""A real server process for tests: started like a user does, its output kept, its core easy to find."""
 
 from __future__ import annotations
 

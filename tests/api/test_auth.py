@@ -114,7 +114,7 @@ def test_a_key_opens_in_either_form(http: httpx.Client, key: str) -> None:
     ],
 )
 def test_anything_else_does_not(http: httpx.Client, headers: dict[str, str]) -> None:
-    """401 in the path's dialect, saying how a key is shown; the body is not even looked at."""
+    """401 in the path's API, saying how a key is shown; the body is not even looked at."""
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     for path in (COMPLETIONS, "/tokenize", "/openapi.json", "/load", "/reset_prefix_cache", "/nothing"):
         answer = http.post(path, content=b"{", headers=encoded)
@@ -281,7 +281,7 @@ def test_no_page_may_ask_unless_told(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_request_that_takes_too_long_is_ended(http: httpx.Client) -> None:
-    """504 in the path's dialect, and in a stream an error at its end; the engine works on it no longer."""
+    """504 in the path's API, and in a stream an error at its end; the engine works on it no longer."""
     headers = {"x-api-key": KEY}
     whole = http.post(COMPLETIONS, json={"prompt": "a", **ENDLESS}, headers=headers)
     assert (whole.status_code, whole.json()["error"]["type"]) == (504, "GatewayTimeoutError")

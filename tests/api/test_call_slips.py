@@ -1,4 +1,4 @@
-"""Promises about slips in calls that hold in every dialect: one reader of arguments, no half call is run."""
+"""Promises about slips in calls that hold in every API: one reader of arguments, no half call is run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def call_in(path: str, answer: Body) -> str:
 
 
 def ending(path: str, answer: Body) -> str:
-    """Why the answer ended, in the words of its dialect."""
+    """Why the answer ended, in the words of its API."""
     if path == "/v1/chat/completions":
         return str(answer["choices"][0]["finish_reason"])
     return str(answer["status"] if path == "/v1/responses" else answer["stop_reason"])
@@ -81,7 +81,7 @@ def ending(path: str, answer: Body) -> str:
 def test_arguments_are_json_in_every_dialect(
     http: httpx.Client, path: str, arguments: str, value: object
 ) -> None:
-    """Small slips are mended; where the sense is lost the tool is told all that was written."""
+    """Small slips are repaired; where the sense is lost the tool is told all that was written."""
     reply = f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
     answer = said(http, path, reply)
     assert json.loads(call_in(path, answer)) == value
@@ -90,7 +90,7 @@ def test_arguments_are_json_in_every_dialect(
 
 @each_dialect
 def test_what_was_no_json_comes_back_as_it_was_written(http: httpx.Client, path: str) -> None:
-    """The history of a broken call is rendered to the text of the model, in every dialect."""
+    """The history of a broken call is rendered to the text of the model, in every API."""
     broken = '{"command": ls}'
     held = {"INVALID_JSON": broken}
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": json.dumps(held)}}

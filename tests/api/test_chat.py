@@ -429,7 +429,7 @@ HISTORIES["/v1/messages/count_tokens"] = HISTORIES["/v1/messages"]
 
 @pytest.mark.parametrize("path", HISTORIES)
 def test_half_of_a_surrogate_pair_in_a_call_ends_no_job(http: httpx.Client, path: str) -> None:
-    """In every dialect the history with that call is served."""
+    """In every API the history with that call is served."""
     answer = http.post(path, json=HISTORIES[path])
     assert answer.status_code == 200, answer.text
 

@@ -1,4 +1,4 @@
-"""Chat templates that are written for parts of contents, over HTTP: no text is lost, in any dialect."""
+"""Chat templates that are written for parts of contents, over HTTP: no text is lost, in any API."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_word_of_megabytes_is_refused_with_the_limit(http: httpx.Client, path:
 async def _count_twice(server: Server, path: str, body: dict[str, Any]) -> tuple[int, list[int], list[float]]:
     """How much more memory it took than before at most, both counts, and what a probe waited meanwhile."""
     process = Path(f"/proc/{server.process.pid}")
-    (process / "clear_refs").write_text("5")  # from now on the highest is noted anew
+    (process / "clear_refs").write_text("5")  # the peak is measured again from now on
     before = _highest_kib(process)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         counting = asyncio.gather(*(http.post(path, json=body) for _ in range(2)))

@@ -1,4 +1,4 @@
-"""A request that fails in the engine, in every dialect: its client is told why, the next is served."""
+"""A request that fails in the engine, in every API: its client is told why, the next is served."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def told(answer: httpx.Response, status: int) -> dict[str, Any]:
 def test_logits_that_are_no_numbers_are_told(
     broken: httpx.Client, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Before anything was said the answer is an error as a whole, in its dialect; behind what another prompt
+    """Before anything was said the answer is an error as a whole, in its API; behind what another prompt
     of the request was answered, the stream's last event."""
     answer = broken.post(path, json={"model": "tiny", "stream": stream, **body})
     assert told(answer, 500)["message"] == NOT_NUMBERS

@@ -1,5 +1,5 @@
 """Promises about histories that a client cannot take back: whatever they hold, the job goes on, in every
-dialect."""
+API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: a field that would change the result is heeded or refused by name, in every dialect; one that
+"""Promise: a field that would change the result is heeded or refused by name, in every API; one that
 changes nothing is taken."""
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def test_two_sub_agents_under_one_header_keep_their_own_kv(http: httpx.Client) -
 
 
 def test_a_prompt_that_parts_from_its_job_is_told_where(http: httpx.Client) -> None:
-    """The first message is written anew: the receipt and the metrics tell what that cost."""
+    """The first message is written again: the receipt and the metrics tell what that cost."""
     before = counter(http, "continuum:prompt_divergences_total")
     lost = counter(http, "continuum:prompt_diverged_tokens_total")
     messages, _ = call(http, "one way to say it", job_id="parting")

@@ -31,7 +31,7 @@ CHAT_TURN = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done beside it."""
+    """A context long enough that a request outlives what is done next to it."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
@@ -68,7 +68,7 @@ def client(limited: Server) -> Iterator[httpx.Client]:
     ("path", "kind"), [(COMPLETIONS, "RequestTooLargeError"), (MESSAGES, "request_too_large")]
 )
 def test_an_announced_body_too_large_is_refused_unread(limited: Server, path: str, kind: str) -> None:
-    """The refusal comes before a byte of it, in the dialect of the path."""
+    """The refusal comes before a byte of it, in the API of the path."""
     with connect(limited.url) as connection:
         connection.sendall(post_head(path, f"Content-Length: {MAX_BODY_BYTES + 1}"))
         answer = read_answer(connection)
@@ -268,7 +268,7 @@ def rejections(client: httpx.Client, limit: str) -> float:
 def test_beyond_the_limit_of_requests_all_that_was_accepted_goes_on(
     limited: Server, client: httpx.Client
 ) -> None:
-    """503 with Retry-After in both dialects; what waited is served when its turn comes."""
+    """503 with Retry-After in both APIs; what waited is served when its turn comes."""
     assert eventually(lambda: client.get("/load").json()["server_load"] == 0)
     before = rejections(client, "max_num_queued_reqs")
     with waiting_streams(limited.url, MAX_REQUESTS) as streams:

@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "te
 
 
 class ServerThatTells:
-    """What a model's server, front end and core, has loaded once it has answered."""
+    """What a model's server, API server process and core, has loaded once it has answered."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         environment = {

@@ -39,7 +39,7 @@ def claude(server: Server) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def thinker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose model thinks: its template shows thoughts, old ones too."""
+    """A server whose model thinks: its template shows the reasoning, of earlier turns too."""
     template = tmp_path_factory.mktemp("templates") / "thinking.jinja"
     shipped = Path(tiny_models.__file__).with_name("chat_template.jinja").read_text()
     assistant = "'<|im_start|>assistant\\n' + (message.content"
@@ -387,7 +387,7 @@ def test_thinking_comes_and_goes_back(thinker: Server, display: str | None) -> N
 
 
 def test_the_library_adds_thinking_up(thinker: Server) -> None:
-    """Thoughts and their signature are the same for the library, streamed or not."""
+    """Reasoning and its signature are the same for the library, streamed or not."""
     with (
         anthropic.Anthropic(base_url=thinker.url, api_key="none", timeout=60) as claude,
         httpx.Client(base_url=thinker.url, timeout=60) as http,

@@ -115,7 +115,8 @@ def test_sound_arguments_are_not_touched(arguments: dict[str, object]) -> None:
     ],
 )
 def test_what_becomes_of_bad_arguments(written: str, streamed: str, value: object) -> None:
-    """Small slips are mended; where the rest is lost, all that was written is there; half a string is not."""
+    """Small slips are repaired; where the rest is lost, all that was written is there; half a
+    string is not."""
     given_out, whole = read_input([written])
     assert given_out == streamed
     assert json.loads(whole) == value

@@ -58,7 +58,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """Of each endpoint a body that is soon done with."""
 BEYOND = ("best_of", "prompt_logprobs", "truncate_prompt_tokens", "dimensions", "top_n_tokens", "n")
-"""Numbers that other servers know, or other dialects."""
+"""Numbers that other servers know, or other APIs."""
 HOLE = "the odd number"
 MEDIAN_S = 0.1
 SLOWEST_S = 5.0
@@ -114,7 +114,7 @@ def test_every_number_of_every_body_is_refused_or_served_at_once(
 def test_many_answers_are_refused_before_anything_is_made_for_them(
     http: httpx.Client, path: str, stream: bool, number: int
 ) -> None:
-    """So many readers of answers would take all memory there is; also beside another request."""
+    """So many readers of answers would take all memory there is; also next to another request."""
     answer = http.post(path, json={**SHORT[path], "n": number, "stream": stream})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "n"

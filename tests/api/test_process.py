@@ -47,7 +47,7 @@ def last_events(server: Server, number: signal.Signals, target: int) -> tuple[li
 
 @pytest.mark.slow
 def test_only_the_core_holds_torch(model: Path) -> None:
-    """A front end tokenizes, renders and streams without that library in its memory."""
+    """An API server process tokenizes, renders and streams without that library in its memory."""
     with running_server(model, "--num-gpu-blocks-override", "100", "--quantization", "int8") as server:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200

@@ -1,4 +1,4 @@
-"""Promises of reply parsers, kept by a real server: thoughts and calls arrive apart, streamed or not."""
+"""Promises of reply parsers, kept by a real server: reasoning and calls arrive apart, streamed or not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def body(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
 
 
 def summary(message: dict[str, Any]) -> dict[str, Any]:
-    """Thoughts have two names: clients know one or the other."""
+    """Reasoning has two names: clients know one or the other."""
     assert message.get("reasoning") == message.get("reasoning_content")
     return {
         "content": message.get("content") or "",
@@ -108,7 +108,7 @@ EDIT = ("edit", {"path": "/tmp/é.py", "line": 7})
 def test_thoughts_and_calls_arrive_apart(
     coder: Server, reply: str, content: str, reasoning: str, calls: list[Any]
 ) -> None:
-    """Thoughts are ``reasoning``, arguments have their schema's types, the rest is content; streamed too."""
+    """Reasoning is ``reasoning``, arguments have their schema's types, the rest is content; streamed too."""
     expected = {
         "content": content,
         "reasoning": reasoning,
@@ -129,7 +129,7 @@ def test_strict_that_cannot_be_enforced_is_told(coder: Server) -> None:
 
 
 def test_a_stop_string_in_the_thoughts_ends_no_answer(coder: Server) -> None:
-    """It ends what is said to the reader, whole and streamed, in every dialect."""
+    """It ends what is said to the reader, whole and streamed, in every API."""
     reply = "<think>\nI end with STOP.\n</think>\n\nthe answer STOP more"
     for read in (whole, streamed):
         said = read(coder, reply, stop=["STOP"])

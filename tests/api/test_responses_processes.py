@@ -1,4 +1,4 @@
-"""Promises of /v1/responses where several processes answer, and where there is no room for more."""
+"""Promises of /v1/responses where several processes answer, and at the limit of what is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(model: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def processes(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """One connection to each of the two front ends."""
+    """One connection to each of the two API server processes."""
     with ExitStack() as clients:
         found: dict[int, httpx.Client] = {}
         for _ in range(200):

@@ -73,7 +73,7 @@ def test_the_request_id_is_sent_back(http: httpx.Client) -> None:
 
 
 def test_metrics(http: httpx.Client) -> None:
-    """V1's series are there under V1's names, and ours beside them."""
+    """V1's series are there under V1's names, and ours next to them."""
     http.post("/v1/completions", json={"prompt": "count me", "max_tokens": 2})
     page = http.get("/metrics").text
     for name in (
@@ -138,7 +138,7 @@ def test_counters_count(http: httpx.Client) -> None:
 
 
 def test_the_prefix_cache_can_be_emptied(http: httpx.Client) -> None:
-    """After a reset the same prompt is computed anew."""
+    """After a reset the same prompt is recomputed."""
     body = {"prompt": "reset me " * 40, "max_tokens": 1}
 
     def cached() -> int:

@@ -50,7 +50,7 @@ def occupied(busy: Server) -> Iterator[str]:
 @pytest.mark.parametrize("path", BODIES)
 def test_an_answer_begins_before_its_first_word(occupied: str, path: str) -> None:
     """Proxies and clients with short patience see the headers within a second or two, then signs of life by
-    the flag's interval: comments, or what the dialect has."""
+    the flag's interval: comments, or what the API has."""
     with connect(occupied) as connection:
         started = time.monotonic()
         connection.sendall(post(path, {**BODIES[path], "stream": True}))

@@ -232,7 +232,8 @@ def calls_of(choice: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_required_call_is_made(http: httpx.Client, seed: int) -> None:
-    """A model of noise calls one of the tools with arguments of its schema, and says nothing beside."""
+    """A model with random weights calls one of the tools with arguments of its schema, and says
+    nothing else."""
     choice = ask(http, CHAT, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -349,12 +350,12 @@ def odd_tool(schema: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("schema", ODD)
 def test_an_odd_schema_costs_its_tool_a_part(http: httpx.Client, schema: Any) -> None:
-    """At forced steps and beside a form: what cannot be enforced is left to the tool, what can be is not."""
+    """At forced steps and next to a form: what cannot be enforced is left to the tool, what can be is not."""
     named = {"type": "function", "function": {"name": "odd"}}
     body = {"messages": HELLO, "tools": [odd_tool(schema), *TOOLS], "max_tokens": 300, "temperature": 0}
     choice = ask(http, CHAT, **{**body, "tool_choice": named})
     [call] = choice["message"]["tool_calls"]
-    if choice["finish_reason"] == "stop":  # a model of noise may not find the end of a string
+    if choice["finish_reason"] == "stop":  # a model with random weights may not find the end of a string
         said = json.loads(call["function"]["arguments"])
         assert said["b"] == 1
         assert set(said) <= {"a", "b"}

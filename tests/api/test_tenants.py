@@ -359,7 +359,7 @@ def test_connections_are_shared_too(model: Path) -> None:
         server.process.kill()
 
 
-# ---- several front ends ----
+# ---- several API server processes ----
 
 
 @pytest.mark.slow
@@ -419,7 +419,7 @@ def bring_result(client: httpx.Client, job_id: str, prompt: str) -> None:
 def test_what_one_owners_tools_take_decides_nothing_for_another(
     alice: httpx.Client, bob: httpx.Client
 ) -> None:
-    """Fifty calls of bob's that each take as long as a hundred requests, beside five shorter ones of alice's:
+    """Fifty calls of bob's that each take as long as a hundred requests, and five shorter ones of alice's:
     of her next call as much is known as before."""
     for client, name, number in ((alice, "short", 5), (bob, "long", 50)):
         prompts = {f"{name}{each}": call_tool(client, f"{name}{each}")[0] for each in range(number)}

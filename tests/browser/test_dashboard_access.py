@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two front ends, a policy that holds nothing, and a key."""
+    """Two API server processes, a policy that holds nothing, and a key."""
     model = make_model_folder(tmp_path_factory.mktemp("models") / "qwen3", max_position_embeddings=4096)
     flags = ("--api-server-count", "2", "--scheduling-policy", "fcfs", "--api-key", KEY)
     with (
@@ -47,7 +47,8 @@ def look(page: Page, server: Server) -> None:
 
 
 def test_a_key_is_asked_for(page: Page, page_errors: list[str], plain: Server) -> None:
-    """A wrong one is said to be wrong, the right one opens, and stays for this tab; by any front end."""
+    """A wrong one is said to be wrong, the right one opens, and stays for this tab; by any API
+    server."""
     page.goto(f"{plain.url}/dashboard")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()

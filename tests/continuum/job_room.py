@@ -68,7 +68,7 @@ class JobRoom(EngineRoom):
         return receipt
 
     def read(self, request_id: str, *commands: str) -> TurnReceipt:
-        """The front end has read the turn: it called these, or nothing."""
+        """The API server process has read the turn: it called these, or nothing."""
         calls = [ToolCall("bash", f'{{"command": "{command}"}}') for command in commands]
         receipt = self.scheduler.signal(ToolGapStarted(request_id, calls), self.clock.now())
         assert receipt is not None

@@ -25,7 +25,7 @@ HOLD_BRIEFLY = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
 
 
 class Room(EngineRoom):
-    """A pool and copies beside it, or none; tools that were never seen are as likely back as not."""
+    """A pool and copies next to it, or none; tools that were never seen are as likely back as not."""
 
     def __init__(self, num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG) -> None:
         tracer = Tracer()

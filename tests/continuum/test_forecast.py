@@ -151,7 +151,7 @@ def test_a_forecast_is_finite(jobs: list[tuple[str | None, int, float, int, bool
 
 
 def test_kinds_are_bounded() -> None:
-    """The one not seen longest is forgotten and begins anew."""
+    """The one not seen longest is forgotten and begins again."""
     forecast = WorkForecast()
     for _ in range(40):
         _serve(forecast, "first", 30)

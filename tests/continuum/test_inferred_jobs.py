@@ -119,7 +119,7 @@ def test_a_text_that_only_begins_with_anothers_prompt_is_not_its_continuation() 
 
 
 def test_a_single_question_is_not_held() -> None:
-    """Nothing is pinned from the moment the front end has read that no tool was called; until then no longer
+    """Nothing is pinned from the moment the API server has read that no tool was called; until then no longer
     than a grace."""
     room = JobRoom()
     receipt = room.turn("r1", question(1), num_replies=0)

@@ -175,7 +175,7 @@ def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
 
 
 def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
-    """A tip that does not fit the budget, or its tenant's share of it, is let go, and the receipt says
+    """A tip that does not fit the budget, or its tenant's share of it, is released, and the receipt says
     so."""
     room = make_room(pin_budget=0.5, pin_tenant_share=0.5)
     assert turn(room, "r1", "a", [1] * 28, tenant="x").pinned_tokens == 28
@@ -309,7 +309,7 @@ def test_tools_that_return_late_are_learned_and_let_go() -> None:
 
 
 def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
-    """Until the front end has read the turn its KV is held by grace; then its own tool decides."""
+    """Until the API server process has read the turn its KV is held by grace; then its own tool decides."""
     room = make_room(num_blocks=65)
     for i in range(30):
         command, gap_s = ("ls", 0.5) if i % 3 == 0 else ("make all", 300.0)
@@ -326,7 +326,7 @@ def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
 
 
 def test_a_hold_depends_on_the_tool_below_the_horizon() -> None:
-    """Quick calls are let go of sooner than longer ones, though other kinds lend both the same."""
+    """Quick calls are released sooner than longer ones, though other kinds lend both the same."""
     room = make_room(num_blocks=257)
     ttl_s = {}
     for number in range(40):
@@ -485,7 +485,7 @@ def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done
 ) -> None:
     """After some jobs of one length the older job's turn goes before a new job that came a second earlier;
     after many short ones and a long one, which the older is as likely to be, turns are served as they came.
-    Where lost KV is computed again the older job goes first whatever it may be."""
+    Where lost KV is recomputed the older job goes first whatever it may be."""
     config = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0, min_ended_jobs=3)
     policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier))
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=65, max_model_len=96, max_num_seqs=1)
@@ -524,7 +524,7 @@ def test_a_reset_that_fails_changes_nothing() -> None:
 
 
 def test_cached_blocks_are_counted_in_use_or_not() -> None:
-    """The gauge is of all blocks with a findable prefix, those of running requests included."""
+    """The gauge is of all blocks with a cached prefix, those of running requests included."""
     room = make_room()
     room.add("r1", list(range(18)), max_tokens=8)
     room.step()

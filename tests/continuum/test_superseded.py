@@ -1,4 +1,5 @@
-"""What a job goes on without is let go at once, and only that: branches that may come back keep their KV."""
+"""What a job goes on without is freed at once, and only that: branches that may come back keep
+their KV."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def fill(room: JobRoom, num_blocks: int) -> None:
     room.turn("big", [*range(700, 700 + num_blocks * BLOCK - 8)], "somebody", max_tokens=2, last=True)
 
 
-# ---- what is let go ----
+# ---- what is released ----
 
 
 def test_a_compacted_history_is_let_go_when_the_next_turn_comes() -> None:
@@ -111,7 +112,7 @@ def test_a_history_whose_pin_has_run_out_is_let_go_too() -> None:
 
 
 def test_a_rewound_conversation_keeps_what_it_goes_on_from() -> None:
-    """The second turn is asked anew with other words: all up to there stays, what came after it is let go."""
+    """The second turn is asked again with other words: all up to there stays, the rest is released."""
     room = JobRoom()
     converse(room, 4)
     begun = room.said("job-0")

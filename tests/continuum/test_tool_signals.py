@@ -41,7 +41,7 @@ def learned(room: JobRoom, command: str, gap_s: float, times: int = 12) -> JobRo
 
 
 def test_a_call_that_is_known_to_be_slow_is_held_where_its_client_says_it_is_quick() -> None:
-    """And a quick one is let go where its client says it will take an hour."""
+    """And a quick one is released where its client says it will take an hour."""
     room = started(learned(JobRoom(), "make all", 300), "make all")
     assert standing(room).ttl_s is None
     other = started(learned(JobRoom(), "ls -l", 0.5), "ls -l")
@@ -206,7 +206,7 @@ def test_a_signal_may_name_the_turn_it_means() -> None:
 
 
 def test_a_signal_makes_a_job_of_a_question() -> None:
-    """Its client runs a tool that the front end could not read: an inferred job from then on."""
+    """Its client runs a tool that the API server process could not read: an inferred job from then on."""
     room = JobRoom()
     job_id = room.turn("r1", PROMPT).job_id
     room.scheduler.signal(

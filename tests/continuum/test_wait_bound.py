@@ -1,4 +1,4 @@
-"""Nobody waits for ever beside agents that always come back: a question, a job's first turn, a turn whose KV
+"""Nobody waits for ever next to agents that always come back: a question, a job's first turn, a turn whose KV
 is lost."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Crowd:
         raise AssertionError("it never started")
 
     def _history(self, agent: int, last: str) -> Sequence[int]:
-        """Begun anew when it is long, so that the room never grows too small."""
+        """Begun again when it is long, so that the room never grows too small."""
         said = self._room.tokens.get(last, [])
         return said if 0 < len(said) < 8 * BLOCK else [agent] * (3 * BLOCK)
 
@@ -158,7 +158,7 @@ def checked_step(room: JobRoom) -> None:
 def test_who_has_waited_too_long_is_passed_by_nobody_who_came_later(
     comes: list[tuple[str | None, int, int]],
 ) -> None:
-    """Questions and turns of any size beside each other in too little room; in the end all are answered."""
+    """Questions and turns of any size next to each other in too little room; in the end all are answered."""
     room = JobRoom(num_blocks=49, max_wait_s=BRIEF_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0)
     last: dict[str, str] = {}
     for number, (who, num_tokens, num_steps) in enumerate(comes):

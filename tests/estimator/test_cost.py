@@ -1,4 +1,4 @@
-"""The cost of a prefill is learnt from the steps that ran, and is sensible before and between them."""
+"""The cost of a prefill is learned from the steps that ran, and is sensible before and between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_first_steps() -> None:
 
 
 def test_recovers_the_machine() -> None:
-    """From noisy chunks the cost of a long prefill is learnt, though most are small and some are stalls."""
+    """From noisy chunks the cost of a long prefill is learned, though most are small and some are stalls."""
     rng = np.random.default_rng(3)
     cost = PrefillCost()
     for _ in range(600):

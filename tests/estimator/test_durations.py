@@ -1,4 +1,4 @@
-"""Durations are learnt per kind of call: cut-off ones count, rare kinds lean on parents, old ones fade."""
+"""Durations are learned per kind of call: cut-off ones count, rare kinds lean on parents, old ones fade."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rare_keys_lean_on_their_parents() -> None:
 
 
 def test_keys_are_told_apart() -> None:
-    """``cd x && pytest`` is learnt as pytest, not as cd: a fast ``cd x && ls`` does not change it."""
+    """``cd x && pytest`` is learned as pytest, not as cd: a fast ``cd x && ls`` does not change it."""
     slow, fast = tool_key("bash", "cd x && pytest"), tool_key("bash", "cd x && ls")
     estimator = DurationEstimator().fit([slow, fast] * 30, [20.0, 0.05] * 30)
     assert slow == PYTEST

@@ -37,7 +37,7 @@ def test_a_bias_is_learned() -> None:
 
 
 def test_who_foretells_worse_than_experience_counts_less() -> None:
-    """And who foretells better counts more."""
+    """And who predicts better counts more."""
     memory = ExpectationMemory()
     before = memory.weight(("noise", "make"))
     for number in range(40):

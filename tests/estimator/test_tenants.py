@@ -38,7 +38,7 @@ def test_one_tenant_alone_is_answered_as_if_there_were_no_tenants() -> None:
 
 
 def test_another_tenants_calls_do_not_move_what_is_known() -> None:
-    """Sixty of bob's of 33 s beside three of alice's of 2 s; and whoever came first keeps what it learned."""
+    """Sixty of bob's of 33 s, and three of alice's of 2 s; the first tenant keeps what it learned."""
     for first, second in (("alice", "bob"), ("bob", "alice")):
         tenants = Tenants()
         for tenant in (first, second):

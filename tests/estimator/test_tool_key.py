@@ -1,4 +1,4 @@
-"""What a tool call is learnt as: the command that takes the time, whatever surrounds it."""
+"""What a tool call is learned as: the command that takes the time, whatever surrounds it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_limit_in_the_text(text: str, limit_s: float | None) -> None:
     ],
 )
 def test_limit_in_the_arguments(arguments: str, limit_s: float | None) -> None:
-    """A timeout beside the command is read in seconds or, where that cannot be, in milliseconds; nonsense
+    """A timeout next to the command is read in seconds or, where that cannot be, in milliseconds; nonsense
     there does not hide the command."""
     key = tool_key("bash", arguments)
     assert (str(key), key.limit_s) == ("bash/make", limit_s)

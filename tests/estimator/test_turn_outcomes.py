@@ -1,4 +1,4 @@
-"""What follows a turn is learnt by what ended it: whether another comes, and how much its prompt grows."""
+"""What follows a turn is learned by what ended it: whether another comes, and how much its prompt grows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_nothing_learned() -> None:
 
 
 def test_answers_and_calls_are_told_apart() -> None:
-    """However many calls were followed by a turn, an answer is judged by answers."""
+    """However many calls were followed by a turn, an answer is predicted from answers."""
     outcomes = TurnOutcomes()
     for _ in range(500):
         outcomes.observe_next([PYTEST], 100)

@@ -233,7 +233,7 @@ def test_special_tokens_are_text_only_if_asked_for(tokenizer: Tokenizer) -> None
 def test_stop_strings_end_the_answer_not_the_thoughts(
     start: str | None, text: str, cut: str, delta: bool
 ) -> None:
-    """Thoughts may speak of them; from the answer's first character on they count, however tokens come."""
+    """Reasoning may speak of them; from the answer's first character on they count, however tokens come."""
     for size in (1, 3, 100):
         params = SamplingParams(stop=["STOP"], reasoning=ReasoningSpan("</think>", start))
         detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])

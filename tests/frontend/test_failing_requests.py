@@ -60,7 +60,7 @@ def llm(model_folder: Path) -> Iterator[LLM]:
 def test_logits_that_are_no_numbers_end_their_request(
     model_folder: Path, tmp_path: Path, options: dict[str, Any], value: float
 ) -> None:
-    """Greedy or drawn, with log-probabilities or limits, beside others that get what they get alone; so do
+    """Greedy or drawn, with log-probabilities or limits, next to others that get what they get alone; so do
     those that are given the memory afterwards."""
     folder = with_poisoned_token(model_folder, tmp_path / "poisoned", POISON, value)
     wrong = [
@@ -223,7 +223,7 @@ def test_tokens_that_only_the_tokenizer_knows(model_folder: Path, tmp_path: Path
 def test_a_grammar_that_fails_ends_its_request(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any]
 ) -> None:
-    """When a token is taken, or when it says what may come next; a grammar beside it goes on."""
+    """When a token is taken, or when it says what may come next; a grammar next to it goes on."""
     real = getattr(MatcherGrammar, method)
 
     def failing(grammar: MatcherGrammar, argument: Any) -> Any:

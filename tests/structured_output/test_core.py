@@ -64,7 +64,7 @@ def run(core: EngineCore, count: int) -> dict[str, EngineCoreOutput]:
     ],
 )
 def test_a_wrong_grammar_ends_its_own_request(core: EngineCore, wrong: StructuredOutputsParams) -> None:
-    """A front end refuses it; a client that does not use one learns why, and the others go on."""
+    """An API server process refuses it; a client that does not use one learns why, and the others go on."""
     ended: dict[str, EngineCoreOutput] = {}
     for request_id, wanted in (("wrong", wrong), ("right", DIGITS), ("plain", None), ("again", wrong)):
         ended |= add(core, request_id, wanted)

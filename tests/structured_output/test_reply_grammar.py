@@ -1,4 +1,4 @@
-"""Calls that a reply must make, in every format there is: written by a model of noise, read by its parser."""
+"""Forced calls in every format: written by a model with random weights, read by the format's parser."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def trained(tokenizer: Tokenizer, added: list[AddedToken]) -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """As in Qwen: NFC, a pattern, bytes; tool tokens beside the special ones."""
+    """As in Qwen: NFC, a pattern, bytes; tool tokens next to the special ones."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -115,7 +115,7 @@ def word_piece() -> Tokenizer:
 
 
 def hostile() -> Tokenizer:
-    """Added tokens that reach over others, hold others, or take in what is beside them."""
+    """Added tokens that reach over others, hold others, or take in what is next to them."""
     tokenizer = trained_bpe(special(*CHAT_TOKENS))
     tokenizer.add_tokens(
         [
@@ -248,7 +248,7 @@ def test_only_what_is_new_is_tokenized(backend: Tokenizer) -> None:
 
 
 def test_tokens_that_reach_over_others_are_not_cut_at() -> None:
-    """A text is cut only at tokens that nothing beside them can change."""
+    """A text is cut only at tokens that nothing next to them can change."""
     assert cut_tokens(hostile().get_added_tokens_decoder()) == ["<|im_start|>", "<|end|>"]
 
 

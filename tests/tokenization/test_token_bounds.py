@@ -68,5 +68,5 @@ def test_a_text_of_the_longest_tokens_is_not_refused(make: Callable[[], Tokenize
     ids=["takes in spaces", "unknown pieces", "words of any length", "takes in more"],
 )
 def test_where_a_token_may_stand_for_any_length_nothing_is_said(make: Callable[[], Tokenizer]) -> None:
-    """An unknown word, or a token that takes in the spaces beside it, has no longest text."""
+    """An unknown word, or a token that takes in the spaces next to it, has no longest text."""
     assert TokenBounds.of(make()) is None

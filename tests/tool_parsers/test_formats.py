@@ -1,4 +1,4 @@
-"""Promises of the choice of parsers, by name, chat template or plug-in, and of thoughts before calls."""
+"""Promises of the choice of parsers, by name, chat template or plug-in, and of reasoning before calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_template_shows_the_format(template: str | None, name: str | None) -
     ],
 )
 def test_the_template_shows_the_thoughts(template: str, reply: str, reasoning: str) -> None:
-    """``auto`` finds how thoughts are marked."""
+    """``auto`` finds how reasoning is marked."""
     read = read_reply(ReplyFormat.choose("none", "auto", template).parser(None, ""), reply)
     assert (read.reasoning, read.content) == (reasoning, "Yes.")
 
@@ -143,7 +143,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{
 @settings(max_examples=25)
 @given(data=st.data())
 def test_with_thoughts_the_cuts_do_not_matter_either(family: Family, data: st.DataObject) -> None:
-    """Thoughts, content and calls of any text are the same for every way to cut it."""
+    """Reasoning, content and calls of any text are the same for every way to cut it."""
     reply_format = ReplyFormat.choose(family.name, data.draw(st.sampled_from(["think", "deepseek_r1"])), None)
     pieces = st.sampled_from([*family.pieces, "<think>", "</think>", "\n", " ", "a", "<", "é", "{", "}"])
     text = "".join(data.draw(st.lists(pieces, max_size=12)))
@@ -189,7 +189,7 @@ register_tool_parser("shout", ShoutParser)
 
 
 def test_a_parser_of_ones_own(tmp_path: Path) -> None:
-    """A plug-in's parser is chosen by its name, gets the request's tools, and works behind thoughts."""
+    """A plug-in's parser is chosen by its name, gets the request's tools, and works after reasoning."""
     path = tmp_path / "shout.py"
     path.write_text(PLUGIN)
     load_plugin(str(path))
@@ -239,7 +239,7 @@ def test_a_broken_plugin_is_one_sentence(tmp_path: Path, text: str | None, said:
 
 
 def test_replies_that_were_forced_to_call_in_json() -> None:
-    """Where a format's calls cannot be forced, a JSON list of calls is read, behind thoughts too."""
+    """Where a format's calls cannot be forced, a JSON list of calls is read, after reasoning too."""
     calls = json.dumps([{"name": "bash", "arguments": {"command": "ls"}}])
     for name in ("qwen3_coder", "openai", "none"):
         parser = ReplyFormat.choose(name, "think", None).parser(TOOLS, "", calls_as_json=True)

@@ -543,7 +543,7 @@ CALL_OF = {
     "pythonic": "[write(path='a')]",
 }
 SPELLED = ("hermes", "qwen3_coder", "glm45", "llama3_json", "pythonic")
-"""Formats whose calls are plain text: thoughts may hold them, too."""
+"""Formats whose calls are plain text: reasoning may hold them, too."""
 
 
 @pytest.mark.parametrize("fmt", CALL_OF)
@@ -584,7 +584,7 @@ def test_a_stray_end_of_thoughts_behind_a_call_is_no_content(fmt: str, tail: str
 
 @pytest.mark.parametrize("fmt", SPELLED)
 def test_who_thinks_about_a_call_has_not_made_it(fmt: str) -> None:
-    """A call that thoughts go on behind, up to their end, was only thought of."""
+    """A call in the middle of the reasoning was only considered, not made."""
     thoughts = f"I could {CALL_OF[fmt]} but no."
     text = f"<think>{thoughts}</think>No."
     for pieces in ([text], list(text)):

@@ -1,4 +1,4 @@
-"""Grammars of strangers: some small ones would take minutes or gigabytes to compile."""
+"""Untrusted grammars: some small ones would take minutes or gigabytes to compile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_grammars_that_take_too_much_are_refused(http: httpx.Client) -> None:
 
 
 def test_others_are_served_meanwhile(http: httpx.Client) -> None:
-    """A plain request does not wait for a grammar that is being judged."""
+    """A plain request does not wait for a grammar that is being validated."""
     eater = {"json": {**TIME_EATER, "title": "another"}}
     with ThreadPoolExecutor(1) as thread:
         refused = thread.submit(complete, http, structured_outputs=eater)

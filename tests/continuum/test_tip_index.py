@@ -54,7 +54,7 @@ def test_what_is_found_is_a_turn_that_the_prompt_contains(
     prompts: list[list[int]], more: list[int], cut: int
 ) -> None:
     """Of prompts as alike as can be: only one that is all in the new prompt, up to the tokens that a chat
-    template may render anew; and if one is there it is found."""
+    template may render again; and if one is there it is found."""
     index = TipIndex(BLOCK)
     turns = [remember(index, request(prompt, 0), [9] * 20) for prompt in prompts]
     asked = [*prompts[0], *([9] * 20)[:cut], *more]
