@@ -1,5 +1,4 @@
-"""Learns how long tool calls take, per kind of call and per job, from durations of which some are
-censored.
+"""Learns how long tool calls take, per kind of call and per job; some durations are censored.
 
 Knows nothing of engine or policy: keys and seconds in, survival curves out. scikit-learn's conventions: the
 constructor only stores parameters, what was learned has a trailing underscore. One thread only.
@@ -38,8 +37,7 @@ TINY = 1e-300
 
 
 class Belief:
-    """What is believed of one key: the probability of each bin, and the number of observations
-    behind it."""
+    """What is believed of one key: the probability of each bin, and the number of observations."""
 
     __slots__ = ("_curve", "masses", "tail", "weight")
 
@@ -71,8 +69,7 @@ class Lender(Protocol):
 
 
 class DurationHistogram:
-    """Observations of one key: weights of durations per bin, of calls that ended and of censored
-    ones."""
+    """Observations of one key: weights per bin of calls that ended and of censored ones."""
 
     __slots__ = ("_belief", "_borrowed", "censored", "ended", "of_jobs", "seen_s")
 
@@ -86,8 +83,7 @@ class DurationHistogram:
         """The weight of a job's own calls of the key; None until a job repeated one."""
         self._belief: Belief | None = None
         self._borrowed: tuple[Belief, Belief, float] | None = None
-        """What the belief rests on besides its own observations: the parent's belief, and what was
-        lent."""
+        """What the belief rests on otherwise: the parent's belief, and what was lent."""
 
     def add(self, index: int, censored: bool, keep: float) -> None:
         """Add one observation; all earlier ones count ``keep`` times as much as before."""
@@ -163,8 +159,7 @@ class DurationEstimator:
     edges_: tuple[float, ...]
     """Bounds of the bins, num_bins + 1, from 0."""
     histograms_: OrderedDict[tuple[str, ...], DurationHistogram]
-    """By the parts of the key, the least recently seen first; a parent always comes after its
-    children."""
+    """By the parts of the key, the least recently seen first; a parent comes after its children."""
     job_histograms_: OrderedDict[tuple[str, tuple[str, ...]], DurationHistogram]
     """By job and the parts of the whole key, the least recently seen first."""
     clock_s_: float
@@ -250,8 +245,7 @@ class DurationEstimator:
         return min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
 
     def _score(self, parts: tuple[str, ...], job: str, index: int) -> None:
-        """Before a call is learned, score how well the job's own calls of its kind would have
-        predicted it."""
+        """Before a call is learned, score how well its job's own calls would have predicted it."""
         of_job = self.job_histograms_.get((job, parts))
         if of_job is None or of_job.censored is not None:
             return
@@ -297,8 +291,7 @@ class DurationEstimator:
 
     @property
     def _is_started(self) -> bool:
-        """By scikit-learn's conventions, the attributes of what was learned exist only after the
-        start."""
+        """As in scikit-learn, what was learned has no attributes before the start."""
         return hasattr(self, "histograms_")
 
     # -- what was learned ------------------------------------------------------------------------------
@@ -313,8 +306,7 @@ class DurationEstimator:
         return self.histograms_ if self._is_started else ()
 
     def ended(self, parts: tuple[str, ...]) -> Sequence[float] | None:
-        """Weights of the calls of a key that ended, by bin; None if the key is unknown or some
-        calls were censored."""
+        """Weights of the calls of a key that ended, by bin; None if unknown or some were censored."""
         histogram = self.histograms_.get(parts) if self._is_started else None
         return None if histogram is None or histogram.censored is not None else histogram.ended
 
