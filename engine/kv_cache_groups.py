@@ -1,0 +1,58 @@
+"""The KV cache groups of a model: layers that need the same blocks of a sequence share a block table.
+
+All groups share one pool. A block has a slot for each layer of a group, so that any group can use any block:
+groups have equally many layers, but for one that leaves its last slots unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+_NEARLY_EQUAL = 1.25
+"""If the largest kind of layer has at most this many times the layers of the smallest, unused slots cost less
+than more groups do."""
+
+
+class KVCacheGroup(msgspec.Struct, frozen=True):
+    """Layers with the same attention pattern, which share a block table."""
+
+    layers: tuple[int, ...]
+    """The indices of the layers. The layer at position i uses slot i of each block."""
+    sliding_window: int | None = None
+    """Tokens that a token sees, itself included, or None if it sees all tokens before it."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a token sees all tokens before it."""
+        return self.sliding_window is None
+
+
+def groups_of(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
+    """Group layers by their sliding window, None for full attention; full attention comes first.
+
+    The layers of one kind are dealt out to its groups in turn, as V1 does.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    size = _layers_per_group(map(len, kinds.values()))
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+    return tuple(
+        KVCacheGroup(tuple(layers[first::num_groups]), window)
+        for window, layers in ordered
+        for num_groups in (-(-len(layers) // size),)
+        for first in range(num_groups)
+    )
+
+
+def _layers_per_group(numbers: Iterable[int]) -> int:
+    """The number of slots of a block, from the number of layers of each kind."""
+    counts = list(numbers)
+    return max(counts) if max(counts) <= min(counts) * _NEARLY_EQUAL else min(counts)
+
+
+def num_slots(groups: Iterable[KVCacheGroup]) -> int:
+    """Layers whose KV one block holds."""
+    return max(len(group.layers) for group in groups)
