@@ -53,6 +53,11 @@ def _layers_per_group(numbers: Iterable[int]) -> int:
     return max(counts) if max(counts) <= min(counts) * _NEARLY_EQUAL else min(counts)
 
 
+def one_group(num_layers: int) -> tuple[KVCacheGroup, ...]:
+    """The only group of a model whose layers all use one block table."""
+    return (KVCacheGroup(tuple(range(num_layers))),)
+
+
 def num_slots(groups: Iterable[KVCacheGroup]) -> int:
     """Layers whose KV one block holds."""
     return max(len(group.layers) for group in groups)

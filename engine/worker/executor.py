@@ -13,6 +13,7 @@ from engine.errors import EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.attention.selection import resolve_attention, storage_dtype
 from engine.worker.cpu.backend import CPUBackend
 from engine.worker.kv_pool import choose_num_blocks
@@ -22,6 +23,7 @@ from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_bloc
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
+from engine.worker.models.base import kv_cache_groups
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.step_runner import StepRunner
@@ -45,7 +47,7 @@ class UniProcExecutor:
         attention = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
         spec = KvCacheSpec(
-            num_layers=loaded.model.num_layers,
+            groups=kv_cache_groups(loaded.model),
             num_kv_heads=loaded.model.num_kv_heads,
             head_dim=loaded.model.head_dim,
             dtype=storage_dtype(config.cache, loaded.dtype),
@@ -55,9 +57,11 @@ class UniProcExecutor:
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
-        backend = _open_backend(loaded, pool, attention, config, group)
+        backend = _open_backend(loaded, pool, spec.places, attention, config, group)
         opened = open_disk(
-            config.cache, pool, lambda: measure_token_s(loaded, pool, backend.attention, spec, config)
+            config.cache,
+            pool,
+            lambda: measure_token_s(loaded, pool, backend.attention, spec, config),
         )
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
@@ -97,7 +101,11 @@ class UniProcExecutor:
 
 
 def _measure_steps(
-    loaded: LoadedModel, attention: str, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
+    loaded: LoadedModel,
+    attention: str,
+    spec: KvCacheSpec,
+    config: EngineConfig,
+    group: TensorParallelGroup,
 ) -> int:
     """Bytes of accelerator memory that steps need in addition to weights and KV pool."""
     if loaded.device.type != "cuda":
@@ -110,14 +118,15 @@ def _measure_steps(
 def _open_backend(
     loaded: LoadedModel,
     pool: torch.Tensor,
+    places: LayerPlaces,
     attention: str,
     config: EngineConfig,
     group: TensorParallelGroup,
 ) -> Backend:
     if attention != "triton":
-        return CPUBackend(loaded, pool, attention, config, group)
+        return CPUBackend(loaded, pool, places, attention, config, group)
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
-    gpu = GPUBackend(loaded, pool, config, group)
+    gpu = GPUBackend(loaded, pool, places, config, group)
     gpu.capture()
     return gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,13 +26,14 @@ _WARM_UP_BLOCKS = 2
 def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig) -> int:
     """Peak bytes of a step with a full token budget and every request sampled, and what attention may add."""
     device = loaded.device
-    batch, positions = _largest_step(config.scheduler.max_num_batched_tokens, loaded.max_model_len, spec)
+    num_tokens = config.scheduler.max_num_batched_tokens
+    batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
     num_tokens = len(positions)
     pool = spec.allocate(int(batch.slot_blocks[-1]) + 1, device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    attention = TorchPagedAttention(pool)
+    attention = TorchPagedAttention(pool, spec.places)
     attention.begin_step(batch)
     logits = loaded.model.forward(
         torch.zeros(num_tokens, dtype=torch.int64, device=device),
@@ -57,7 +59,9 @@ def measure_gpu_steps(
 
     torch.cuda.empty_cache()
     available = available_bytes(loaded.device)
-    backend = GPUBackend(loaded, spec.allocate(_WARM_UP_BLOCKS, loaded.device), config, group)
+    pool = spec.allocate(_WARM_UP_BLOCKS, loaded.device)
+    backend = GPUBackend(loaded, pool, spec.places, config, group)
+    del pool
     backend.capture()
     backend.rehearse()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
     torch.cuda.synchronize(loaded.device)
@@ -100,7 +104,8 @@ def measure_token_s(
 
 
 def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tuple[AttentionBatch, IntArray]:
-    """Uncached prompts of equal length that fill the token budget, and their positions."""
+    """Uncached prompts of equal length that fill the token budget, and their positions. KV cache
+    groups use the same blocks and overwrite each other's KV, which changes no size."""
     num_seqs = -(-num_tokens // max_model_len)
     length = -(-num_tokens // num_seqs)
     blocks_each = -(-length // spec.block_size)
@@ -115,4 +120,4 @@ def _largest_step(num_tokens: int, max_model_len: int, spec: KvCacheSpec) -> tup
         slot_blocks=tables[seqs, positions // spec.block_size],
         slot_offsets=positions % spec.block_size,
     )
-    return batch, positions
+    return replace(batch, other_groups=(batch,) * (len(spec.groups) - 1)), positions

@@ -15,6 +15,8 @@ from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
 from engine.worker.sampling_batch import BoolArray, SamplingBatch, SamplingTable
 
+_NULL_BLOCK = 0
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
@@ -36,6 +38,8 @@ class StepRows:
     """[num_tokens]"""
     slots: IntArray
     """[num_tokens] where K and V of each token go: block * block_size + offset."""
+    other_slots: tuple[IntArray, ...]
+    """The same for the KV cache groups after the first."""
     sample_tokens: IntArray
     """[num_samples] the tokens of the step whose logits are sampled."""
     sample_seqs: IntArray
@@ -54,7 +58,8 @@ class RowChanges:
     tokens: list[tuple[int, list[int]]] = field(default_factory=list)
     """Each entry: a row, and all its tokens."""
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """Each entry: a row, an index into its block table, and the block ids from there on."""
+    """Each entry: a row, an index into its block table, and the block ids from there on. With several KV
+    cache groups all are interleaved; see ``RequestRows.block_tables``."""
 
 
 @dataclass(slots=True)
@@ -69,15 +74,20 @@ class _Known:
 class RequestRows:
     """A row for each request that runs."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, num_groups: int = 1
+    ) -> None:
+        """``num_groups``: of the model's KV cache."""
+        self._num_groups = num_groups
         self._block_size = block_size
         self._known: dict[str, _Known] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         max_blocks = -(-max_model_len // block_size)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.block_tables: IntArray = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
-        """[max_num_seqs, max_blocks]; entries past a row's end are 0, the null block."""
+        self.block_tables: IntArray = np.zeros((max_num_seqs, max_blocks * num_groups), dtype=np.int64)
+        """[max_num_seqs, max_blocks * num_groups]: the first block of each KV cache group, the second of
+        each, and so on, as in plans; entries past a row's end are 0, the null block."""
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._sampling = SamplingTable(max_num_seqs, vocab_size)
 
@@ -132,10 +142,23 @@ class RequestRows:
             seq_lens=seq_lens,
             row_of_token=row_of_token,
             positions=positions,
-            slots=self.block_tables[row_of_token, blocks] * self._block_size + offsets,
+            slots=self._slots(0, row_of_token, blocks, offsets),
+            other_slots=tuple(
+                self._slots(group, row_of_token, blocks, offsets) for group in range(1, self._num_groups)
+            ),
             sample_tokens=ends[sample_seqs] - 1,
             sample_seqs=sample_seqs,
         )
+
+    def tables_of(self, group: int, rows: IntArray, num_blocks: int) -> IntArray:
+        """The first blocks of rows in a KV cache group: [len(rows), num_blocks]"""
+        end, step = num_blocks * self._num_groups, self._num_groups
+        return self.block_tables[rows, group:end:step]
+
+    def _slots(self, group: int, rows: IntArray, blocks: IntArray, offsets: IntArray) -> IntArray:
+        """Where tokens go, given by row, index of the block in it, and offset: [num_tokens]"""
+        places = blocks if self._num_groups == 1 else blocks * self._num_groups + group
+        return self.block_tables[rows, places] * self._block_size + offsets
 
     def _exclude_readers(
         self, is_uniform: BoolArray, plan: SchedulerOutput, rows: IntArray, seq_lens: IntArray
@@ -146,12 +169,12 @@ class RequestRows:
         num_admitted = len(plan.scheduled_new_reqs) + len(plan.scheduled_cached_reqs.resumed_req_ids)
         if not num_admitted or is_uniform.all():
             return
-        num_full_before = self._num_computed[rows] // self._block_size
+        num_full_before = self._num_computed[rows] // self._block_size * self._num_groups
         may_read = is_uniform & (num_full_before > 0)
         may_read[:-num_admitted] = False
         if not may_read.any():
             return
-        num_full = seq_lens // self._block_size
+        num_full = seq_lens // self._block_size * self._num_groups
         filled: set[int] = set()
         for index in np.flatnonzero(~is_uniform | may_read).tolist():
             table, start = self.block_tables[rows[index]], num_full_before[index]
@@ -160,6 +183,7 @@ class RequestRows:
                     continue
                 is_uniform[index] = False
             filled.update(table[start : num_full[index]].tolist())
+            filled.discard(_NULL_BLOCK)
 
     def sampling_batch(self, rows: IntArray) -> SamplingBatch:
         return self._sampling.batch(rows, self._num_tokens)

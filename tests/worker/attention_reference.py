@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from engine.kv_cache_groups import one_group
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
@@ -52,7 +53,7 @@ def make_case(
 
     query_lens, seq_lens = (np.array(x, dtype=np.int64) for x in zip(*lengths, strict=True))
     blocks_each = -(-seq_lens // block_size)
-    spec = KvCacheSpec(3, num_kv_heads, head_dim, dtype, block_size)
+    spec = KvCacheSpec(one_group(3), num_kv_heads, head_dim, dtype, block_size)
     pool = spec.allocate(int(blocks_each.sum()) + 4, torch.device(device))
     pool.copy_(noise(*pool.shape))
     shuffled = (torch.randperm(len(pool) - 1, generator=generator) + 1).numpy()
@@ -88,20 +89,41 @@ def make_case(
     )
 
 
+def with_stale_blocks(case: AttentionCase, window: int, num_blocks: int = 3) -> AttentionCase:
+    """The case where blocks that lie before every window have gone to others, who have written NaN there."""
+    block_size = case.pool.shape[3]
+    taken = torch.full((num_blocks, *case.pool.shape[1:]), torch.nan).to(case.pool)
+    tables = case.batch.block_tables.copy()
+    for row, first in enumerate(case.batch.seq_lens - case.batch.query_lens):
+        num_stale = max(0, first - window + 1) // block_size
+        tables[row, :num_stale] = len(case.pool) + np.arange(num_stale) % num_blocks
+    batch = replace(case.batch, block_tables=tables)
+    return replace(case, batch=batch, pool=torch.cat((case.pool, taken)))
+
+
 def paged_output(
     case: AttentionCase,
     window: int | None,
     backend: Callable[[torch.Tensor], AttentionBackend] = TorchPagedAttention,
+    *,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What a backend over the case's pool computes, in fp64 on the host."""
     attention = backend(case.pool)
     attention.begin_step(case.batch)
     scale = case.query.shape[-1] ** -0.5
-    output = attention.attend(LAYER, case.query, case.key, case.value, scale=scale, window=window)
+    parts = case.query, case.key, case.value
+    output = attention.attend(LAYER, *parts, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
     return output.double().cpu()
 
 
-def reference_output(case: AttentionCase, window: int | None, soft_cap: float | None = None) -> torch.Tensor:
+def reference_output(
+    case: AttentionCase,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Attention by its definition, in fp64 on the host."""
     outputs = []
     token = 0
@@ -116,6 +138,10 @@ def reference_output(case: AttentionCase, window: int | None, soft_cap: float | 
             scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = torch.arange(len(key) - query_len, len(key))[:, None] - torch.arange(len(key))
         hidden = (distance < 0) | (distance >= (window or len(key)))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            more = sinks.double().cpu()[:, None, None].expand(-1, query_len, 1)
+            scores = torch.cat((scores, more), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(key)]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(outputs)

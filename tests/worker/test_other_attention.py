@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loading.loader import load_model
+from engine.worker.models import transformers_model
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.transformers_model import TransformersModel
 from tests.worker.generation import SmallEngine, random_tokens
@@ -40,9 +41,11 @@ def saved(folder: Path, model_type: str, **fields: Any) -> PreTrainedModel:
         config, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+            elif name.endswith("sinks"):
+                parameter.normal_(1.0)
     model.save_pretrained(folder)
     model.train(False)
     return model
@@ -62,7 +65,6 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     ("model_type", "fields", "reason"),
     [
         ("doge", {}, "a mask of its own"),
-        ("granite_swa", {}, "uses s_aux"),
         ("bert", {}, "not that of causal attention"),
         ("llama4_text", {}, "chunked_attention layers"),
     ],
@@ -77,6 +79,16 @@ def test_attention_that_is_not_plainly_causal_is_refused(
     assert "cannot be served" in str(caught.value)
 
 
+def test_arguments_of_attention_that_are_not_known_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name: they may change what it computes."""
+    monkeypatch.setattr(transformers_model, "_WITHOUT_BEARING", frozenset({"dropout"}))
+    AutoConfig.for_model("olmo3", **(SMALL | {"sliding_window": 9})).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="its attention uses sliding_window"):
+        load_model(ModelConfig(model=str(tmp_path), load_format="dummy", max_model_len=64))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "fields", "windows"),
@@ -85,13 +97,18 @@ def test_attention_that_is_not_plainly_causal_is_refused(
         ("olmo3", {"sliding_window": 9, "num_hidden_layers": 4}, [9, 9, 9, None]),
         ("starcoder2", {"sliding_window": 9}, [9, 9]),
         ("gemma3_text", {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 16}, [9, None]),
+        ("gemma2", {"sliding_window": 9, "head_dim": 16, "attn_logit_softcapping": 2.0}, [9, None]),
+        ("gpt_oss", {"sliding_window": 9, "head_dim": 16, "num_local_experts": 4}, [9, None]),
+        ("granite_swa", {"sliding_window": 9}, [None, 9]),
+        ("cohere2", {"sliding_window": 9, "num_hidden_layers": 4}, [9, 9, 9, None]),
         ("qwen3_moe", {"num_experts": 8, "moe_intermediate_size": 64, "head_dim": 16}, [None, None]),
     ],
 )
 def test_windows_are_those_of_the_architecture(
     model_type: str, fields: dict[str, Any], windows: list[int | None], tmp_path: Path
 ) -> None:
-    """Not those of the config alone, of which some make no use: the tokens are transformers'."""
+    """Not those of the config alone, of which some make no use. The tokens are transformers', also where
+    scores are capped or there are sinks."""
     model = saved(tmp_path, model_type, **fields)
     loaded = load_model(ModelConfig(model=str(tmp_path))).model
     assert isinstance(loaded, TransformersModel)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.attention_reference import AttentionCase, make_case, paged_output, reference_output
+from tests.worker.attention_reference import (
+    MIXED_LENGTHS,
+    AttentionCase,
+    make_case,
+    paged_output,
+    reference_output,
+    with_stale_blocks,
+)
 
 WINDOWS = (None, 1, 7, 1000)
 
@@ -26,6 +33,24 @@ def test_half_precision_error_is_that_of_the_inputs(dtype: torch.dtype) -> None:
     case = make_case(num_kv_heads=2, dtype=dtype)
     error = (paged_output(case, None) - reference_output(case, None)).abs().max()
     assert error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("window", [1, 7, 20])
+def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
+    """Even NaN of another sequence, which a weight of 0 would not cancel."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=(*MIXED_LENGTHS, (9, 200)))
+    got = paged_output(with_stale_blocks(case, window), window)
+    assert (got - reference_output(case, window)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(2.0, False), (None, True), (2.0, True)])
+def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, window: int | None) -> None:
+    """Scores are capped, and a head's sink takes its share of the weights."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=(*MIXED_LENGTHS, (150, 200)))
+    sinks = torch.linspace(-2.0, 4.0, case.query.shape[1]) if has_sinks else None
+    got = paged_output(case, window, soft_cap=soft_cap, sinks=sinks)
+    assert (got - reference_output(case, window, soft_cap, sinks)).abs().max() < 1e-5
 
 
 def test_long_chunk_in_several_tiles() -> None:

@@ -24,11 +24,19 @@ class AttentionBatch:
     seq_lens: IntArray
     """[num_seqs] tokens in the KV once this step is done."""
     block_tables: IntArray
-    """[num_seqs, max_blocks]; entries past a sequence's end are 0, the null block."""
+    """[num_seqs, max_blocks]; entries past a sequence's end are 0, the null block. Blocks that lie before the
+    window of a sequence's first query token may be null or another sequence's."""
     slot_blocks: IntArray
     """[num_tokens] block each token's K and V go to."""
     slot_offsets: IntArray
     """[num_tokens] place in that block."""
+    other_groups: tuple[AttentionBatch, ...] = ()
+    """The same sequences with the block tables of the KV cache groups after the first."""
+
+    @property
+    def by_group(self) -> tuple[AttentionBatch, ...]:
+        """The batch of each KV cache group."""
+        return (self, *self.other_groups)
 
 
 class AttentionBackend(Protocol):
@@ -46,9 +54,14 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store key and value, and return the causal attention of the query over each sequence's KV.
 
         query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
-        result like query. ``window``: a token sees itself and the ``window - 1`` before it.
+        result like query. ``window``: a token sees itself and the ``window - 1`` before it; what lies outside
+        changes nothing, whatever numbers it holds. ``soft_cap``: scores become
+        soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118, section 2). ``sinks`` [num_heads]: the
+        score of one more key in each head's softmax, whose value is 0 (gpt-oss, arXiv:2508.10925, section 2).
         """

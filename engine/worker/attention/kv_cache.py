@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kv_cache_groups import KVCacheGroup, num_slots
+from engine.worker.attention.layer_places import LayerPlaces, places_of
 from engine.worker.memory import zeros_on_host
 
 
@@ -13,23 +15,34 @@ from engine.worker.memory import zeros_on_host
 class KvCacheSpec:
     """The shape of one model's KV cache."""
 
-    num_layers: int
+    groups: tuple[KVCacheGroup, ...]
+    """The layers: those of a group share a block table."""
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     block_size: int
 
     @property
+    def num_slots(self) -> int:
+        """Layers whose KV a block holds: those of a group."""
+        return num_slots(self.groups)
+
+    @property
+    def places(self) -> LayerPlaces:
+        """The place of each layer."""
+        return places_of(self.groups)
+
+    @property
     def bytes_per_block(self) -> int:
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        per_token = 2 * self.num_slots * self.num_kv_heads * self.head_dim * self.dtype.itemsize
         return per_token * self.block_size
 
     def allocate(self, num_blocks: int, device: torch.device) -> torch.Tensor:
-        """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]: a block is contiguous.
+        """[num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]: a block is contiguous.
 
         Zeroed: padding of a page is multiplied by a weight of 0, and 0 * NaN would not vanish.
         """
-        shape = (num_blocks, self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+        shape = (num_blocks, self.num_slots, 2, self.block_size, self.num_kv_heads, self.head_dim)
         if device.type == "cpu":
             return zeros_on_host(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=device)

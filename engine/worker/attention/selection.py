@@ -10,6 +10,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.cpu.attention_kernel import CpuKernel
 from engine.worker.cpu.kernels.library import KernelUnavailable
@@ -70,16 +71,18 @@ def storage_dtype(cache: CacheConfig, dtype: torch.dtype) -> torch.dtype:
     return torch.float8_e4m3fn if cache.kv_cache_dtype == "fp8_e4m3" else dtype
 
 
-def select_attention(pool: torch.Tensor, resolved: str) -> AttentionBackend:
-    """Return the CPU backend's attention. ``resolved``: from ``resolve_attention``, and not triton. Never
-    fails."""
+def select_attention(
+    pool: torch.Tensor, resolved: str, places: LayerPlaces | None = None
+) -> AttentionBackend:
+    """Return the CPU backend's attention. ``resolved``: from ``resolve_attention``, and not triton.
+    ``places``: by default, the layers are one KV cache group. Never fails."""
     if resolved == "torch" or pool.device.type != "cpu":
         logger.info("Using torch attention.")
-        return TorchPagedAttention(pool)
+        return TorchPagedAttention(pool, places)
     try:
         kernel = CpuKernel.load(pool.shape[-1], pool.dtype)
     except KernelUnavailable as error:
         logger.warning("CPU kernels unavailable (%s): using torch attention.", error)
-        return TorchPagedAttention(pool)
+        return TorchPagedAttention(pool, places)
     logger.info("Using the compiled CPU attention kernel.")
-    return CpuPagedAttention(pool, kernel)
+    return CpuPagedAttention(pool, kernel, places)

@@ -1,83 +1,49 @@
 """Paged attention in plain torch, for any device: gather the pages, then scaled_dot_product_attention.
 
-Decodes of similar length go together; a prompt chunk goes alone, in tiles of queries.
+Decodes of similar length go together; a prompt chunk goes alone, in tiles of queries. A layer with a window
+gathers only the pages that its queries see: the others may hold another sequence's numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.layer_places import LayerPlaces, one_table
+from engine.worker.attention.torch_step import MAX_GATHERED_TOKENS, DecodeGroup, TorchStep
 
-MAX_GATHERED_TOKENS = 65536
-"""Maximum KV tokens of one layer that a group of decodes gathers from the pool."""
-MAX_PADDING_RATIO = 1.5
-"""Maximum ratio of padded to real tokens in a group of decodes."""
 PACKED_QUERIES = 1024
 """Queries times heads per KV head that share one mask: it stays small for any context length."""
+SCORED_QUERIES = 128
+"""The same where all scores are in memory, because they are capped or there are sinks."""
 
 
-@dataclass(slots=True)
-class _DecodeGroup:
-    """Decodes ``start`` to ``end`` of the batch, of nearly the same length."""
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """How a layer turns Q·K into weights; see ``AttentionBackend.attend``."""
 
-    start: int
-    end: int
-    max_seq_len: int
-    blocks: torch.Tensor
-    """[(end - start) * num_blocks_each]"""
-    seq_lens: torch.Tensor
-    padding: torch.Tensor
-    """[num_padded] indices among the gathered tokens that lie past the end of a sequence."""
-    uniform: bool
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """Masks by window, [end - start, 1, 1, max_seq_len], True where a key is attended; shared by the
-    layers."""
+    scale: float
+    soft_cap: float | None
+    sinks: torch.Tensor | None
 
-    def mask(self, window: int | None) -> torch.Tensor | None:
-        if window not in self.masks:
-            self.masks[window] = self._make_mask(window)
-        return self.masks[window]
-
-    def _make_mask(self, window: int | None) -> torch.Tensor | None:
-        windowed = window is not None and window < self.max_seq_len
-        if self.uniform and not windowed:
-            return None
-        keys = torch.arange(self.max_seq_len, device=self.seq_lens.device)
-        ends = self.seq_lens[:, None]
-        seen = keys < ends
-        if windowed and window is not None:
-            seen &= keys >= ends - window
-        return seen[:, None, None, :]
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Several query tokens of one sequence: tokens ``start`` to ``end`` of the batch."""
-
-    start: int
-    end: int
-    seq_len: int
-    blocks: torch.Tensor
-    """[num_blocks]; unused if the sequence starts in this step."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``scaled_dot_product_attention`` computes it."""
+        return self.soft_cap is None and self.sinks is None
 
 
 class TorchPagedAttention:
-    """An AttentionBackend over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+    """An AttentionBackend over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
 
-    def __init__(self, pool: torch.Tensor) -> None:
+    def __init__(self, pool: torch.Tensor, places: LayerPlaces | None = None) -> None:
+        """``places``: by default, the layers are one KV cache group."""
         self._pool = pool
-        self._block_size = pool.shape[3]
-        self._groups: list[_DecodeGroup] = []
-        self._chunks: list[_Chunk] = []
-        self._slot_blocks = torch.empty(0, dtype=torch.int64)
-        self._slot_offsets = torch.empty(0, dtype=torch.int64)
+        self._places = one_table(pool.shape[1]) if places is None else places
+        self._steps: list[TorchStep] = []
         # Kept between calls: on a CPU, faulting in fresh memory of this size costs eight times the copy
         # itself.
         self._gathered_keys = pool.new_empty((0, *pool.shape[3:]))
@@ -93,19 +59,8 @@ class TorchPagedAttention:
         return gathered + masks
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        self._slot_blocks = self._to_device(batch.slot_blocks)
-        self._slot_offsets = self._to_device(batch.slot_offsets)
-        self._groups = [
-            self._decode_group(batch, start, end)
-            for start, end in _similar_lengths(batch.seq_lens[: batch.num_decodes].tolist())
-        ]
-        self._chunks = []
-        token = batch.num_decodes
-        for row in range(batch.num_decodes, len(batch.query_lens)):
-            query_len, seq_len = int(batch.query_lens[row]), int(batch.seq_lens[row])
-            blocks = self._blocks_of(batch, row, row + 1, seq_len)
-            self._chunks.append(_Chunk(token, token + query_len, seq_len, blocks))
-            token += query_len
+        block_size, device = self._pool.shape[3], self._pool.device
+        self._steps = [TorchStep(of_group, block_size, device) for of_group in batch.by_group]
 
     def attend(
         self,
@@ -116,24 +71,28 @@ class TorchPagedAttention:
         *,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        keys, values = self._pool[:, layer, 0], self._pool[:, layer, 1]
-        keys[self._slot_blocks, self._slot_offsets] = key
-        values[self._slot_blocks, self._slot_offsets] = value
+        group, slot = self._places[layer]
+        step, scoring = self._steps[group], _Scoring(scale, soft_cap, sinks)
+        keys, values = self._pool[:, slot, 0], self._pool[:, slot, 1]
+        keys[step.slot_blocks, step.slot_offsets] = key
+        values[step.slot_blocks, step.slot_offsets] = value
         output = torch.empty_like(query)
-        for group in self._groups:
+        decodes, chunks = step.seen(window)
+        for decode in decodes:
             pages = self._gather(
-                keys, values, group.blocks, group.end - group.start, group.max_seq_len, group.padding
+                keys, values, decode.blocks, decode.end - decode.start, decode.max_len, decode.padding
             )
-            _attend_decodes(query[group.start : group.end], *pages, output, group, scale, window)
-        for chunk in self._chunks:
+            _attend_decodes(query[decode.start : decode.end], *pages, output, decode, scoring)
+        for chunk in chunks:
             part = slice(chunk.start, chunk.end)
-            fresh = chunk.end - chunk.start == chunk.seq_len
-            if fresh and (window is None or window >= chunk.seq_len):
+            if chunk.sees_only_itself and scoring.is_plain:
                 output[part] = _attend_causal(query[part], key[part], value[part], scale)
             else:
-                pages = self._gather(keys, values, chunk.blocks, 1, chunk.seq_len)
-                _attend_tiles(query[part], *pages, output[part], scale, window)
+                pages = self._gather(keys, values, chunk.blocks, 1, chunk.length)
+                _attend_tiles(query[part], *pages, output[part], scoring, window)
         return output
 
     def _gather(
@@ -163,59 +122,14 @@ class TorchPagedAttention:
             pages.append(flat[:, :seq_len].transpose(1, 2))
         return pages[0], pages[1]
 
-    def _decode_group(self, batch: AttentionBatch, start: int, end: int) -> _DecodeGroup:
-        seq_lens = batch.seq_lens[start:end]
-        longest = int(seq_lens[-1])
-        return _DecodeGroup(
-            start=start,
-            end=end,
-            max_seq_len=longest,
-            blocks=self._blocks_of(batch, start, end, longest),
-            seq_lens=self._to_device(seq_lens),
-            padding=self._to_device(self._padding(seq_lens)),
-            uniform=int(seq_lens[0]) == longest,
-        )
-
-    def _padding(self, seq_lens: IntArray) -> IntArray:
-        """See ``_DecodeGroup.padding``."""
-        longest = int(seq_lens[-1])
-        width = -(-longest // self._block_size) * self._block_size
-        return np.concatenate(
-            [
-                np.arange(row * width + length, row * width + longest)
-                for row, length in enumerate(seq_lens.tolist())
-            ]
-        )
-
-    def _blocks_of(self, batch: AttentionBatch, start: int, end: int, seq_len: int) -> torch.Tensor:
-        num_blocks = -(-seq_len // self._block_size)
-        return self._to_device(batch.block_tables[start:end, :num_blocks].reshape(-1))
-
-    def _to_device(self, array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._pool.device, non_blocking=True)
-
-
-def _similar_lengths(seq_lens: list[int]) -> Iterator[tuple[int, int]]:
-    """Split ascending lengths into groups that waste little when padded and fit in the gather buffer."""
-    start, real = 0, 0
-    for i, length in enumerate(seq_lens):
-        padded = length * (i + 1 - start)
-        if i > start and (padded > MAX_GATHERED_TOKENS or padded > MAX_PADDING_RATIO * (real + length)):
-            yield start, i
-            start, real = i, 0
-        real += length
-    if seq_lens:
-        yield start, len(seq_lens)
-
 
 def _attend_decodes(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     output: torch.Tensor,
-    group: _DecodeGroup,
-    scale: float,
-    window: int | None,
+    decode: DecodeGroup,
+    scoring: _Scoring,
 ) -> None:
     """Attend with one query per sequence. The heads that share a KV head become its queries, so KV is not
     repeated.
@@ -224,8 +138,8 @@ def _attend_decodes(
     output [num_tokens, heads, head_dim] of the whole step
     """
     grouped = query.view(len(query), key.shape[1], -1, query.shape[2])
-    attended = scaled_dot_product_attention(grouped, key, value, attn_mask=group.mask(window), scale=scale)
-    output[group.start : group.end] = attended.flatten(1, 2)
+    attended = _attend(grouped, key, value, decode.mask, scoring)
+    output[decode.start : decode.end] = attended.flatten(1, 2)
 
 
 def _attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -247,7 +161,7 @@ def _attend_tiles(
     key: torch.Tensor,
     value: torch.Tensor,
     output: torch.Tensor,
-    scale: float,
+    scoring: _Scoring,
     window: int | None,
 ) -> None:
     """Attend with a chunk that has context: tiles of queries, each over the keys that its last query sees.
@@ -259,7 +173,7 @@ def _attend_tiles(
     """
     num_queries, seq_len, num_kv_heads = query.shape[0], key.shape[2], key.shape[1]
     group_size = query.shape[1] // num_kv_heads
-    tile_size = max(1, PACKED_QUERIES // group_size)
+    tile_size = max(1, (PACKED_QUERIES if scoring.is_plain else SCORED_QUERIES) // group_size)
     context = seq_len - num_queries
     positions = torch.arange(seq_len, device=query.device)
     for start in range(0, num_queries, tile_size):
@@ -271,12 +185,38 @@ def _attend_tiles(
         if window is not None:
             seen &= positions[first:last] > queries - window
         packed = query[start:end].view(end - start, num_kv_heads, group_size, -1).permute(1, 2, 0, 3)
-        attended = scaled_dot_product_attention(
+        attended = _attend(
             packed.flatten(1, 2)[None],
             key[:, :, first:last],
             value[:, :, first:last],
-            attn_mask=seen.repeat(group_size, 1),
-            scale=scale,
+            seen.repeat(group_size, 1),
+            scoring,
         )
         unpacked = attended[0].view(packed.shape).permute(2, 0, 1, 3)
         output[start:end] = unpacked.flatten(1, 2)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
+) -> torch.Tensor:
+    """query [num_seqs, kv_heads, rows, head_dim], rows of one query head together; key, value [num_seqs,
+    kv_heads, seq_len, head_dim]; mask: True where a key is attended, None: everywhere. Result like query."""
+    if scoring.is_plain:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scoring.scale)
+    scores = (query.float() @ key.float().transpose(2, 3)) * scoring.scale
+    if scoring.soft_cap is not None:
+        scores = (scores / scoring.soft_cap).tanh_() * scoring.soft_cap
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -torch.inf)
+    log_sums = scores.logsumexp(dim=-1, keepdim=True)
+    if scoring.sinks is not None:
+        log_sums = torch.logaddexp(log_sums, _of_rows(scoring.sinks, query))
+    weights = (scores - log_sums).exp_()
+    return (weights @ value.float()).to(query.dtype)
+
+
+def _of_rows(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """sinks [num_heads] -> the sink of each row of a query [num_seqs, kv_heads, rows, head_dim]: [kv_heads,
+    rows, 1]"""
+    of_heads = sinks.float().view(query.shape[1], -1)
+    return of_heads.repeat_interleave(query.shape[2] // of_heads.shape[1], dim=1)[..., None]

@@ -17,7 +17,7 @@ class PoolAddress(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("block_stride", ctypes.c_int64),
-        ("layer_stride", ctypes.c_int64),
+        ("slot_stride", ctypes.c_int64),
         ("value_offset", ctypes.c_int64),
         ("token_stride", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
@@ -39,7 +39,7 @@ class SequenceAddresses(ctypes.Structure):
 
 class HeadAddresses(ctypes.Structure):
     """One layer's query, key, value and output, [heads, head_dim] per token. Strides are in elements; window
-    0 means full attention."""
+    0 means full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -53,6 +53,8 @@ class HeadAddresses(ctypes.Structure):
         ("num_heads", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scale", ctypes.c_double),
+        ("soft_cap", ctypes.c_double),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -83,18 +85,18 @@ class CpuKernel:
         return self._attend_prefill is not None
 
     def attend_decode(
-        self, pool: PoolAddress, decodes: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
+        self, pool: PoolAddress, decodes: SequenceAddresses, slot: int, heads: HeadAddresses, threads: int
     ) -> None:
         """Attend with one query per sequence: write its new key and value to the pool, its attention to the
         output."""
-        self._attend_decode(pool, decodes, layer, heads, threads)
+        self._attend_decode(pool, decodes, slot, heads, threads)
 
     def attend_prefill(
-        self, pool: PoolAddress, prompts: SequenceAddresses, layer: int, heads: HeadAddresses, threads: int
+        self, pool: PoolAddress, prompts: SequenceAddresses, slot: int, heads: HeadAddresses, threads: int
     ) -> None:
         """Attend with several new tokens per sequence: as ``attend_decode``, for prefill."""
         assert self._attend_prefill is not None
-        self._attend_prefill(pool, prompts, layer, heads, threads)
+        self._attend_prefill(pool, prompts, slot, heads, threads)
 
 
 def _attending(function: Any) -> Callable[..., None]:

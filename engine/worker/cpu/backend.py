@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.config import EngineConfig
+from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.attention.selection import select_attention
 from engine.worker.cpu.compiled_decoder import with_compiled_steps
 from engine.worker.cpu.input_batch import InputBatch
@@ -23,20 +24,26 @@ class CPUBackend:
         self,
         loaded: LoadedModel,
         pool: torch.Tensor,
+        places: LayerPlaces,
         attention: str,
         config: EngineConfig,
         group: TensorParallelGroup,
     ) -> None:
         """``attention``: from ``resolve_attention``."""
+        self._num_groups = num_groups(places)
         self._loaded = loaded
         self._config = config
         self._group = group
-        self.attention = select_attention(pool, attention)
+        self.attention = select_attention(pool, attention, places)
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
         loaded, config = self._loaded, self._config
         batch = InputBatch(
-            config.scheduler.max_num_seqs, loaded.max_model_len, config.cache.block_size, loaded.vocab_size
+            config.scheduler.max_num_seqs,
+            loaded.max_model_len,
+            config.cache.block_size,
+            loaded.vocab_size,
+            self._num_groups,
         )
         runner = ModelRunner(
             with_compiled_steps(loaded.model, self.attention),

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.attention.layer_places import LayerPlace
 from engine.worker.cpu.attention_kernel import PoolAddress, SequenceAddresses
 from engine.worker.cpu.cores import MAX_CPUS, cores_for, usable_cpus
 from engine.worker.cpu.kernels.library import typed
@@ -33,7 +34,7 @@ _UNIT = 64
 
 
 class _Layer(ctypes.Structure):
-    """A DecoderLayer; window 0 means full attention."""
+    """A DecoderLayer and its LayerPlace; window 0 means full attention."""
 
     _fields_ = (
         ("qkv", WeightAddress),
@@ -45,6 +46,8 @@ class _Layer(ctypes.Structure):
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("window", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("slot", ctypes.c_int64),
     )
 
 
@@ -140,13 +143,14 @@ class CompiledDecoder:
             model.num_kv_heads,
             model.head_dim,
         )
+        self.windows = model.windows
         self._plain = model
         self._attention = attention
         num_threads = torch.get_num_threads()
         self._team = ThreadTeam(num_threads)
         self._cores = _cores(cores_for(num_threads))
         self._logits = torch.empty(0)
-        layers = (_layer(model, index) for index in range(model.num_layers))
+        layers = (_layer(model, index, place) for index, place in enumerate(attention.places))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         sequences = ctypes.POINTER(SequenceAddresses)
         self._run_step = typed(
@@ -213,7 +217,7 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
     )
 
 
-def _layer(model: Decoder, index: int) -> _Layer:
+def _layer(model: Decoder, index: int, place: LayerPlace) -> _Layer:
     layer = model.layers[index]
     assert isinstance(layer, DecoderLayer)
     norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
@@ -221,6 +225,7 @@ def _layer(model: Decoder, index: int) -> _Layer:
         *(_weight(linear) for linear in _linears(layer)),
         *(None if norm is None else norm.data_ptr() for norm in norms),
         model.shape.windows[index] or 0,
+        *place,
     )
 
 

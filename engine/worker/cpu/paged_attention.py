@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.layer_places import LayerPlaces, num_groups, one_table
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.cpu.attention_kernel import CpuKernel, HeadAddresses, PoolAddress, SequenceAddresses
 
+SequencesByGroup = ctypes.Array[SequenceAddresses]
+"""The same sequences with the block tables of each KV cache group."""
+
 
 class CpuPagedAttention:
-    """An AttentionBackend over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+    """An AttentionBackend over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim].
 
     The result for a sequence does not depend on the others of its step, to the last bit.
     """
 
-    def __init__(self, pool: torch.Tensor, kernel: CpuKernel) -> None:
-        """``kernel``: loaded for the pool's head_dim and dtype."""
+    def __init__(self, pool: torch.Tensor, kernel: CpuKernel, places: LayerPlaces | None = None) -> None:
+        """``kernel``: loaded for the pool's head_dim and dtype. ``places``: by default, the layers are one KV
+        cache group."""
         assert pool.is_contiguous()
         self._pool = pool
         self._kernel = kernel
-        self._torch = None if kernel.has_prefill else TorchPagedAttention(pool)
+        self._torch = None if kernel.has_prefill else TorchPagedAttention(pool, places)
+        self.places = one_table(pool.shape[1]) if places is None else places
         self._address = PoolAddress(
             pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3), *pool.shape[3:5]
         )
         self._heads = HeadAddresses()
         self._batch: AttentionBatch | None = None
         """Keeps the arrays alive that the addresses point to."""
-        self._decodes = self._prompts = SequenceAddresses()
+        groups = SequenceAddresses * num_groups(self.places)
+        self._decodes, self._prompts = groups(), groups()
         self._num_threads = 1
 
     @property
@@ -38,16 +46,19 @@ class CpuPagedAttention:
         return self._kernel.library
 
     @property
-    def addresses(self) -> tuple[PoolAddress, SequenceAddresses, SequenceAddresses]:
-        """The pool and the step's sequences: those with a single new token, then the others."""
+    def addresses(self) -> tuple[PoolAddress, SequencesByGroup, SequencesByGroup]:
+        """The pool and, for each KV cache group, the step's sequences: those with a single new token, then
+        the others."""
         return self._address, self._decodes, self._prompts
 
     def begin_step(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._num_threads = torch.get_num_threads()
-        self._decodes = _addresses(batch, 0, batch.num_decodes)
-        self._prompts = _addresses(batch, batch.num_decodes, len(batch.query_lens))
-        if self._torch is not None and self._prompts.num_seqs:
+        num_decodes, num_seqs = batch.num_decodes, len(batch.query_lens)
+        for group, of_group in enumerate(batch.by_group):
+            self._decodes[group] = _addresses(of_group, 0, num_decodes)
+            self._prompts[group] = _addresses(of_group, num_decodes, num_seqs)
+        if self._torch is not None and num_decodes < num_seqs:
             self._torch.begin_step(_without_decodes(batch))
 
     def attend(
@@ -59,23 +70,36 @@ class CpuPagedAttention:
         *,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query, key, value = self._rows(query), self._rows(key), self._rows(value)
         output = torch.empty(query.shape, dtype=self._pool.dtype)
         heads = self._heads
         heads.num_heads, heads.window, heads.scale = query.shape[1], window or 0, scale
-        first = self._decodes.num_seqs
+        heads.soft_cap = soft_cap or 0.0
+        sink_scores = None if sinks is None else sinks.float().contiguous()
+        heads.sinks = None if sink_scores is None else sink_scores.data_ptr()
+        group, slot = self.places[layer]
+        first = self._decodes[group].num_seqs
         if first:
             self._point_to(query, key, value, output, 0)
-            self._kernel.attend_decode(self._address, self._decodes, layer, heads, self._num_threads)
+            self._kernel.attend_decode(self._address, self._decodes[group], slot, heads, self._num_threads)
         if first == len(query):
             return output
         if self._torch is None:
             self._point_to(query, key, value, output, first)
-            self._kernel.attend_prefill(self._address, self._prompts, layer, heads, self._num_threads)
+            self._kernel.attend_prefill(self._address, self._prompts[group], slot, heads, self._num_threads)
         else:
             output[first:] = self._torch.attend(
-                layer, query[first:], key[first:], value[first:], scale=scale, window=window
+                layer,
+                query[first:],
+                key[first:],
+                value[first:],
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
             )
         return output
 
@@ -113,6 +137,11 @@ def _addresses(batch: AttentionBatch, start: int, end: int) -> SequenceAddresses
 
 
 def _without_decodes(batch: AttentionBatch) -> AttentionBatch:
+    prompts = tuple(_only_prompts(of_group) for of_group in batch.by_group)
+    return replace(prompts[0], other_groups=prompts[1:])
+
+
+def _only_prompts(batch: AttentionBatch) -> AttentionBatch:
     first = batch.num_decodes
     return AttentionBatch(
         num_decodes=0,

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from engine.config import EngineConfig
+from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler
 from engine.worker.gpu.device_runner import DeviceModelRunner
@@ -34,7 +35,12 @@ class GPUBackend:
     """Computes steps on one device, over one KV pool."""
 
     def __init__(
-        self, loaded: LoadedModel, pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
+        self,
+        loaded: LoadedModel,
+        pool: torch.Tensor,
+        places: LayerPlaces,
+        config: EngineConfig,
+        group: TensorParallelGroup,
     ) -> None:
         device, limits, max_model_len = loaded.device, config.scheduler, loaded.max_model_len
         self._limits = limits
@@ -42,13 +48,20 @@ class GPUBackend:
         self._streams = streams_of(device)
         kv_scale = config.cache.kv_cache_scale
         choose_prompts = partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
-        self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts)
+        self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts, places)
         sizes = _graph_sizes(loaded, config)
         self._sampler = select_device_sampler(
             config.model.seed, loaded.vocab_size, select_sampling_ops(device), self._streams, group
         )
         self._batch = DeviceBatch(
-            limits, max_model_len, config.cache.block_size, sizes, self._sampler, device, self._streams
+            limits,
+            max_model_len,
+            config.cache.block_size,
+            sizes,
+            self._sampler,
+            device,
+            self._streams,
+            num_groups(places),
         )
         model = with_fused_steps(loaded.model, self.attention, select_ops(device), max_model_len)
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)

@@ -8,7 +8,7 @@ done. Does not know the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,9 +66,12 @@ class DeviceBatch:
         sampler: DeviceSampler,
         device: torch.device,
         streams: DeviceStreams,
+        num_groups: int = 1,
     ) -> None:
+        """``num_groups``: of the model's KV cache."""
         max_num_seqs = limits.max_num_seqs
-        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, sampler.vocab_size)
+        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, sampler.vocab_size, num_groups)
+        self._num_groups = num_groups
         self._graph_sizes = graph_sizes
         self._sampler = sampler
         self._streams = streams
@@ -77,9 +80,10 @@ class DeviceBatch:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         """[max_num_seqs, max_model_len + 1]"""
-        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
-        """[max_num_seqs, max_blocks]; entries past the end of a row are stale."""
-        num_words = _step_words(limits, block_size, graph_sizes)
+        tables = (num_groups, max_num_seqs, max_blocks)
+        self.block_tables = torch.zeros(tables, dtype=torch.int32, device=device)
+        """[num_groups, max_num_seqs, max_blocks]; entries past the end of a row are stale."""
+        num_words = _step_words(limits, block_size, graph_sizes, num_groups)
         self._staging = Staging(num_words + sampler.staged_words(max_num_seqs), device, streams)
 
     def __len__(self) -> int:
@@ -94,7 +98,8 @@ class DeviceBatch:
         appended = []
         for row, start, block_ids in changes.blocks:
             if start == 0:  # a new request
-                self._write_row(self.block_tables[row], block_ids)
+                for group in range(self._num_groups):
+                    self._write_row(self.block_tables[group, row], block_ids[group :: self._num_groups])
             else:
                 appended.append((row, start, block_ids))
         if not plan.total_num_scheduled_tokens:
@@ -104,7 +109,8 @@ class DeviceBatch:
 
     def send_idle(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> TokenArrays:
         """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first."""
-        step = _idle_rows(np.array(query_lens), np.array(seq_lens), self._graph_sizes.uniform_len)
+        uniform_len = self._graph_sizes.uniform_len
+        step = _idle_rows(np.array(query_lens), np.array(seq_lens), uniform_len, self._num_groups)
         self._staging.begin()
         arrays = self._put_tokens(step)
         self._staging.send()
@@ -153,8 +159,12 @@ class DeviceBatch:
 
     def _appended(self, appended: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[int]]:
         """Indices into the flattened block tables, and the block ids that go there."""
-        width = self.block_tables.shape[1]
-        places = [row * width + start + i for row, start, blocks in appended for i in range(len(blocks))]
+        num_groups, num_rows, width = self.block_tables.shape
+        places = [
+            (i % num_groups * num_rows + row) * width + i // num_groups
+            for row, start, blocks in appended
+            for i in range(start, start + len(blocks))
+        ]
         return places, [block for _, _, blocks in appended for block in blocks]
 
     def _places(self, rows: IntArray, columns: IntArray) -> IntArray:
@@ -174,7 +184,7 @@ class DeviceBatch:
             rows=put(_padded(step.rows, num_idle), np.int32),
             query_starts=put(starts, np.int32),
             seq_lens=put(_padded(step.seq_lens, num_idle), np.int32),
-            block_tables=self.block_tables,
+            block_tables=self.block_tables[0],
             positions=put(_padded(step.positions, num_idle_tokens), np.int64),
             slots=put(_padded(step.slots, num_idle_tokens, _NOWHERE), np.int64),
             num_uniform=step.num_uniform + num_idle,
@@ -182,6 +192,16 @@ class DeviceBatch:
             max_uniform_seq_len=_longest_uniform(step) if graph_size is None else self._max_model_len,
             prompts=_prompts(step, starts),
         )
+        others = tuple(
+            replace(
+                batch,
+                block_tables=self.block_tables[group],
+                slots=put(_padded(slots, num_idle_tokens, _NOWHERE), np.int64),
+            )
+            for group, slots in enumerate(step.other_slots, 1)
+        )
+        if others:
+            batch = replace(batch, other_groups=others)
         return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph_size)
 
 
@@ -203,11 +223,11 @@ def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
     return tuple(PromptChunk(seq, *length) for seq, length in enumerate(lengths, first))
 
 
-def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> StepRows:
+def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_groups: int) -> StepRows:
     """Sequences that all use row 0, store no KV and are not sampled."""
     ends = np.cumsum(query_lens)
     positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-    none = np.empty(0, dtype=np.int64)
+    none, nowhere = np.empty(0, dtype=np.int64), np.full_like(positions, _NOWHERE)
     return StepRows(
         req_ids=[],
         num_uniform=int(np.count_nonzero(query_lens == uniform_len)),
@@ -216,16 +236,18 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int) -> St
         seq_lens=seq_lens,
         row_of_token=np.zeros_like(positions),
         positions=positions,
-        slots=np.full_like(positions, _NOWHERE),
+        slots=nowhere,
+        other_slots=(nowhere,) * (num_groups - 1),
         sample_tokens=none,
         sample_seqs=none,
     )
 
 
-def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes) -> int:
+def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes, num_groups: int) -> int:
     """The most 32-bit words that the inputs of a step take, without those of sampling."""
     num_seqs = max(limits.max_num_seqs, graph_sizes.largest)
     num_tokens = max(limits.max_num_batched_tokens, num_seqs * graph_sizes.uniform_len)
-    num_blocks = limits.max_num_batched_tokens // block_size + limits.max_num_seqs
+    num_blocks = num_groups * (limits.max_num_batched_tokens // block_size + limits.max_num_seqs)
     of_seqs = words_of(*[(num_seqs + 1, 4)] * 3, *[(num_seqs, 8)] * 2)
-    return of_seqs + words_of(*[(num_tokens, 8)] * 3) + words_of((num_blocks, 8), (num_blocks, 4))
+    of_tokens = words_of(*[(num_tokens, 8)] * (2 + num_groups))
+    return of_seqs + of_tokens + words_of((num_blocks, 8), (num_blocks, 4))

@@ -35,6 +35,7 @@ class FusedDecoder:
             model.num_kv_heads,
             model.head_dim,
         )
+        self.windows = model.windows
         self._plain = model
         self._attention = attention
         self._ops = ops
@@ -68,10 +69,10 @@ class FusedDecoder:
 
     def _attend(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""
-        shape = self._plain.shape
-        write = KVWrite(*self._attention.pages(index), self._attention.slots, self._attention.kv_scale)
+        shape, attention = self._plain.shape, self._attention
+        write = KVWrite(*attention.pages(index), attention.slots_of(index), attention.kv_scale)
         query = self._ops.rope_and_write(qkv, self._cos_sin, positions, write, self._norms[index])
-        attended = self._attention.attend_written(
+        attended = attention.attend_written(
             index, query, scale=shape.head_dim**-0.5, window=shape.windows[index]
         )
         return attended.flatten(1)

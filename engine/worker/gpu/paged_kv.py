@@ -15,9 +15,8 @@ class PagedKv(AttentionBackend, Protocol):
     kv_scale: float
     """Scale of the values in an 8-bit pool."""
 
-    @property
-    def slots(self) -> torch.Tensor:
-        """See StepBatch.slots."""
+    def slots_of(self, layer: int) -> torch.Tensor:
+        """Where K and V of the step go in a layer's pages; see StepBatch.slots."""
 
     def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer: views of the pool [num_blocks, block_size, num_kv_heads, head_dim]"""
@@ -30,6 +29,7 @@ class PagedKv(AttentionBackend, Protocol):
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of query [num_tokens, num_heads, head_dim] over each sequence's KV, including that
         of this step, which is written already; result like query."""

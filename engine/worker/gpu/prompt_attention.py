@@ -42,6 +42,7 @@ class PromptAttention(Protocol):
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """keys, values [num_blocks, block_size, num_kv_heads, head_dim]: one layer's views of the pool;
         query [num_prompt_tokens, num_heads, head_dim] of ``batch.prompts`` only; result like query."""
@@ -61,8 +62,10 @@ class FastPromptAttention:
         self._fallback = fallback
         self._max_gathered_tokens = max_gathered_tokens
         self._min_query_tokens = min_query_tokens
-        self._batch: StepBatch | None = None
-        self._groups: tuple[Prompts, ...] = ()
+        self._step: torch.Tensor | None = None
+        """Of the current step; its KV cache groups share it."""
+        self._groups: list[tuple[StepBatch, tuple[Prompts, ...]]] = []
+        """By the batch of each KV cache group."""
 
     def attend(
         self,
@@ -74,12 +77,13 @@ class FastPromptAttention:
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kind = AttentionKind(scale, window, soft_cap)
-        path = self._path_for(kind, len(query) / len(batch.prompts))
+        path = None if sinks is not None else self._path_for(kind, len(query) / len(batch.prompts))
         if path is None:
             return self._fallback.attend(
-                keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap
+                keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
             )
         query = query.contiguous()  # transformers' code may give a transposed one
         parts, token = [], 0
@@ -95,11 +99,18 @@ class FastPromptAttention:
         return next((proven.path for proven in self._paths if proven.can(kind)), None)
 
     def _groups_of(self, batch: StepBatch) -> tuple[Prompts, ...]:
-        """The prompts in groups that fit the gather buffer; computed at a step's first layer."""
-        if batch is not self._batch:
-            groups = groups_within(batch.prompts, self._max_gathered_tokens)
-            self._batch, self._groups = batch, tuple(Prompts.of(batch, group) for group in groups)
-        return self._groups
+        """The prompts in groups that fit the gather buffer; computed at the first layer of a KV cache
+        group in each step."""
+        if batch.query_starts is not self._step:
+            self._step = batch.query_starts
+            self._groups.clear()
+        for known, groups in self._groups:
+            if known is batch:
+                return groups
+        chunks = groups_within(batch.prompts, self._max_gathered_tokens)
+        made = tuple(Prompts.of(batch, group) for group in chunks)
+        self._groups.append((batch, made))
+        return made
 
 
 def select_prompt_attention(
@@ -110,7 +121,7 @@ def select_prompt_attention(
     fallback: PromptAttention,
     min_query_tokens: int = MIN_QUERY_TOKENS,
 ) -> PromptAttention:
-    """The fastest for ``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; never fails.
+    """The fastest for ``pool`` [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; never fails.
     Queries are of ``dtype``; ``kv_scale`` is the scale of an 8-bit pool."""
     scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
     probe = Probe.like(pool, dtype, kv_scale)

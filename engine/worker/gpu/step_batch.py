@@ -45,6 +45,13 @@ class StepBatch:
     """Upper bound of the lengths of uniform sequences; in a CUDA graph, the longest possible."""
     prompts: tuple[PromptChunk, ...] = ()
     """The sequences that follow the uniform ones, in order."""
+    other_groups: tuple[StepBatch, ...] = ()
+    """The same step with the block tables and slots of the KV cache groups after the first."""
+
+    @property
+    def by_group(self) -> tuple[StepBatch, ...]:
+        """The batch of each KV cache group."""
+        return (self, *self.other_groups)
 
     @property
     def num_uniform_tokens(self) -> int:

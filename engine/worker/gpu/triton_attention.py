@@ -41,6 +41,8 @@ class Scoring:
     """Sliding window: a token attends to itself and the ``window - 1`` tokens before it."""
     soft_cap: float | None = None
     """Logit soft capping: soft_cap * tanh(score / soft_cap)."""
+    sinks: torch.Tensor | None = None
+    """[num_heads] the score of one more key of each head, whose value is 0."""
     kv_scale: float = 1.0
     """Scale of the stored K and V."""
 
@@ -86,6 +88,7 @@ def attend_uniform(
     uniform_kernel[num_kv_heads * -(-num_rows // rows_each), batch.num_uniform, splits.number](
         splits.target(output),
         splits.scratch.log_sums,
+        splits.scratch.log_sums if scoring.sinks is None else scoring.sinks,
         query,
         pages.keys,
         pages.values,
@@ -103,7 +106,7 @@ def attend_uniform(
         ROWS=rows_each,
         **_constants(query, pages, scoring, tiling, splits),
     )
-    _merge(output, splits)
+    _merge(output, splits, scoring)
 
 
 def attend_prompts(
@@ -126,6 +129,7 @@ def attend_prompts(
     prompt_kernel[num_tiles, num_kv_heads, splits.number](
         splits.target(output),
         splits.scratch.log_sums,
+        splits.scratch.log_sums if scoring.sinks is None else scoring.sinks,
         query,
         pages.keys,
         pages.values,
@@ -145,7 +149,7 @@ def attend_prompts(
         ROWS=num_rows,
         **_constants(query, pages, scoring, tiling, splits),
     )
-    _merge(output, splits)
+    _merge(output, splits, scoring)
 
 
 def write_kv(
@@ -183,6 +187,7 @@ def _constants(
     assert query.stride(2) == 1
     return {
         "SPLIT": splits.number > 1,
+        "SINKS": scoring.sinks is not None,
         "GROUP": query.shape[1] // num_kv_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
@@ -198,7 +203,7 @@ def _constants(
     }
 
 
-def _merge(output: torch.Tensor, splits: Splits) -> None:
+def _merge(output: torch.Tensor, splits: Splits, scoring: Scoring) -> None:
     """Merge the partial results into output [num_tokens, num_heads, head_dim]."""
     if splits.number == 1:
         return
@@ -207,6 +212,9 @@ def _merge(output: torch.Tensor, splits: Splits) -> None:
         output,
         splits.scratch.partial,
         splits.scratch.log_sums,
+        splits.scratch.log_sums if scoring.sinks is None else scoring.sinks,
+        NUM_HEADS=num_heads,
+        SINKS=scoring.sinks is not None,
         NUM_SPLITS=splits.number,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded(head_dim),

@@ -17,6 +17,7 @@ _HIDDEN = tl.constexpr(-1.0e30)
 tokens so far vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
 """Used instead of an empty sum of weights."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
 """Slices of larger tensors: their alignment must not specialize a kernel."""
@@ -61,14 +62,15 @@ def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
 @triton.jit
 def _attend_tiles(
     sums, row_max, row_sum, query, query_positions,
-    keys, values, table, block_stride, first_tile, last_tile, end, factor,
+    keys, values, table, block_stride, first_tile, last_tile, begin, end, factor,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Update the online softmax of the rows with the KV tiles from ``first_tile`` on, and return it.
 
-    query [rows, PADDED_DIM]; query_positions [rows]; keys, values: of one KV head; end: of the sequence.
+    query [rows, PADDED_DIM]; query_positions [rows]; keys, values: of one KV head; begin, end: of the
+    tokens that some row attends to: others may have any value, even NaN.
     MASKED: some token of these tiles may be masked for some row.
     """
     dims = tl.arange(0, PADDED_DIM)
@@ -79,6 +81,8 @@ def _attend_tiles(
         inside = (dims < HEAD_DIM)[None, :]
         if MASKED:
             inside &= (positions < end)[:, None]
+        if WINDOW > 0:
+            inside &= (positions >= begin)[:, None]
         key = tl.load(keys + places, mask=inside, other=0.0).to(query.dtype)
         scores = _dot(query, tl.trans(key), tl.zeros((query.shape[0], TILE), tl.float32)) * factor
         if CAP > 0:
@@ -112,11 +116,11 @@ def _load_query(
 
 
 @triton.jit
-def _first_seen_tile(first_query_position, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """The first tile that queries from this position on attend to."""
+def _first_seen(first_query_position, WINDOW: tl.constexpr):
+    """The first token that queries from this position on attend to."""
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(first_query_position - WINDOW + 1, 0) // TILE
+        first = tl.maximum(first_query_position - WINDOW + 1, 0)
     return first
 
 
@@ -129,15 +133,25 @@ def _tiles_of_split(first, end, min_tiles):
 
 
 @triton.jit
+def _sink_weight(sink, maximum):
+    """The weight of a sink beside scores with this maximum, in base 2. If it is huge, for the rows of a
+    sequence without tokens, the weighted sums become zeros."""
+    return tl.exp2(tl.minimum(sink.to(tl.float32) * _LOG2_E - maximum, 126.0))
+
+
+@triton.jit
 def _store_rows(
-    output, log_sums, rows, is_row, sums, row_max, row_sum, kv_scale,
-    SPLIT: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    output, log_sums, sinks, rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+    SPLIT: tl.constexpr, SINKS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
     """Normalize and store the sums of rows; of a split, also their log-sum-exp, in base 2.
 
-    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: indices into both
+    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: indices into both. The
+    sinks of splits are added when these are merged.
     """
     dims = tl.arange(0, PADDED_DIM)
+    if SINKS and not SPLIT:
+        row_sum += _sink_weight(tl.load(sinks + heads, mask=is_row, other=0.0), row_max)
     means = sums * (kv_scale / tl.maximum(row_sum, _NO_WEIGHT))[:, None]
     places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
     inside = is_row[:, None] & (dims < HEAD_DIM)[None, :]
@@ -148,10 +162,10 @@ def _store_rows(
 
 @triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
 def uniform_kernel(
-    output, log_sums, query, keys, values, rows, seq_lens, block_tables,
+    output, log_sums, sinks, query, keys, values, rows, seq_lens, block_tables,
     uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program: the query rows of one KV head of one sequence, for one split of the KV.
@@ -167,7 +181,8 @@ def uniform_kernel(
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     seq_len = tl.load(seq_lens + seq)
     context = seq_len - uniform_len
-    first, end = _tiles_of_split(_first_seen_tile(context, WINDOW, TILE), tl.cdiv(seq_len, TILE), min_tiles)
+    seen = _first_seen(context, WINDOW)
+    first, end = _tiles_of_split(seen // TILE, tl.cdiv(seq_len, TILE), min_tiles)
     if SPLIT and first >= end:
         _store_nothing(log_sums, output_rows, is_row)
         return
@@ -177,12 +192,13 @@ def uniform_kernel(
     sums, row_max, row_sum = _attend_tiles(
         sums, row_max, row_sum, loaded, context + row // GROUP,
         keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, table, block_stride,
-        first, end, seq_len, factor,
+        first, end, seen, seq_len, factor,
         True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     _store_rows(
-        output, log_sums, output_rows, is_row, sums, row_max, row_sum, kv_scale, SPLIT, HEAD_DIM, PADDED_DIM
-    )
+        output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+        SPLIT, SINKS, HEAD_DIM, PADDED_DIM,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -194,7 +210,8 @@ def _store_nothing(log_sums, rows, is_row):
 
 @triton.jit
 def merge_kernel(
-    output, partial, log_sums,
+    output, partial, log_sums, sinks,
+    NUM_HEADS: tl.constexpr, SINKS: tl.constexpr,
     NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
     """One program merges the splits of one row by their log-sum-exp. See _store_rows for the shapes."""
@@ -202,10 +219,14 @@ def merge_kernel(
     places, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, PADDED_DIM)
     logs = tl.load(log_sums + places)
     used = logs > 0.5 * _HIDDEN
-    weights = tl.where(used, tl.exp2(logs - tl.max(logs, 0)), 0.0)
+    maximum = tl.max(logs, 0)
+    weights = tl.where(used, tl.exp2(logs - maximum), 0.0)
+    weight = tl.sum(weights, 0)
+    if SINKS:
+        weight += _sink_weight(tl.load(sinks + row % NUM_HEADS), maximum)
     inside = used[:, None] & (dims < HEAD_DIM)[None, :]
     means = tl.load(partial + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-    merged = tl.sum(means * weights[:, None], 0) / tl.maximum(tl.sum(weights, 0), _NO_WEIGHT)
+    merged = tl.sum(means * weights[:, None], 0) / tl.maximum(weight, _NO_WEIGHT)
     tl.store(output + row * HEAD_DIM + dims, merged, mask=dims < HEAD_DIM)
 
 
@@ -230,10 +251,10 @@ def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
 
 @triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
 def prompt_kernel(
-    output, log_sums, query, keys, values, rows, query_starts, seq_lens, block_tables,
+    output, log_sums, sinks, query, keys, values, rows, query_starts, seq_lens, block_tables,
     first_seq, num_seqs, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program: a query tile of one prompt, the heads of one KV head, one split of the KV. The last tiles,
@@ -250,9 +271,8 @@ def prompt_kernel(
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     context = tl.load(seq_lens + seq) - end  # from the index of a token to its position
     first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
-    first, stop = _tiles_of_split(
-        _first_seen_tile(first_position, WINDOW, TILE), tl.cdiv(last_seen, TILE), min_tiles
-    )
+    seen = _first_seen(first_position, WINDOW)
+    first, stop = _tiles_of_split(seen // TILE, tl.cdiv(last_seen, TILE), min_tiles)
     if SPLIT and first >= stop:
         _store_nothing(log_sums, output_rows, is_row)
         return
@@ -267,17 +287,18 @@ def prompt_kernel(
     sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
     sums, row_max, row_sum = _attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
-        keys, values, table, block_stride, first, clear, last_seen, factor,
+        keys, values, table, block_stride, first, clear, seen, last_seen, factor,
         False, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     sums, row_max, row_sum = _attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
-        keys, values, table, block_stride, clear, stop, last_seen, factor,
+        keys, values, table, block_stride, clear, stop, seen, last_seen, factor,
         True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     _store_rows(
-        output, log_sums, output_rows, is_row, sums, row_max, row_sum, kv_scale, SPLIT, HEAD_DIM, PADDED_DIM
-    )
+        output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+        SPLIT, SINKS, HEAD_DIM, PADDED_DIM,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=_STEP_TENSORS)

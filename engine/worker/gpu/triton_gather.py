@@ -22,6 +22,7 @@ def gather_pages_fused(
     key: torch.Tensor,
     value: torch.Tensor,
     kv_scale: float,
+    window: int | None,
 ) -> None:
     """See gather_pages."""
     assert keys.stride() == values.stride(), "views of one pool"
@@ -36,9 +37,11 @@ def gather_pages_fused(
         value,
         prompts.block_tables,
         prompts.kv_starts,
+        prompts.query_starts,
         *keys.stride()[:2],
         prompts.block_tables.stride(0),
         kv_scale,
+        WINDOW=window or 0,
         BLOCK_SIZE=keys.shape[1],
         ROW=row,
         ROW_BLOCK=row_block,
@@ -55,10 +58,12 @@ def _gather_pages(
     value,
     block_tables,
     kv_starts,
+    query_starts,
     block_stride,
     place_stride,
     table_stride,
     kv_scale,
+    WINDOW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
@@ -73,19 +78,24 @@ def _gather_pages(
         tokens = first + tl.arange(0, TOKENS_EACH)
         present = tokens < seq_len
         table = block_tables + prompt * table_stride
-        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+        seen = present
+        if WINDOW > 0:
+            num_queries = tl.load(query_starts + prompt + 1) - tl.load(query_starts + prompt)
+            seen &= tokens > seq_len - num_queries - WINDOW
+        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         columns = tl.arange(0, ROW_BLOCK)[None, :]
         mask = present[:, None] & (columns < ROW)
+        read = seen[:, None] & (columns < ROW)
         source = (blocks * block_stride + (tokens % BLOCK_SIZE) * place_stride)[:, None] + columns
         target = (start + tokens).to(tl.int64)[:, None] * ROW + columns
-        _copy(keys + source, key + target, mask, kv_scale)
-        _copy(values + source, value + target, mask, kv_scale)
+        _copy(keys + source, key + target, read, mask, kv_scale)
+        _copy(values + source, value + target, read, mask, kv_scale)
 
 
 @triton.jit
-def _copy(source, target, mask, kv_scale):
-    """Copy; 8-bit values are converted and scaled."""
-    numbers = tl.load(source, mask=mask, other=0.0)
+def _copy(source, target, read, mask, kv_scale):
+    """Copy what is read, zeros instead of the rest; 8-bit values are converted and scaled."""
+    numbers = tl.load(source, mask=read, other=0.0)
     if source.dtype.element_ty != target.dtype.element_ty:
         numbers = numbers.to(tl.float32) * kv_scale
     tl.store(target, numbers.to(target.dtype.element_ty), mask=mask)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch, count_processors
 from engine.worker.gpu.prompt_attention import PromptAttention
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
@@ -18,7 +20,7 @@ from engine.worker.gpu.triton_prompt import TritonPromptAttention
 
 
 class TritonPagedAttention:
-    """A PagedKv over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+    """A PagedKv over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim].
 
     The launches of a step depend on the host's numbers in its StepBatch, never on the contents of tensors:
     they can be captured in a CUDA graph, and nothing makes the host wait.
@@ -29,13 +31,17 @@ class TritonPagedAttention:
         pool: torch.Tensor,
         kv_scale: float = 1.0,
         choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
+        places: LayerPlaces | None = None,
     ) -> None:
         """``kv_scale`` is the scale of an 8-bit pool. ``choose_prompts`` is given the Triton prefill
-        attention, the fallback, and returns the prefill attention to use."""
+        attention, the fallback, and returns the prefill attention to use. ``places``: by default, the layers
+        are one KV cache group."""
         head_dim = pool.shape[-1]
         self.kv_scale = kv_scale
         self._pool = pool
-        self._pages = [Pages(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
+        places = one_table(pool.shape[1]) if places is None else places
+        self._pages = [Pages(pool[:, slot, 0], pool[:, slot, 1]) for _, slot in places]
+        self._groups = [group for group, _ in places]
         self._tiling = uniform_tiling(head_dim, pool.dtype)
         scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
         self._splitter = KvSplitter.for_few_queries(scratch, num_processors)
@@ -43,7 +49,8 @@ class TritonPagedAttention:
             prompt_tiling(head_dim, pool.dtype), KvSplitter.for_prompts(scratch, num_processors), kv_scale
         )
         self._prompts = floor if choose_prompts is None else choose_prompts(floor)
-        self._batch: StepBatch | None = None
+        self._batches: tuple[StepBatch, ...] = ()
+        """The batch of each KV cache group."""
 
     @staticmethod
     def scratch_bytes(spec: KvCacheSpec, max_model_len: int) -> int:
@@ -51,21 +58,20 @@ class TritonPagedAttention:
         return SCRATCH_BYTES
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        self.begin_device_step(_on_device(batch, self._pool.shape[3], self._pool.device))
+        groups = [_on_device(one, self._pool.shape[3], self._pool.device) for one in batch.by_group]
+        self.begin_device_step(replace(groups[0], other_groups=tuple(groups[1:])))
 
     def begin_device_step(self, batch: StepBatch) -> None:
         """Set the step that following calls belong to."""
-        self._batch = batch
+        self._batches = batch.by_group
 
-    @property
-    def batch(self) -> StepBatch:
-        assert self._batch is not None, "a step begins first"
-        return self._batch
+    def _batch_of(self, layer: int) -> StepBatch:
+        assert self._batches, "a step begins first"
+        return self._batches[self._groups[layer]]
 
-    @property
-    def slots(self) -> torch.Tensor:
-        """See StepBatch.slots."""
-        return self.batch.slots
+    def slots_of(self, layer: int) -> torch.Tensor:
+        """See PagedKv."""
+        return self._batch_of(layer).slots
 
     def pages(self, layer: int) -> Pages:
         return self._pages[layer]
@@ -79,14 +85,16 @@ class TritonPagedAttention:
         *,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend."""
         self.write(layer, key, value)
-        return self.attend_written(layer, query, scale=scale, window=window)
+        return self.attend_written(layer, query, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the step's key and value [num_tokens, num_kv_heads, head_dim] to their slots."""
-        write_kv(self._pages[layer], key, value, self.batch.slots, self.kv_scale)
+        write_kv(self._pages[layer], key, value, self.slots_of(layer), self.kv_scale)
 
     def attend_written(
         self,
@@ -96,22 +104,24 @@ class TritonPagedAttention:
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See PagedKv."""
-        scoring = Scoring(scale, window, soft_cap, self.kv_scale)
-        num_uniform = self.batch.num_uniform_tokens
+        scoring = Scoring(scale, window, soft_cap, sinks, self.kv_scale)
+        batch = self._batch_of(layer)
+        num_uniform = batch.num_uniform_tokens
         if not num_uniform:
             return self._attend_prompts(layer, query, scoring)
         output = query.new_empty(query.shape)
         self._attend_uniform(layer, query[:num_uniform], scoring, output[:num_uniform])
-        if self.batch.prompts:
+        if batch.prompts:
             output[num_uniform:] = self._attend_prompts(layer, query[num_uniform:], scoring)
         return output
 
     def _attend_uniform(
         self, layer: int, query: torch.Tensor, scoring: Scoring, output: torch.Tensor
     ) -> None:
-        batch, pages = self.batch, self._pages[layer]
+        batch, pages = self._batch_of(layer), self._pages[layer]
         splits = self._splitter.choose(
             num_programs=batch.num_uniform * pages.keys.shape[2],
             num_rows=query.shape[0] * query.shape[1],
@@ -123,10 +133,11 @@ class TritonPagedAttention:
         return self._prompts.attend(
             *self._pages[layer],
             query,
-            self.batch,
+            self._batch_of(layer),
             scale=scoring.scale,
             window=scoring.window,
             soft_cap=scoring.soft_cap,
+            sinks=scoring.sinks,
         )
 
 

@@ -60,7 +60,7 @@ class DeviceHostPool:
         slab_bytes: int = SLAB_BYTES,
         portion_bytes: int = PORTION_BYTES,
     ) -> None:
-        """``device_pool``: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+        """``device_pool``: [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
         self._block_size = device_pool.shape[3]
         self._blocks = device_pool
         self._rows = SlotRows(num_slots, has_disk=disk is not None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from engine.errors import ModelLoadError
+from engine.kv_cache_groups import KVCacheGroup, one_group
 from engine.worker.attention.backend import AttentionBackend
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ class CausalModel(Protocol):
     num_kv_heads: int
     head_dim: int
 
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """The attention window of each layer, None for full attention."""
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -32,6 +38,11 @@ class CausalModel(Protocol):
         input_ids, positions [num_tokens]; sample_rows [num_samples], ascending -> [num_samples, vocab_size],
         which the next step may overwrite
         """
+
+
+def kv_cache_groups(model: CausalModel) -> tuple[KVCacheGroup, ...]:
+    """Which layers share a block table."""
+    return one_group(model.num_layers)
 
 
 def layer_windows(config: PreTrainedConfig) -> list[int | None]:

@@ -279,6 +279,7 @@ class Decoder(nn.Module):
             shape.num_kv_heads,
             shape.head_dim,
         )
+        self.windows = shape.windows
         self.embedding = self._make_embedding(dtype)
         self.layers = nn.ModuleList(
             DecoderLayer(shape, index, dtype, group) for index in range(shape.num_layers)

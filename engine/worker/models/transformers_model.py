@@ -27,7 +27,7 @@ _WITHOUT_BEARING = frozenset(
     )
 )
 """Arguments of the attention interface that add nothing to the mask; dropout is for training. Any other
-argument changes what attention computes, or may."""
+argument that ``TransformersModel`` does not name changes what attention computes, or may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,8 @@ class TransformersModel:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         """The function that transformers calls: query, key, value [1, heads, tokens, dim] -> [1, tokens,
@@ -106,8 +108,11 @@ class TransformersModel:
         assert isinstance(layer, int), "every attention interface of transformers numbers its layers"
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if self._attention is None:
-            if scaling is not None and not isinstance(scaling, int | float):
-                raise cannot_be_served(self._config, "its attention scales by more than a number")
+            for number in (scaling, softcap):
+                if number is not None and not isinstance(number, int | float):
+                    raise cannot_be_served(self._config, "its attention scales by more than a number")
+            if s_aux is not None and s_aux.shape != query.shape[1:2]:
+                raise cannot_be_served(self._config, "it has more than one sink per head")
             return self._record(layer, module, query, key, value, attention_mask, arguments)
         attended = self._attention.attend(
             layer,
@@ -116,6 +121,8 @@ class TransformersModel:
             value[0].transpose(0, 1),
             scale=scale,
             window=self.windows[layer],
+            soft_cap=softcap,
+            sinks=s_aux,
         )
         return attended[None], None
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
 from engine.frontend.llm import LLM
+from engine.kv_cache_groups import one_group
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
@@ -91,7 +92,7 @@ class Models:
     def attend_over(self, backend: Callable[[torch.Tensor], AttentionBackend] | None) -> Conversations:
         """Conversations over a pool of their own; ``None``: in compiled steps."""
         spec = KvCacheSpec(
-            self.decoder.num_layers,
+            one_group(self.decoder.num_layers),
             self.decoder.num_kv_heads,
             self.decoder.head_dim,
             torch.bfloat16,

@@ -22,7 +22,13 @@ from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.cpu.attention_kernel import CpuKernel
 from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.paged_attention import CpuPagedAttention
-from tests.worker.attention_reference import AttentionCase, make_case, paged_output, reference_output
+from tests.worker.attention_reference import (
+    AttentionCase,
+    make_case,
+    paged_output,
+    reference_output,
+    with_stale_blocks,
+)
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
@@ -112,6 +118,35 @@ def test_alone_as_in_company(
             assert torch.equal(alone, together[tokens])
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), window=st.sampled_from((1, 256, 257)) | st.integers(1, 300))
+def test_what_lies_before_a_window_may_be_anything(
+    kernels: Kernels, case: AttentionCase, window: int
+) -> None:
+    """Blocks that went to another sequence, whose numbers are none, change no bit."""
+    wanted = paged_output(replace(case, pool=case.pool.clone()), window, backend_with(kernels))
+    assert torch.equal(paged_output(with_stale_blocks(case, window), window, backend_with(kernels)), wanted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    case=cases(),
+    window=windows,
+    soft_cap=st.none() | st.sampled_from((0.5, 3.0, 50.0)),
+    sink=st.none() | st.sampled_from((-100.0, -1.0, 0.0, 3.0, 200.0)),
+)
+def test_soft_caps_and_sinks(
+    kernels: Kernels, case: AttentionCase, window: int | None, soft_cap: float | None, sink: float | None
+) -> None:
+    """Scores are capped, and the sink of a head, however large, takes its share of the weights."""
+    num_heads = case.query.shape[1]
+    sinks = None if sink is None else (sink + torch.linspace(0.0, 2.0, num_heads)).to(case.pool.dtype)
+    wanted = reference_output(case, window, soft_cap, sinks)
+    got = paged_output(case, window, backend_with(kernels), soft_cap=soft_cap, sinks=sinks)
+    eps = torch.finfo(case.pool.dtype).eps
+    assert ((got - wanted).abs() <= 1e-5 + 4 * eps).all()
 
 
 def test_a_prefix_that_sequences_share_changes_no_bit(kernels: Kernels) -> None:

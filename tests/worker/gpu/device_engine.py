@@ -27,7 +27,7 @@ from engine.worker.gpu.streams import DeviceStreams, HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.gpu.triton_paged import TritonPagedAttention
 from engine.worker.loading.loader import LoadedModel, load_model
-from engine.worker.models.base import CausalModel
+from engine.worker.models.base import CausalModel, kv_cache_groups
 from tests.worker.gpu.step_attention import TorchStepAttention
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -140,7 +140,7 @@ class DeviceEngine:
 
 def spec_of(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
     model = loaded.model
-    return KvCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
+    return KvCacheSpec(kv_cache_groups(model), model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
 
 
 def _plain(loaded: LoadedModel, pool: torch.Tensor) -> tuple[CausalModel, DeviceAttention]:

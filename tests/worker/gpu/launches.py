@@ -71,8 +71,9 @@ def rehearse(options: dict[str, Any]) -> None:
     """As at a GPU's start, over a pool of two blocks."""
     config = engine_config(**options)
     loaded = load_model(config.model)
-    pool = spec_of(loaded, config.cache.block_size).allocate(2, loaded.device)
-    GPUBackend(loaded, pool, config, ALONE).rehearse()
+    spec = spec_of(loaded, config.cache.block_size)
+    pool = spec.allocate(2, loaded.device)
+    GPUBackend(loaded, pool, spec.places, config, ALONE).rehearse()
 
 
 def serve(options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from engine.worker.gpu.step_batch import StepBatch
 
 
 class TorchStepAttention:
-    """A DeviceAttention over a pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+    """A DeviceAttention over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
 
     def __init__(self, pool: torch.Tensor) -> None:
         self._pool = pool
@@ -32,7 +32,11 @@ class TorchStepAttention:
         *,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert soft_cap is None
+        assert sinks is None
         step = self._step
         assert step is not None
         kept = step.slots >= 0

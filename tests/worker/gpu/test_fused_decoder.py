@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
+from engine.kv_cache_groups import one_group
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
@@ -56,7 +57,10 @@ class WrittenAttention(TorchPagedAttention):
 
     def begin_step(self, batch: AttentionBatch) -> None:
         super().begin_step(batch)
-        self.slots = torch.from_numpy(batch.slot_blocks * BLOCK_SIZE + batch.slot_offsets)
+        self._slots = torch.from_numpy(batch.slot_blocks * BLOCK_SIZE + batch.slot_offsets)
+
+    def slots_of(self, layer: int) -> torch.Tensor:
+        return self._slots
 
     def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._pool[:, layer, 0], self._pool[:, layer, 1]
@@ -69,9 +73,11 @@ class WrittenAttention(TorchPagedAttention):
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert soft_cap is None
-        places = self.slots // BLOCK_SIZE, self.slots % BLOCK_SIZE
+        assert sinks is None
+        places = self._slots // BLOCK_SIZE, self._slots % BLOCK_SIZE
         key, value = (pages[places] for pages in self.pages(layer))
         return self.attend(layer, query, key, value, scale=scale, window=window)
 
@@ -104,7 +110,9 @@ def build(
     folder: Path, ops: FusedOps, backend: Callable[[torch.Tensor], PagedKv] = WrittenAttention
 ) -> Models:
     model = load_model(ModelConfig(model=str(folder), device="cpu")).model
-    spec = KvCacheSpec(model.num_layers, model.num_kv_heads, model.head_dim, torch.float32, BLOCK_SIZE)
+    spec = KvCacheSpec(
+        one_group(model.num_layers), model.num_kv_heads, model.head_dim, torch.float32, BLOCK_SIZE
+    )
     attention = backend(spec.allocate(1 + 2 * BLOCKS_EACH, torch.device("cpu")))
     fused = with_fused_steps(model, attention, ops, MAX_POSITIONS)
     assert isinstance(fused, FusedDecoder)
@@ -156,7 +164,11 @@ def test_steps_over_another_attention_are_the_plain_model_s(tmp_path: Path) -> N
     make_model_folder(tmp_path)
     models = build(tmp_path, TorchOps())
     spec = KvCacheSpec(
-        models.fused.num_layers, models.fused.num_kv_heads, models.fused.head_dim, torch.float32, BLOCK_SIZE
+        one_group(models.fused.num_layers),
+        models.fused.num_kv_heads,
+        models.fused.head_dim,
+        torch.float32,
+        BLOCK_SIZE,
     )
     other = TorchPagedAttention(spec.allocate(1 + BLOCKS_EACH, torch.device("cpu")))
     ids, positions = torch.arange(5), torch.arange(5)

@@ -35,6 +35,7 @@ from tests.worker.attention_reference import (
     AttentionCase,
     make_case,
     reference_output,
+    with_stale_blocks,
 )
 from tests.worker.gpu import stand_ins
 from tests.worker.gpu.sm90 import KernelBuild, compile_all_for_sm90
@@ -90,6 +91,7 @@ class Floor:
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return torch.full_like(query, torch.inf)
 
@@ -412,13 +414,21 @@ def test_kernel_gathers_what_the_twin_does_and_that_is_the_sequences(
     results = []
     for gather in (gather_pages, gather_pages_fused):
         dense = torch.full((2, total, NUM_KV_HEADS, HEAD_DIM), torch.nan)
-        gather(pool[:, LAYER, 0], pool[:, LAYER, 1], prompts, dense[0], dense[1], scale)
+        gather(pool[:, LAYER, 0], pool[:, LAYER, 1], prompts, dense[0], dense[1], scale, None)
         results.append(dense)
     sequences = [torch.cat(parts) for parts in zip(*case.sequences[NUM_DECODES:], strict=True)]
     if pool_dtype != torch.float32:
         sequences = [x.to(pool_dtype).float() * scale for x in sequences]
     for dense in results:
         assert torch.equal(dense, torch.stack(sequences))
+
+
+def test_what_lies_before_a_window_may_be_anything(installed: str, case: AttentionCase) -> None:
+    """Pages that went to another sequence, whose numbers are none, are not read."""
+    if installed == "its forward kernels, without windows":
+        pytest.skip("it leaves windows to the floor")
+    output = run(select(case), with_stale_blocks(case, 6), 6)
+    torch.testing.assert_close(output.double(), expected(case, 6), rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -433,15 +443,17 @@ def test_gather_of_real_sizes_compiles_for_a_hopper_gpu_and_stays_in_registers()
                 "value": "*bf16:16",
                 "block_tables": "*i32:16",
                 "kv_starts": "*i32:16",
+                "query_starts": "*i32:16",
                 "block_stride": "i64:16",
                 "place_stride": "i32:16",
                 "table_stride": "i32",
                 "kv_scale": "fp32",
             },
-            {"BLOCK_SIZE": 16, "ROW": 1024, "ROW_BLOCK": 1024, "TOKENS_EACH": 8},
+            {"WINDOW": window, "BLOCK_SIZE": 16, "ROW": 1024, "ROW_BLOCK": 1024, "TOKENS_EACH": 8},
             num_warps=8,
         )
         for pool in ("bf16", "fp8e4nv")
+        for window in (0, 128)
     ]
     for build, resources in zip(builds, compile_all_for_sm90(builds), strict=True):
         assert resources.spill_bytes == 0, build

@@ -71,7 +71,8 @@ def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pyt
         cache=CacheConfig(block_size=4),
         scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=20),
     )
-    pool = spec_of(loaded, block_size=4).allocate(2, loaded.device)
-    GPUBackend(loaded, pool, config, ALONE).rehearse()
+    spec = spec_of(loaded, block_size=4)
+    pool = spec.allocate(2, loaded.device)
+    GPUBackend(loaded, pool, spec.places, config, ALONE).rehearse()
     assert not pool.any()
     assert searched == {torch.float16, torch.float32}

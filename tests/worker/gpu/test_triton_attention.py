@@ -15,7 +15,14 @@ from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.tiling import Tiling
 from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
 from engine.worker.gpu.triton_paged import TritonPagedAttention
-from tests.worker.attention_reference import LAYER, AttentionCase, make_case, paged_output, reference_output
+from tests.worker.attention_reference import (
+    LAYER,
+    AttentionCase,
+    make_case,
+    paged_output,
+    reference_output,
+    with_stale_blocks,
+)
 
 FP8 = torch.float8_e4m3fn
 
@@ -100,6 +107,35 @@ def test_scores_stay_within_a_soft_cap() -> None:
     assert (got - reference_output(case, None, soft_cap=5.0)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("window", [None, 40])
+def test_sinks(num_splits: int, window: int | None) -> None:
+    """A head's sink takes its share of the weights once, however many splits there are."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150), (20, 170)))
+    sinks = torch.linspace(-2.0, 4.0, case.query.shape[1])
+    got = attend(case, Tiling(16, 32, 4, 3), num_splits, num_uniform=2, window=window, sinks=sinks)
+    assert (got - reference_output(case, window, sinks=sinks)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_the_padding_of_a_graph_has_no_sinks(num_splits: int) -> None:
+    """Its result is zeros all the same."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150)))
+    sinks = torch.linspace(-2.0, 4.0, case.query.shape[1])
+    got = attend(case, Tiling(16, 32, 4, 3), num_splits, num_uniform=2, sinks=sinks, num_empty=1)
+    assert (got[:-1] - reference_output(case, None, sinks=sinks)).abs().max() < 1e-5
+    assert not got[-1].any()
+
+
+@pytest.mark.parametrize("window", [1, 7, 40])
+def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
+    """Even NaN of another sequence, in a tile that the window begins in."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150), (20, 170)))
+    stale = with_stale_blocks(case, window)
+    got = attend(stale, Tiling(16, 32, 4, 3), 2, num_uniform=2, window=window)
+    assert (got - reference_output(case, window)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("kv_scale", [1.0, 0.25])
 def test_kv_of_8_bits_is_attended_as_it_is(kv_scale: float) -> None:
     """Numbers that 8 bits can say are attended as exactly as if they had more."""
@@ -159,6 +195,7 @@ def attend(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
     num_empty: int = 0,
 ) -> torch.Tensor:
     """By the kernels, so tiled and split, in fp64. The first ``num_uniform`` sequences have equally many
@@ -170,7 +207,7 @@ def attend(
     output = torch.full_like(query, float("nan"))
     splits = Splits(num_splits, 32, SplitScratch.allocate(query.shape[2], query.device))
     splits.scratch.log_sums.fill_(float("nan"))
-    scoring = Scoring(query.shape[2] ** -0.5, window, soft_cap)
+    scoring = Scoring(query.shape[2] ** -0.5, window, soft_cap, sinks)
     n = step.num_uniform_tokens
     attend_uniform(output[:n], query[:n], pages, step, scoring, tiling, splits)
     if step.prompts:

@@ -9,11 +9,12 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ModelLoadError
+from engine.kv_cache_groups import one_group
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.kv_pool import choose_num_blocks
 from tests.worker.parallel.ranks import LoneRank
 
-SPEC = KvCacheSpec(num_layers=2, num_kv_heads=1, head_dim=16, dtype=torch.float32, block_size=16)
+SPEC = KvCacheSpec(groups=one_group(2), num_kv_heads=1, head_dim=16, dtype=torch.float32, block_size=16)
 CPU = torch.device("cpu")
 
 

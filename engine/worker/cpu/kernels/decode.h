@@ -150,6 +150,13 @@ struct Softmax {
     float maximum, sum;
 };
 
+// Scales and caps the scores of at most PART tokens.
+void cap_scores(float* scores, int num_tokens, float scale, float cap) {
+    constexpr int LANES = lanes_for(32);
+    for (int i = 0; i < num_tokens; i += LANES)
+        store(scores + i, soft_capped<LANES>(load<Floats<LANES>>(scores + i) * scale, cap));
+}
+
 // Turns the scores of at most PART tokens into weights, not yet divided by their sum.
 Softmax weigh(float* scores, int num_tokens, float scale) {
     constexpr int LANES = lanes_for(32);
@@ -237,11 +244,11 @@ struct Scratch {
 template <typename T, int HEAD_DIM>
 class DecodeAttention {
   public:
-    DecodeAttention(const Pool& pool, const Sequences& decodes, std::int64_t layer, const Heads& heads)
+    DecodeAttention(const Pool& pool, const Sequences& decodes, std::int64_t slot, const Heads& heads)
         : pool_(pool),
           decodes_(decodes),
           heads_(heads),
-          pages_(pool, decodes, layer),
+          pages_(pool, decodes, slot),
           group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {}
 
     void run(int num_threads) const {
@@ -301,14 +308,14 @@ class DecodeAttention {
         for (std::size_t i = 0; i < num_runs; scores += keys[i++].num_tokens)
             for (int head = 0; head < item.num_heads; ++head) score_head(item, keys[i], head, scratch, scores);
         scores = scratch.scores.data();
-        for (int q = 0; q < num_queries; ++q)
-            scratch.softmax[q] = weigh(scores + q * SCORES, num_tokens, static_cast<float>(heads_.scale));
+        for (int q = 0; q < num_queries; ++q) scratch.softmax[q] = weigh_query(scores + q * SCORES, num_tokens);
         for (std::size_t i = 0; i < num_runs; scores += values[i++].num_tokens)
             for (int head = 0; head < item.num_heads; ++head) add_head(values[i], head, scores, scratch.sums.data());
         for (int q = 0; q < num_queries; ++q) {
             const float* sums = scratch.sums.data() + q * HEAD_DIM;
             if (item.partial < 0) {
-                store_row<LANES, HEAD_DIM>(output_of(item.seq, first_query + q), sums, 1.0f / scratch.softmax[q].sum);
+                store_row<LANES, HEAD_DIM>(
+                    output_of(item.seq, first_query + q), sums, factor_of(first_query + q, scratch.softmax[q]));
             } else {
                 float* partial = partials + (item.partial * heads_.num_heads + first_query + q) * PARTIAL;
                 std::copy(sums, sums + HEAD_DIM, partial);
@@ -316,6 +323,18 @@ class DecodeAttention {
                 partial[HEAD_DIM + 1] = scratch.softmax[q].sum;
             }
         }
+    }
+
+    Softmax weigh_query(float* scores, int num_tokens) const {
+        const auto scale = static_cast<float>(heads_.scale), cap = static_cast<float>(heads_.soft_cap);
+        if (cap > 0) cap_scores(scores, num_tokens, scale, cap);
+        return weigh(scores, num_tokens, cap > 0 ? 1.0f : scale);
+    }
+
+    // The factor that turns a head's weighted sum of values into its output.
+    float factor_of(std::int64_t head, const Softmax& softmax) const {
+        const float sink = heads_.sinks == nullptr ? 0.0f : std::exp(heads_.sinks[head] - softmax.maximum);
+        return 1.0f / (softmax.sum + sink);
     }
 
     // Finds the runs of the item's tokens; returns the number of tokens.
@@ -389,7 +408,7 @@ class DecodeAttention {
             for (int d = 0; d < HEAD_DIM; ++d) sums[d] += weight * part(i)[d];
             sum += weight * part(i)[HEAD_DIM + 1];
         }
-        store_row<LANES, HEAD_DIM>(output_of(merge.seq, head), sums, 1.0f / sum);
+        store_row<LANES, HEAD_DIM>(output_of(merge.seq, head), sums, factor_of(head, {maximum, sum}));
     }
 
     const Pool& pool_;

@@ -16,8 +16,8 @@ using Element = float;
 // Attention with one query per sequence: writes each sequence's new key and value to the pool, and its
 // attention to the output.
 extern "C" void continuum_attend_decode(
-    const Pool* pool, const Sequences* decodes, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
-    DecodeAttention<Element, CONTINUUM_HEAD_DIM>(*pool, *decodes, layer, *heads).run(static_cast<int>(num_threads));
+    const Pool* pool, const Sequences* decodes, std::int64_t slot, const Heads* heads, std::int64_t num_threads) {
+    DecodeAttention<Element, CONTINUUM_HEAD_DIM>(*pool, *decodes, slot, *heads).run(static_cast<int>(num_threads));
 }
 
 #if defined(CONTINUUM_BF16) && defined(__AVX512BF16__)
@@ -50,15 +50,16 @@ extern "C" void continuum_multiply(
 
 // Attention with several new tokens per sequence (prefill). Not compiled without AVX512_BF16.
 extern "C" void continuum_attend_prefill(
-    const Pool* pool, const Sequences* prefills, std::int64_t layer, const Heads* heads, std::int64_t num_threads) {
-    PrefillAttention<CONTINUUM_HEAD_DIM>(*pool, *prefills, layer, *heads).run(static_cast<int>(num_threads));
+    const Pool* pool, const Sequences* prefills, std::int64_t slot, const Heads* heads, std::int64_t num_threads) {
+    PrefillAttention<CONTINUUM_HEAD_DIM>(*pool, *prefills, slot, *heads).run(static_cast<int>(num_threads));
 }
 
-// A whole decoder step, from token ids to logits.
+// A whole decoder step, from token ids to logits. The sequences are those of each KV cache group, which differ
+// only in their block tables.
 extern "C" void continuum_run_step(
     const Model* model, const Pool* pool, const Sequences* decodes, const Sequences* prefills, const Step* step,
     const Cores* cores, std::int64_t num_threads) {
-    DecoderStep<CONTINUUM_HEAD_DIM>(*model, *pool, *decodes, *prefills, *step).run(*cores, static_cast<int>(num_threads));
+    DecoderStep<CONTINUUM_HEAD_DIM>(*model, *pool, decodes, prefills, *step).run(*cores, static_cast<int>(num_threads));
 }
 
 #endif

@@ -9,10 +9,10 @@
 
 extern "C" {
 
-// The KV pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; strides in elements.
+// The KV pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; strides in elements.
 struct Pool {
     void* data;
-    std::int64_t block_stride, layer_stride, value_offset, token_stride;
+    std::int64_t block_stride, slot_stride, value_offset, token_stride;
     std::int64_t block_size, num_kv_heads;
 };
 
@@ -22,11 +22,11 @@ struct Sequences {
     std::int64_t max_blocks;
     const std::int64_t* query_lens;    // [num_seqs] new tokens of each, the last of its seq_lens
     const std::int64_t* seq_lens;      // [num_seqs]
-    const std::int64_t* block_tables;  // [num_seqs, max_blocks]
+    const std::int64_t* block_tables;  // [num_seqs, max_blocks]; before the window they may name any block
 };
 
 // One layer's query, key, value and output: for each token a row [heads, head_dim], `stride` elements apart.
-// window 0: full attention.
+// window 0: full attention; soft_cap 0: none.
 struct Heads {
     const void* query;
     const void* key;
@@ -34,7 +34,8 @@ struct Heads {
     void* output;
     std::int64_t query_stride, key_stride, value_stride, output_stride;
     std::int64_t num_heads, window;
-    double scale;
+    double scale, soft_cap;
+    const float* sinks;  // [num_heads], the score of one more key without a value; or null
 };
 
 }  // extern "C"
@@ -52,10 +53,10 @@ inline void prefetch_row(const T* row) {
 template <typename T, int HEAD_DIM>
 class Pages {
   public:
-    Pages(const Pool& pool, const Sequences& sequences, std::int64_t layer)
+    Pages(const Pool& pool, const Sequences& sequences, std::int64_t slot)
         : pool_(pool),
           sequences_(sequences),
-          keys(static_cast<T*>(pool.data) + layer * pool.layer_stride),
+          keys(static_cast<T*>(pool.data) + slot * pool.slot_stride),
           values(keys + pool.value_offset) {}
 
     // The offset of a token's row in `keys` and in `values`.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -31,6 +32,7 @@ constexpr int KEYS_EACH = 2;
 constexpr int MAX_ROWS = 384;
 #endif
 constexpr int MIN_ROWS = 48;
+constexpr double LOG2_E = 1.4426950408889634;
 
 // A work item: some query tokens of one sequence, with the query heads of one KV head.
 struct QueryBlock {
@@ -101,11 +103,11 @@ struct PrefillScratch {
 template <int HEAD_DIM>
 class PrefillAttention {
   public:
-    PrefillAttention(const Pool& pool, const Sequences& prefills, std::int64_t layer, const Heads& heads)
+    PrefillAttention(const Pool& pool, const Sequences& prefills, std::int64_t slot, const Heads& heads)
         : pool_(pool),
           prefills_(prefills),
           heads_(heads),
-          pages_(pool, prefills, layer),
+          pages_(pool, prefills, slot),
           group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {
         first_tokens_.push_back(0);
         for (std::int64_t seq = 0; seq < prefills.num_seqs; ++seq)
@@ -240,8 +242,8 @@ class PrefillAttention {
         }
     }
 
-    // Finds the tokens of the block from `start` on. Those after the last are zeros: they get a weight of 0,
-    // and 0 * NaN would not vanish.
+    // Finds the tokens of the block from `start` on. Those after the last are zeros, and so are the values of
+    // those before the window: they get a weight of 0, and 0 * NaN would not vanish.
     void find_tokens(const QueryBlock& item, std::int64_t start, std::int64_t end, TokenRows& rows) const {
         rows.num_tokens = static_cast<int>(std::clamp<std::int64_t>(end - start, 0, BLOCK));
         for (int i = 0; i < rows.num_tokens; ++i) {
@@ -249,6 +251,8 @@ class PrefillAttention {
             rows.keys[i] = pages_.keys + offset;
             rows.values[i] = pages_.values + offset;
         }
+        const std::int64_t hidden = std::clamp<std::int64_t>(seen_by(item, 0).first - start, 0, rows.num_tokens);
+        std::fill_n(rows.values, hidden, zeros());
         std::fill_n(rows.keys + rows.num_tokens, TokenRows::SPARE, zeros());
         std::fill_n(rows.values + rows.num_tokens, TokenRows::SPARE, zeros());
     }
@@ -339,8 +343,9 @@ class PrefillAttention {
     void weigh(const QueryBlock& item, const View& view, int row, PrefillScratch& scratch, float* corrections) const {
         const int first_row = view.first_row + row;
         const RunningSoftmax softmax{scratch.maxima.data() + first_row, scratch.sums.data() + first_row};
-        const auto factor = static_cast<float>(heads_.scale * 1.4426950408889634);  // log2(e)
-        const float* scores = scratch.scores.data() + row;
+        float* scores = scratch.scores.data() + row;
+        if (heads_.soft_cap > 0) cap_scores(view, scores);
+        const auto factor = static_cast<float>(heads_.soft_cap > 0 ? LOG2_E : heads_.scale * LOG2_E);
         std::uint32_t* weights = scratch.weights.data() + row;
         const auto score = [&](int key) { return _mm512_loadu_ps(scores + key * PANEL); };
         if (view.is_whole) return softmax.add(score, view.first, view.end, factor, weights, corrections);
@@ -357,6 +362,15 @@ class PrefillAttention {
             return _mm512_mask_mov_ps(_mm512_set1_ps(MASKED), seen, score(key));
         };
         softmax.add(seen_score, view.first, view.end, factor, weights, corrections);
+    }
+
+    // Scales and caps the scores of 16 rows.
+    void cap_scores(const View& view, float* scores) const {
+        const auto scale = static_cast<float>(heads_.scale), cap = static_cast<float>(heads_.soft_cap);
+        for (int key = view.first; key < view.end; ++key) {
+            float* const at = scores + key * PANEL;
+            store(at, soft_capped<16>(load<Floats<16>>(at) * scale, cap));
+        }
     }
 
     template <int VECTORS>
@@ -386,9 +400,18 @@ class PrefillAttention {
         while (column < HEAD_DIM) column = add(column, std::integral_constant<int, COUNT>());
     }
 
+    // Adds the weights of the sinks to the sums of rows; maxima are to base 2.
+    void add_sinks(const QueryBlock& item, int first_row, int num_rows, PrefillScratch& scratch) const {
+        for (int row = first_row; row < first_row + num_rows; ++row) {
+            const float sink = heads_.sinks[item.kv_head * group_ + row % group_];
+            scratch.sums[row] += std::exp2(sink * static_cast<float>(LOG2_E) - scratch.maxima[row]);
+        }
+    }
+
     // Normalizes and stores 16 rows, of which the first num_rows exist.
     void store_queries(const QueryBlock& item, int first_row, int num_rows, PrefillScratch& scratch) const {
         const float* output = scratch.output.data() + first_row / PANEL * PANEL * HEAD_DIM + first_row % PANEL;
+        if (heads_.sinks != nullptr) add_sinks(item, first_row, num_rows, scratch);
         const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.sums.data() + first_row));
         for (int column = 0; column < HEAD_DIM; column += 16) {
             alignas(64) std::uint32_t scaled[16][16], rows[16][16];

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <deque>
-#include <utility>
 #include <vector>
 
 #include "decode.h"
@@ -24,6 +23,7 @@ struct Layer {
     const void *input_norm, *post_attention_norm;  // [hidden_size]
     const void *q_norm, *k_norm;                   // [head_dim] or null
     std::int64_t window;                           // 0: full attention
+    std::int64_t group, slot;                      // its KV cache group, and its part of each block
 };
 
 struct Model {
@@ -60,6 +60,12 @@ struct RowBlock {
     std::vector<std::int64_t> query_lens, seq_lens;  // of the prefills
     std::int64_t first_sample = 0, num_samples = 0;  // the samples among its rows
     std::vector<QueryBlock> plan, last_plan;         // of the prefills: all their tokens, and only the sampled ones
+};
+
+// How the decodes of a step are attended in the layers of one KV cache group and window.
+struct DecodePlan {
+    std::int64_t group, window;
+    Plan plan;
 };
 
 // Splits prefills into row blocks.
@@ -212,16 +218,19 @@ inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
 template <int HEAD_DIM>
 class DecoderStep {
   public:
-    DecoderStep(const Model& model, const Pool& pool, const Sequences& decodes, const Sequences& prefills, const Step& step)
+    // decodes, prefills: those of each KV cache group.
+    DecoderStep(const Model& model, const Pool& pool, const Sequences* decodes, const Sequences* prefills, const Step& step)
         : model_(model),
           pool_(pool),
+          decodes_(decodes),
+          prefills_(prefills),
           step_(step),
           hidden_(model.hidden_size),
           query_size_(model.num_heads * HEAD_DIM),
           heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
         static thread_local StepBuffers kept;
         buffers_ = &kept;
-        split(decodes, prefills);
+        split(*decodes, *prefills);
     }
 
     void run(const Cores& cores, int num_threads) {
@@ -262,9 +271,9 @@ class DecoderStep {
 
     void plan(int num_threads) {
         for (std::int64_t layer = 0; layer < model_.num_layers && !row_blocks_.empty(); ++layer) {
-            const std::int64_t window = model_.layers[layer].window;
-            if (plan_for(window) == nullptr)
-                plans_.emplace_back(window, plan_decodes(pool_, row_blocks_[0].decodes, window, num_threads));
+            const Layer& of = model_.layers[layer];
+            if (plan_for(of) == nullptr)
+                plans_.push_back({of.group, of.window, plan_decodes(pool_, decodes_[of.group], of.window, num_threads)});
         }
         for (RowBlock& row_block : row_blocks_)
             if (row_block.prefills.num_seqs > 0) {
@@ -288,9 +297,9 @@ class DecoderStep {
         return ranges;
     }
 
-    const Plan* plan_for(std::int64_t window) const {
-        for (const auto& [known, plan] : plans_)
-            if (known == window) return &plan;
+    const Plan* plan_for(const Layer& layer) const {
+        for (const DecodePlan& known : plans_)
+            if (known.group == layer.group && known.window == layer.window) return &known.plan;
         return nullptr;
     }
 
@@ -305,9 +314,9 @@ class DecoderStep {
         grow(buffers_->cosines, step_.num_tokens * HALF);
         grow(buffers_->sines, step_.num_tokens * HALF);
         std::size_t num_partials = 0;
-        for (const auto& known : plans_)
+        for (const DecodePlan& known : plans_)
             num_partials =
-                std::max(num_partials, DecodeAttention<Bf16, HEAD_DIM>::num_partial_floats(known.second, model_.num_heads));
+                std::max(num_partials, DecodeAttention<Bf16, HEAD_DIM>::num_partial_floats(known.plan, model_.num_heads));
         grow(buffers_->partials, num_partials);
     }
 
@@ -315,7 +324,7 @@ class DecoderStep {
 
     void run_layer(std::int64_t index, const RowBlock& row_block) const {
         compute_qkv(model_.layers[index], row_block);
-        attend(index, row_block, row_block.plan);
+        attend(model_.layers[index], row_block, row_block.plan);
         finish_layer(model_.layers[index], attended_rows(), residual_of(row_block), row_block.num_rows);
     }
 
@@ -324,7 +333,7 @@ class DecoderStep {
     void run_last_layer(const RowBlock& row_block) const {
         const std::int64_t index = model_.num_layers - 1;
         compute_qkv(model_.layers[index], row_block);
-        attend(index, row_block, row_block.last_plan);
+        attend(model_.layers[index], row_block, row_block.last_plan);
         if (row_block.num_samples == 0) return;
         const Rows rows{heads(), Layout::plain(query_size_)};  // heads are free: attention has read them
         take_samples(row_block, heads());
@@ -439,16 +448,24 @@ class DecoderStep {
         store_half(inner() + inner_rows().layout.of(row, output), gated(gate, up));
     }
 
-    void attend(std::int64_t layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
-        const std::int64_t window = model_.layers[layer].window;
+    void attend(const Layer& layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
         if (row_block.decodes.num_seqs > 0) {
-            const Heads heads = heads_of(window, 0);
-            DecodeAttention<Bf16, HEAD_DIM>(pool_, row_block.decodes, layer, heads).work(*plan_for(window), buffers_->partials.data());
+            const Heads heads = heads_of(layer.window, 0);
+            DecodeAttention<Bf16, HEAD_DIM>(pool_, decodes_[layer.group], layer.slot, heads)
+                .work(*plan_for(layer), buffers_->partials.data());
         }
         if (row_block.prefills.num_seqs > 0) {
-            const Heads heads = heads_of(window, row_block.decodes.num_seqs);
-            PrefillAttention<HEAD_DIM>(pool_, row_block.prefills, layer, heads).work(plan);
+            const Heads heads = heads_of(layer.window, row_block.decodes.num_seqs);
+            const Sequences prefills = prefills_of(row_block, layer.group);
+            PrefillAttention<HEAD_DIM>(pool_, prefills, layer.slot, heads).work(plan);
         }
+    }
+
+    // A block's prefills with the block tables of a KV cache group.
+    Sequences prefills_of(const RowBlock& row_block, std::int64_t group) const {
+        Sequences prefills = row_block.prefills;
+        prefills.block_tables = prefills_[group].block_tables + (prefills.block_tables - prefills_->block_tables);
+        return prefills;
     }
 
     // The heads of a block, from one of its rows on.
@@ -458,16 +475,17 @@ class DecoderStep {
         return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
                 attended() + first_row * query_size_,
                 heads_size_, heads_size_, heads_size_, query_size_,
-                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM))};
+                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, nullptr};
     }
 
     const Model& model_;
     const Pool& pool_;
+    const Sequences *const decodes_, *const prefills_;  // of each KV cache group
     const Step& step_;
     const std::int64_t hidden_, query_size_, heads_size_;
     StepBuffers* buffers_;
     std::deque<RowBlock> row_blocks_;                           // a deque: they contain pointers into themselves
-    std::vector<std::pair<std::int64_t, Plan>> plans_;  // by window
+    std::vector<DecodePlan> plans_;
 };
 
 }  // namespace

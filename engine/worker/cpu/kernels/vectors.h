@@ -210,4 +210,13 @@ inline Floats<LANES> exp_negative(Floats<LANES> x) {
     return p * bits_as<Floats<LANES>>(exponent);
 }
 
+// cap * tanh(x / cap): (1 - e^-2y) / (1 + e^-2y) of y = |x| / cap, with the sign of x.
+template <int LANES>
+inline Floats<LANES> soft_capped(Floats<LANES> x, float cap) {
+    const Floats<LANES> zero = {}, size = x < zero ? -x : x;
+    const Floats<LANES> e = exp_negative<LANES>(size * (-2.0f / cap));
+    const Floats<LANES> capped = (1.0f - e) / (1.0f + e) * cap;
+    return x < zero ? -capped : capped;
+}
+
 }  // namespace

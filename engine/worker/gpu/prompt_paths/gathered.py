@@ -36,7 +36,9 @@ class DenseKernel(Protocol):
         last query of a sequence attends to its last key. Result like query."""
 
 
-PageGather = Callable[[torch.Tensor, torch.Tensor, Prompts, torch.Tensor, torch.Tensor, float], None]
+PageGather = Callable[
+    [torch.Tensor, torch.Tensor, Prompts, torch.Tensor, torch.Tensor, float, int | None], None
+]
 """See ``gather_pages``."""
 
 
@@ -46,7 +48,7 @@ class GatherScratch:
     def __init__(
         self, pool: torch.Tensor, dtype: torch.dtype, max_tokens: int, kv_scale: float = 1.0
     ) -> None:
-        """``pool`` [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; gathered values are of
+        """``pool`` [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; gathered values are of
         ``dtype``. ``kv_scale`` is the scale of an 8-bit pool."""
         self._dense = torch.empty((2, max_tokens, *pool.shape[4:]), dtype=dtype, device=pool.device)
         self._kv_scale = kv_scale
@@ -57,12 +59,13 @@ class GatherScratch:
         return self._dense.shape[1]
 
     def gather(
-        self, keys: torch.Tensor, values: torch.Tensor, prompts: Prompts
+        self, keys: torch.Tensor, values: torch.Tensor, prompts: Prompts, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The K and V of the prompts, concatenated: both [kv_starts[-1], num_kv_heads, head_dim]"""
+        """The K and V of the prompts, concatenated: both [kv_starts[-1], num_kv_heads, head_dim]. What lies
+        before the window of a prompt's first query token is zeros: its pages may be another sequence's."""
         total = sum(chunk.seq_len for chunk in prompts.chunks)
         key, value = self._dense[0, :total], self._dense[1, :total]
-        self._gather(keys, values, prompts, key, value, self._kv_scale)
+        self._gather(keys, values, prompts, key, value, self._kv_scale, window)
         return key, value
 
 
@@ -73,6 +76,7 @@ def gather_pages(
     key: torch.Tensor,
     value: torch.Tensor,
     kv_scale: float,
+    window: int | None,
 ) -> None:
     """Fill ``key`` and ``value``; see GatherScratch.gather. In plain torch, the reference for the kernel."""
     block_size, start = keys.shape[1], 0
@@ -84,6 +88,8 @@ def gather_pages(
             if found.dtype != dense.dtype:
                 found = found.float() * kv_scale
             dense[start : start + chunk.seq_len] = found
+            if window is not None:
+                dense[start : start + max(0, chunk.seq_len - chunk.query_len - window + 1)] = 0
         start += chunk.seq_len
 
 
@@ -117,5 +123,5 @@ class GatheredPrompts:
         prompts: Prompts,
         kind: AttentionKind,
     ) -> torch.Tensor:
-        key, value = self._scratch.gather(keys, values, prompts)
+        key, value = self._scratch.gather(keys, values, prompts, kind.window)
         return self._kernel.attend(query, key, value, prompts, kind)

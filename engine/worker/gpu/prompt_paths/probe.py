@@ -43,7 +43,7 @@ class Probe:
     """Two prompts over a small pool of random values, in the layout of a real one."""
 
     pool: torch.Tensor
-    """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]"""
+    """[num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]"""
     kv_scale: float
     query: torch.Tensor
     prompts: Prompts

@@ -1,0 +1,151 @@
+"""A step as plain torch attends it: groups of decodes, and chunks of prompts, each with the pages it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.worker.attention.backend import AttentionBatch, IntArray
+
+MAX_GATHERED_TOKENS = 65536
+"""Maximum KV tokens of one layer that a group of decodes gathers from the pool."""
+MAX_PADDING_RATIO = 1.5
+"""Maximum ratio of padded to real tokens in a group of decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decodes ``start`` to ``end`` of the batch that see nearly the same number of tokens. Tokens are counted
+    from the first page that a sequence sees."""
+
+    start: int
+    end: int
+    max_len: int
+    blocks: torch.Tensor
+    """[(end - start) * num_blocks_each]"""
+    padding: torch.Tensor
+    """[num_padded] indices among the gathered tokens that lie past the end of a sequence."""
+    mask: torch.Tensor | None
+    """[end - start, 1, 1, max_len], True where a key is attended; None: all keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Several query tokens of one sequence: tokens ``start`` to ``end`` of the batch. Other tokens are
+    counted from the first page that the first of them sees."""
+
+    start: int
+    end: int
+    length: int
+    blocks: torch.Tensor
+    """[num_blocks]"""
+    sees_only_itself: bool
+    """Whether every token sees all tokens of the chunk before it, and no others."""
+
+
+class TorchStep:
+    """A step of one KV cache group."""
+
+    def __init__(self, batch: AttentionBatch, block_size: int, device: torch.device) -> None:
+        self._batch = batch
+        self._block_size = block_size
+        self._device = device
+        self._longest = int(batch.seq_lens.max(initial=0))
+        self.slot_blocks = self._to_device(batch.slot_blocks)
+        self.slot_offsets = self._to_device(batch.slot_offsets)
+        self._seen: dict[int | None, tuple[list[DecodeGroup], list[Chunk]]] = {}
+
+    def seen(self, window: int | None) -> tuple[list[DecodeGroup], list[Chunk]]:
+        """What the sequences see within a window; shared by the layers."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._seen:
+            self._seen[window] = list(self._decode_groups(window)), list(self._chunks(window))
+        return self._seen[window]
+
+    def _decode_groups(self, window: int | None) -> Iterator[DecodeGroup]:
+        seq_lens = self._batch.seq_lens[: self._batch.num_decodes]
+        pages = self._first_pages(seq_lens - 1, window)
+        lengths = seq_lens - pages * self._block_size
+        for start, end in _similar_lengths(lengths.tolist()):
+            yield self._decode_group(start, end, pages[start:end], lengths[start:end], window)
+
+    def _decode_group(
+        self, start: int, end: int, pages: IntArray, lengths: IntArray, window: int | None
+    ) -> DecodeGroup:
+        longest = int(lengths.max())
+        blocks_each = self._num_pages(longest)
+        columns = pages[:, None] + np.arange(blocks_each)
+        tables = self._batch.block_tables[start:end]
+        blocks = np.take_along_axis(tables, np.minimum(columns, tables.shape[1] - 1), axis=1)
+        return DecodeGroup(
+            start=start,
+            end=end,
+            max_len=longest,
+            blocks=self._to_device(blocks.reshape(-1)),
+            padding=self._to_device(self._padding(lengths, longest)),
+            mask=self._decode_mask(lengths, longest, window),
+        )
+
+    def _padding(self, lengths: IntArray, longest: int) -> IntArray:
+        """See ``DecodeGroup.padding``."""
+        width = self._num_pages(longest) * self._block_size
+        return np.concatenate(
+            [np.arange(row * width + n, row * width + longest) for row, n in enumerate(lengths.tolist())]
+        )
+
+    def _decode_mask(self, lengths: IntArray, longest: int, window: int | None) -> torch.Tensor | None:
+        if window is None and int(lengths.min()) == longest:
+            return None
+        keys, ends = np.arange(longest), lengths[:, None]
+        seen = keys < ends
+        if window is not None:
+            seen &= keys >= ends - window
+        return torch.from_numpy(seen).to(self._device, non_blocking=True)[:, None, None, :]
+
+    def _chunks(self, window: int | None) -> Iterator[Chunk]:
+        batch, first = self._batch, self._batch.num_decodes
+        contexts = batch.seq_lens - batch.query_lens
+        pages = self._first_pages(contexts, window)
+        token = first
+        for row in range(first, len(batch.query_lens)):
+            query_len, seq_len, page = int(batch.query_lens[row]), int(batch.seq_lens[row]), int(pages[row])
+            blocks = batch.block_tables[row, page : self._num_pages(seq_len)]
+            yield Chunk(
+                start=token,
+                end=token + query_len,
+                length=seq_len - page * self._block_size,
+                blocks=self._to_device(blocks),
+                sees_only_itself=query_len == seq_len and (window is None or window >= seq_len),
+            )
+            token += query_len
+
+    def _first_pages(self, positions: IntArray, window: int | None) -> IntArray:
+        """The first page that tokens at ``positions`` see."""
+        if window is None:
+            return np.zeros_like(positions)
+        return np.maximum(positions - window + 1, 0) // self._block_size
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def _to_device(self, array: IntArray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _similar_lengths(lengths: list[int]) -> Iterator[tuple[int, int]]:
+    """Split sequences into groups that waste little when padded and fit in the gather buffer; fewest groups
+    if the lengths ascend."""
+    start, real, longest = 0, 0, 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        padded = longest * (i + 1 - start)
+        if i > start and (padded > MAX_GATHERED_TOKENS or padded > MAX_PADDING_RATIO * (real + length)):
+            yield start, i
+            start, real, longest = i, 0, length
+        real += length
+    if lengths:
+        yield start, len(lengths)

@@ -1,0 +1,114 @@
+"""Layers that differ in what they see have block tables of their own, and compute what they did before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.kv_cache_groups import KVCacheGroup, groups_of, one_group
+from engine.worker.loading.tiny_models import make_model_folder
+from engine.worker.models.base import CausalModel
+from tests.worker.cpu.compiled_steps import has_compiled_steps
+from tests.worker.generation import Reference, random_tokens
+from tests.worker.hand_plans import HandPlans
+from tests.worker.test_other_attention import saved
+
+PROMPTS = {"a": random_tokens(61, seed=1), "b": random_tokens(9, seed=2), "c": random_tokens(35, seed=3)}
+NUM_OUTPUTS = 30
+
+NATIVE: dict[str, dict[str, Any]] = {
+    "mistral": {"family": "mistral", "extra_config": {"sliding_window": 12}},
+    "qwen2": {
+        "family": "qwen2",
+        "num_layers": 4,
+        "extra_config": {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
+    },
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 12, "head_dim": 16, "num_hidden_layers": 4, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {
+        "sliding_window": 12,
+        "sliding_window_pattern": 3,
+        "head_dim": 16,
+        "num_hidden_layers": 7,
+    },
+    "gpt_oss": {"sliding_window": 12, "head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 4},
+}
+NUM_GROUPS = {"mistral": 1, "qwen2": 2, "gemma2": 2, "gemma3_text": 4, "gpt_oss": 2}
+
+
+def groups_by_window(model: CausalModel) -> tuple[KVCacheGroup, ...]:
+    return groups_of(model.windows)
+
+
+def run_all(engine: HandPlans, num_outputs: int = NUM_OUTPUTS) -> dict[str, list[int]]:
+    """Chunks of prompts beside decodes; one request joins late, one ends early."""
+    outputs = {}
+    engine.add("a", PROMPTS["a"])
+    engine.add("b", PROMPTS["b"])
+    for step in range(200):
+        if step == 3:
+            engine.add("c", PROMPTS["c"])
+        live = {name: 1000 if name != "a" else 17 for name in PROMPTS if name not in outputs}
+        if step < 3:
+            live.pop("c", None)
+        engine.step(live)
+        for name in live:
+            if engine.num_outputs(name) >= num_outputs:
+                outputs[name] = engine.finish(name)
+        if len(outputs) == len(PROMPTS):
+            return outputs
+    raise AssertionError("no end")
+
+
+@pytest.fixture(params=[*NATIVE, *OTHERS])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    name: str = request.param
+    if name in NATIVE:
+        return name, make_model_folder(tmp_path, **NATIVE[name])
+    saved(tmp_path, name, **OTHERS[name])
+    return name, tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_tokens_are_those_of_transformers(model: tuple[str, Path], attention: str) -> None:
+    """In chunks and in batches, though blocks that a window has left behind are another request's, or hold
+    NaN."""
+    name, folder = model
+    engine = HandPlans(folder, groups_by_window, attention=attention)
+    assert len(engine.groups) == NUM_GROUPS[name]
+    outputs, reference = run_all(engine), Reference(folder)
+    for request, prompt in PROMPTS.items():
+        assert outputs[request] == reference.greedy(prompt, NUM_OUTPUTS), request
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiled_steps(), reason="this CPU does not multiply pairs of bf16")
+@pytest.mark.parametrize(("max_window_layers", "num_groups"), [(0, 1), (3, 3)])
+def test_compiled_steps_give_the_same_tokens_over_one_block_table(
+    max_window_layers: int, num_groups: int, tmp_path: Path
+) -> None:
+    """Not one bit depends on where the KV is."""
+    window = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": max_window_layers}
+    folder = make_model_folder(
+        tmp_path, "qwen2", num_layers=5, hidden_size=128, dtype="bfloat16", extra_config=window
+    )
+    several = HandPlans(folder, groups_by_window)
+    assert len(several.groups) == num_groups
+    one = HandPlans(folder, lambda model: one_group(model.num_layers))
+    assert several.has_compiled_steps
+    assert run_all(several) == run_all(one)
+
+
+def test_a_window_needs_few_blocks(tmp_path: Path) -> None:
+    """Of a long sequence, a group with a window holds the blocks of its window only."""
+    engine = HandPlans(make_model_folder(tmp_path, **NATIVE["qwen2"]), groups_by_window)
+    engine.add("a", PROMPTS["a"])
+    free = engine.num_free_blocks
+    for _ in range(40):
+        engine.step({"a": 16})
+    # 100 tokens: 13 blocks of full attention, and at most 3 that a window of 12 tokens touches.
+    assert free - engine.num_free_blocks <= 13 + 3
