@@ -15,7 +15,14 @@ from torch.nn.functional import pad
 
 from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledGemm, WeightAddress
-from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
+from engine.worker.cpu.quantization import (
+    GROUP_SIZE,
+    AnyWeight,
+    as_int4,
+    as_int8,
+    by_rows,
+    whole_blocks,
+)
 from engine.worker.memory import empty_pages
 from engine.worker.models.linears import Embedding
 
@@ -57,14 +64,14 @@ class Weight16:
 class Weight8:
     """A PackedWeight in int8: ``w ≈ scale · q``, q in [-127, 127], with a scale per output."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: AnyWeight) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
         self._num_outputs, self._num_inputs = weight.shape
         blocks = -(-self._num_outputs // INTERLEAVED)
         self.numbers = empty_pages((blocks, self._num_inputs // 2, INTERLEAVED, 2), torch.int8)
-        self._scales = weight.new_empty(blocks, INTERLEAVED)
-        for rows, numbers, scales in by_rows(weight, self.numbers, self._scales, block=INTERLEAVED):
-            quantized, scale = to_int8(_whole_blocks(rows))
+        self._scales = torch.empty(blocks, INTERLEAVED, dtype=weight.dtype)
+        for rows, (numbers, scales) in by_rows(weight, self.numbers, self._scales, block=INTERLEAVED):
+            quantized, scale = as_int8(whole_blocks(rows, INTERLEAVED))
             numbers.copy_(quantized.view(-1, INTERLEAVED, self._num_inputs // 2, 2).transpose(1, 2))
             scales.copy_(scale.view_as(scales))
 
@@ -82,14 +89,14 @@ class Weight4:
     """A PackedWeight in int4: ``w ≈ scale · (q - 8) + zero``, q in [0, 15], with a scale and a zero per
     output and group of inputs."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: AnyWeight) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
         self._num_outputs, self._num_inputs = weight.shape
         blocks, groups = -(-self._num_outputs // INTERLEAVED), self._num_inputs // GROUP_SIZE
         self.numbers = empty_pages((blocks, groups, 2, INTERLEAVED, 2), torch.int32)
-        self._grid = weight.new_empty(blocks, groups, INTERLEAVED, 2)
-        for rows, numbers, grid in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
-            quantized, parts = to_int4(_whole_blocks(rows))
+        self._grid = torch.empty(blocks, groups, INTERLEAVED, 2, dtype=weight.dtype)
+        for rows, (numbers, grid) in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
+            quantized, parts = as_int4(whole_blocks(rows, INTERLEAVED))
             numbers.copy_(_words(quantized.view(-1, INTERLEAVED, groups, 2, _NUMBERS, 2)))
             grid.copy_(parts.view(-1, INTERLEAVED, groups, 2).transpose(1, 2))
 
@@ -167,16 +174,12 @@ def interleaved_embedding(table: Embedding, gemm: CompiledGemm) -> Embedding | P
     return PackedEmbedding(Weight16(table.weight, gemm), gemm)
 
 
-def _whole_blocks(rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` padded with zeros to whole blocks."""
-    return pad(rows, (0, 0, 0, -len(rows) % INTERLEAVED))
-
-
 def _words(numbers: torch.Tensor) -> torch.Tensor:
     """numbers [blocks, outputs, groups, 2, 8, 2] of 4 bits -> 32-bit lanes [blocks, groups, 2, outputs, 2],
     each with the even or the odd ones of 16 inputs, the first in the lowest bits"""
-    shifts = 4 * torch.arange(_NUMBERS, dtype=torch.int32)
-    words = (numbers << shifts[:, None]).sum(4, dtype=torch.int32)
+    words = numbers[..., 0, :].int()
+    for place in range(1, _NUMBERS):
+        words |= numbers[..., place, :].int() << 4 * place
     return words.permute(0, 2, 3, 1, 4)
 
 

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 GROUP_SIZE = 32
 """Inputs that share a scale and a zero in int4, which makes 5 bits per number. torch supports larger groups
 too, the compiled kernels do not."""
 _ROWS = 1024
 """Rows quantized at a time: there may be no memory for a float32 copy of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight that was quantized before it came here, as ``to_int8`` or ``to_int4`` would return it."""
+
+    numbers: torch.Tensor
+    """q [outputs, inputs]; of int4 any integers that hold 0 to 15."""
+    grid: torch.Tensor
+    """The scales [outputs] of int8, or the scales and zeros [outputs, groups, 2] of int4."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the rows that it is multiplied with."""
+        return self.grid.dtype
+
+    def parts(self, num_rows: int) -> Iterator[Quantized]:
+        """It in parts of that many rows."""
+        for numbers, grid in zip(
+            torch.split(self.numbers, num_rows), torch.split(self.grid, num_rows), strict=True
+        ):
+            yield Quantized(numbers, grid)
+
+    def padded(self, num_rows: int) -> Quantized:
+        """With as many more rows of zeros."""
+        grid = pad(self.grid, (0, 0) * (self.grid.dim() - 1) + (0, num_rows))
+        return Quantized(pad(self.numbers, (0, 0, 0, num_rows)), grid)
+
+
+AnyWeight = torch.Tensor | Quantized
+"""A weight [outputs, inputs] to be quantized, or one that is."""
 
 
 def to_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,8 +69,27 @@ def to_int4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return units.add_(8).clamp_(0, 15).flatten(1).to(torch.int32), grid
 
 
-def by_rows(weight: torch.Tensor, *kept: torch.Tensor, block: int = 1) -> Iterator[tuple[torch.Tensor, ...]]:
+def by_rows(
+    weight: AnyWeight, *kept: torch.Tensor, block: int = 1
+) -> Iterator[tuple[AnyWeight, tuple[torch.Tensor, ...]]]:
     """Iterate over ``weight`` in parts of ``_ROWS`` rows, with the matching parts of ``kept``, whose entries
     each cover ``block`` rows."""
-    parts = (torch.split(tensor, _ROWS // block) for tensor in kept)
-    return zip(torch.split(weight, _ROWS), *parts, strict=True)
+    rows = weight.parts(_ROWS) if isinstance(weight, Quantized) else iter(torch.split(weight, _ROWS))
+    parts = zip(*(torch.split(tensor, _ROWS // block) for tensor in kept), strict=True)
+    return zip(rows, parts, strict=True)
+
+
+def as_int8(rows: AnyWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``to_int8``."""
+    return (rows.numbers, rows.grid) if isinstance(rows, Quantized) else to_int8(rows)
+
+
+def as_int4(rows: AnyWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``to_int4``."""
+    return (rows.numbers, rows.grid) if isinstance(rows, Quantized) else to_int4(rows)
+
+
+def whole_blocks(rows: AnyWeight, block: int) -> AnyWeight:
+    """``rows`` padded with zeros to whole blocks."""
+    missing = -rows.shape[0] % block
+    return rows.padded(missing) if isinstance(rows, Quantized) else pad(rows, (0, 0, 0, missing))

@@ -1,4 +1,5 @@
-"""Linears with weights quantized to 8 or 4 bits at load time, on a CPU, to save memory.
+"""Linears with weights in 8 or 4 bits, on a CPU, to save memory: quantized at load time, or by who wrote the
+checkpoint.
 
 Inputs and outputs keep their dtype; the only loss is the quantization of the weight. Knows nothing of models.
 """
@@ -12,10 +13,17 @@ from torch import nn
 
 from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear, Weight4, Weight8
-from engine.worker.cpu.quantization import GROUP_SIZE, by_rows, to_int4, to_int8
+from engine.worker.cpu.quantization import (
+    GROUP_SIZE,
+    AnyWeight,
+    Quantized,
+    as_int4,
+    as_int8,
+    by_rows,
+)
 from engine.worker.models.linears import Embedding
 
-Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Quantizer = Callable[[AnyWeight], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 16
 """torch's int4 GEMM needs a multiple of this many outputs."""
@@ -24,7 +32,7 @@ _LANES = 16
 class Int8Linear(nn.Module):
     """An int8 linear: ``w ≈ scale · q`` with q in [-127, 127] and a scale per output."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: AnyWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._weight, self._scales = _to_int8(weight)
         self._bias = bias
@@ -38,7 +46,7 @@ class Int4Linear(nn.Module):
     """An int4 linear: ``w ≈ scale · (q - 8) + zero`` with q in [0, 15], a scale and a zero per output and
     group of inputs."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: AnyWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
         numbers, grid = _to_int4(weight)
         self._weight = torch._convert_weight_to_int4pack_for_cpu(numbers, 1)
@@ -92,23 +100,40 @@ def int8_embedding(table: Embedding, gemm: CompiledGemm | None = None) -> Int8Em
     return PackedEmbedding(Weight8(table.weight), gemm)
 
 
-def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def kept_linear(
+    weight: Quantized, bits: int, bias: torch.Tensor | None, gemm: CompiledGemm | None = None
+) -> Int4Linear | Int8Linear | PackedWeightLinear:
+    """A linear over a weight that came quantized, of which ``can_keep`` is true."""
+    if gemm is not None and weight.shape[1] % GROUP_SIZE == 0:
+        return PackedWeightLinear(Weight4(weight) if bits == 4 else Weight8(weight), bias, gemm)
+    return Int4Linear(weight, bias) if bits == 4 else Int8Linear(weight, bias)
+
+
+def can_keep(num_outputs: int, num_inputs: int, bits: int, gemm: CompiledGemm | None) -> bool:
+    """Whether a linear of these sizes can have a weight in so many bits."""
+    if bits == 8:
+        return True
+    return num_inputs % GROUP_SIZE == 0 and (gemm is not None or num_outputs % _LANES == 0)
+
+
+def _to_int8(weight: AnyWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``quantization.to_int8``."""
-    kept = weight.new_empty(weight.shape, dtype=torch.int8), weight.new_empty(len(weight))
-    _fill(weight, to_int8, kept)
+    scales = torch.empty(weight.shape[0], dtype=weight.dtype)
+    kept = torch.empty(weight.shape, dtype=torch.int8), scales
+    _fill(weight, as_int8, kept)
     return kept
 
 
-def _to_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _to_int4(weight: AnyWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``quantization.to_int4``."""
-    grid = weight.new_empty(len(weight), weight.shape[1] // GROUP_SIZE, 2)
-    kept = weight.new_empty(weight.shape, dtype=torch.int32), grid
-    _fill(weight, to_int4, kept)
+    grid = torch.empty(weight.shape[0], weight.shape[1] // GROUP_SIZE, 2, dtype=weight.dtype)
+    kept = torch.empty(weight.shape, dtype=torch.int32), grid
+    _fill(weight, as_int4, kept)
     return kept
 
 
-def _fill(weight: torch.Tensor, quantize: Quantizer, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
-    for rows, *parts in by_rows(weight, *kept):
+def _fill(weight: AnyWeight, quantize: Quantizer, kept: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for rows, parts in by_rows(weight, *kept):
         for part, quantized in zip(parts, quantize(rows), strict=True):
             part.copy_(quantized)
 
