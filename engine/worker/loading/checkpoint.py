@@ -6,17 +6,23 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from tqdm import tqdm
 
 from engine.errors import ModelLoadError
 from engine.process.process_log import start_log
+from engine.worker.loading.formats.stored_tensor import (
+    PlainTensor,
+    StoredTensor,
+    TensorEntry,
+    TensorFiles,
+    region_of,
+)
+from engine.worker.loading.formats.weight_format import WeightFormat
 from engine.worker.loading.tensor_part import TensorPart
 
 logger = logging.getLogger(__name__)
@@ -36,36 +42,36 @@ _FLOATS = {
 anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor's place in its file, dtype and shape."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    """The dtype by its safetensors name."""
-
-
 class Checkpoint:
-    """The tensors of one folder by name. Raises ModelLoadError if a file is missing or cut short."""
+    """The tensors of one folder by name. Raises ModelLoadError if a file is missing or cut short, or if a
+    quantized weight lacks a tensor."""
 
-    def __init__(self, folder: Path, weights_name: str | None = None) -> None:
-        """``weights_name``: the file that the model's config names (``transformers_weights``)."""
-        self.entries: dict[str, TensorEntry] = {}
+    def __init__(
+        self, folder: Path, weights_name: str | None = None, weight_format: WeightFormat | None = None
+    ) -> None:
+        """``weights_name``: the file that the model's config names (``transformers_weights``);
+        ``weight_format``: how weights are stored, if not as they are."""
+        entries: dict[str, TensorEntry] = {}
         for file in _weight_files(folder, weights_name):
-            entries = _read_header(file)
-            for name in entries.keys() & self.entries.keys():
-                raise ModelLoadError(f"Tensor {name} is both in {self.entries[name].file} and in {file}.")
-            self.entries.update(entries)
+            found = _read_header(file)
+            for name in found.keys() & entries.keys():
+                raise ModelLoadError(f"Tensor {name} is both in {entries[name].file} and in {file}.")
+            entries.update(found)
+        self.tensors: dict[str, StoredTensor] = (
+            {name: PlainTensor(entry) for name, entry in entries.items()}
+            if weight_format is None
+            else weight_format.tensors(entries)
+        )
 
     def check_types(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Raise ModelLoadError for a tensor that is not of a plain float type; log how many will be cast to
-        the model's dtype."""
+        """Raise ModelLoadError for a plain tensor that is not of a plain float type; log how many will be
+        cast to the model's dtype."""
         others: Counter[str] = Counter()
         for name in names:
-            entry = self.entries.get(name)
-            if entry is None:
+            tensor = self.tensors.get(name)
+            if not isinstance(tensor, PlainTensor):
                 continue
+            entry = tensor.entry
             stored = _FLOATS.get(entry.dtype)
             if stored is None:
                 raise ModelLoadError(
@@ -78,23 +84,41 @@ class Checkpoint:
             wanted = str(dtype).removeprefix("torch.")
             logger.info("Casting %d tensors from %s to %s.", count, stored_as, wanted)
 
-    def fill(self, parts: Mapping[str, TensorPart]) -> None:
-        """Fill the parameters with their parts of the checkpoint."""
-        for part, tensor in self.read(parts):
-            part.view.copy_(tensor)
-            if part.view.dtype == torch.float16 and tensor.dtype != torch.float16:
-                check_fits(part.view)
+    def float_names(self) -> set[str]:
+        """The plain tensors that hold floats of any kind."""
+        return {
+            name
+            for name, tensor in self.tensors.items()
+            if isinstance(tensor, PlainTensor) and tensor.entry.dtype.startswith(("BF", "F"))
+        }
 
-    def read(self, parts: Mapping[str, TensorPart]) -> Iterator[tuple[TensorPart, torch.Tensor]]:
-        """Read each part, one at a time and file by file, into host memory; nothing else is read."""
-        files = list(dict.fromkeys(self.entries[name].file for name in parts))
-        with _bar(files, len(parts)) as bar:
-            for file in files:
-                with safe_open(file, framework="pt", device="cpu") as opened:
-                    for name in opened.keys():  # noqa: SIM118 -- not a mapping
-                        if name in parts:
-                            yield parts[name], _read(opened, name, parts[name])
-                            bar.update()
+    def is_idle_bias(self, name: str) -> bool:
+        """Whether it is the bias of a quantized weight and all zeros: some writers of GPTQ add one to every
+        linear."""
+        bias = self.tensors[name]
+        weight = self.tensors.get(f"{name.removesuffix('bias')}weight")
+        if not name.endswith(".bias") or weight is None or isinstance(weight, PlainTensor):
+            return False
+        with TensorFiles() as files:
+            return not files.read(bias.entries[0]).any()
+
+    def fill(self, parts: Mapping[str, TensorPart]) -> None:
+        """Fill the parameters with their parts of the checkpoint, one at a time and file by file; nothing
+        else is read."""
+        files = list(dict.fromkeys(self._file_of(name) for name in parts))
+        with _bar(files, len(parts)) as bar, TensorFiles() as opened:
+            for name in sorted(parts, key=lambda name: files.index(self._file_of(name))):
+                self._fill(name, parts[name], opened)
+                bar.update()
+
+    def _file_of(self, name: str) -> Path:
+        return self.tensors[name].entries[0].file
+
+    def _fill(self, name: str, part: TensorPart, files: TensorFiles) -> None:
+        tensor, view = self.tensors[name], part.view
+        tensor.fill(view, files, region_of(tensor.shape, part.slices))
+        if view.dtype == torch.float16 and tensor.entries[0].dtype != "F16":
+            check_fits(view)
 
 
 def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
@@ -112,11 +136,6 @@ def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
         disable=None if tells else True,
         file=sys.stderr,
     )
-
-
-def _read(opened: Any, name: str, part: TensorPart) -> torch.Tensor:
-    tensor: torch.Tensor = opened.get_tensor(name) if part.count == 1 else opened.get_slice(name)[part.slices]
-    return tensor
 
 
 def check_fits(cast: torch.Tensor) -> None:
@@ -183,10 +202,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             header: dict[str, Any] = json.loads(stream.read(min(length, file.stat().st_size)))
         header.pop("__metadata__", None)
         data_end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        entries = {
-            name: TensorEntry(file, tuple(entry["shape"]), str(entry["dtype"]))
-            for name, entry in header.items()
-        }
+        entries = {name: _entry(name, file, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"The weight file {file} has no valid safetensors header.") from error
     expected_bytes = _HEADER_LENGTH_BYTES + length + data_end
@@ -195,3 +211,8 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             f"The weight file {file} is cut short: {file.stat().st_size} of {expected_bytes} bytes."
         )
     return entries
+
+
+def _entry(name: str, file: Path, header: dict[str, Any]) -> TensorEntry:
+    begin, end = header["data_offsets"]
+    return TensorEntry(name, file, tuple(header["shape"]), str(header["dtype"]), end - begin)

@@ -10,6 +10,8 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError
+from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.formats.weight_format import WeightFormat
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
@@ -27,6 +29,8 @@ class LoadPlan:
     config: PreTrainedConfig
     device: torch.device
     dtype: torch.dtype
+    weight_format: WeightFormat | None = None
+    """How the checkpoint stores weights, if not as they are."""
     group: TensorParallelGroup = ALONE
 
     @property
@@ -39,13 +43,19 @@ class LoadPlan:
         name = getattr(self.config, "transformers_weights", None)
         return name if isinstance(name, str) else None
 
+    def checkpoint(self) -> Checkpoint:
+        """Read the headers of the folder's weights. Raises ModelLoadError."""
+        return Checkpoint(self.folder, self.weights_name, self.weight_format)
+
     @property
     def architecture(self) -> str:
         return architecture_of(self.config)
 
 
-def check_memory(model: torch.nn.Module, plan: LoadPlan) -> None:
-    needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize
+def check_memory(model: torch.nn.Module, plan: LoadPlan, saved_bytes: int = 0) -> None:
+    """Raise ModelLoadError if there is no room for the parameters; ``saved_bytes``: what they take less than
+    in the model's dtype, because some stay in fewer bits."""
+    needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize - saved_bytes
     available = available_bytes(plan.device) // sharers(plan.group, plan.device)
     if needed > available:
         raise ModelLoadError(

@@ -15,14 +15,19 @@ import torch
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.process.trim import give_back_freed
+from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.dequantization import log_dequantization
+from engine.worker.loading.kept_weights import KeptWeights
 from engine.worker.loading.load_plan import LoadPlan, check_memory
 from engine.worker.loading.model_folder import (
     check_rope,
     choose_device,
     choose_dtype,
     choose_max_model_len,
+    dtype_of_dequantized,
     read_config,
+    read_format,
     resolve_folder,
 )
 from engine.worker.loading.tensor_part import TensorPart
@@ -62,7 +67,11 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
     config = read_config(folder, options.trust_remote_code)
     max_model_len = choose_max_model_len(options, config)
     check_rope(config, max_model_len)
-    plan = LoadPlan(options, folder, config, device, choose_dtype(options.dtype, config), group)
+    weight_format = read_format(folder)
+    dtype = choose_dtype(options.dtype, config)
+    if weight_format is not None and options.dtype == "auto":
+        dtype = dtype_of_dequantized(dtype, device)
+    plan = LoadPlan(options, folder, config, device, dtype, weight_format, group)
     native = _wants_native(plan)
     _check_quantization(plan, native)
     _check_tensor_parallel(plan, native)
@@ -106,21 +115,38 @@ def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
 
 def _load_native(plan: LoadPlan) -> CausalModel:
     model = Decoder(plan.config, plan.dtype, plan.group)
-    checkpoint = None if plan.dummy else Checkpoint(plan.folder, plan.weights_name)
-    if checkpoint is not None:
-        _check_tensors(checkpoint, model.checkpoint_parts(), plan)
-    check_memory(model, plan)
+    checkpoint = None if plan.dummy else plan.checkpoint()
+    if checkpoint is None:
+        check_memory(model, plan)
+        fill = _random_weights(plan)
+    else:
+        parts = model.checkpoint_parts()
+        _check_tensors(checkpoint, parts, plan)
+        kept = _kept_weights(model, checkpoint, parts, plan)
+        check_memory(model, plan, 0 if kept is None else kept.saved_bytes)
+        log_dequantization(plan, checkpoint, parts, kept)
+        fill = checkpoint.fill if kept is None else kept.fill
     model.materialize(plan.device)
     with torch.inference_mode():
-        model.load(
-            _random_weights(plan) if checkpoint is None else checkpoint.fill,
-            plan.options.quantization,
-            may_compile=plan.options.attention_backend == "auto",
-        )
+        model.load(fill, plan.options.quantization, may_compile=_may_compile(plan))
     give_back_freed()
     if plan.device.type == "cpu":
         use_huge_pages(model.buffers())
     return model
+
+
+def _kept_weights(
+    model: Decoder, checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan
+) -> KeptWeights | None:
+    """The weights that stay in the checkpoint's bits; None if all are dequantized."""
+    if plan.weight_format is None or plan.device.type != "cpu":
+        return None
+    gemm = compiled_gemm(model.head_dim, plan.device, plan.dtype) if _may_compile(plan) else None
+    return KeptWeights(model, parts, checkpoint, plan.dtype, gemm)
+
+
+def _may_compile(plan: LoadPlan) -> bool:
+    return plan.options.attention_backend == "auto"
 
 
 def _load_by_transformers(plan: LoadPlan) -> CausalModel:
@@ -134,18 +160,20 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
 def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
     """Check that every tensor of the architecture is there in its shape, and no other."""
     for name, part in parts.items():
-        entry = checkpoint.entries.get(name)
-        if entry is None:
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
             raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
-        if entry.shape != part.whole_shape:
+        if tensor.shape != part.whole_shape:
             raise ModelLoadError(
-                f"Tensor {name} in {entry.file} has shape {list(entry.shape)}, "
+                f"Tensor {name} in {tensor.entries[0].file} has shape {list(tensor.shape)}, "
                 f"but {plan.architecture} needs {list(part.whole_shape)}."
             )
     checkpoint.check_types(parts.keys(), plan.dtype)
-    for name in checkpoint.entries.keys() - parts.keys():
+    for name in checkpoint.tensors.keys() - parts.keys():
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
-        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+            continue
+        if not checkpoint.is_idle_bias(name):
             raise ModelLoadError(
                 f"{plan.folder} holds tensor {name}, which {plan.architecture} does not use."
             )

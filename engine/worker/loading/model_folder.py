@@ -11,6 +11,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.worker.loading.formats.weight_format import FORMAT_FIELDS, WeightFormat, read_weight_format
 from engine.worker.loading.native_config import native_config
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 
@@ -43,7 +44,24 @@ def resolve_folder(model: str) -> Path:
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Read the folder's config, without transformers where possible."""
+    """Read the folder's config, without transformers where possible. It says nothing of how weights are
+    stored: see ``read_format``."""
+    native = native_config(_without_format(_raw_config(folder)))
+    if native is not None:
+        return cast("PreTrainedConfig", native)
+    return read_by_transformers(folder, trust_remote_code)
+
+
+def read_format(folder: Path) -> WeightFormat | None:
+    """How the folder's weights are stored; None if as they are. Raises ModelLoadError."""
+    return read_weight_format(_raw_config(folder))
+
+
+def _without_format(raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name not in FORMAT_FIELDS}
+
+
+def _raw_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
@@ -53,17 +71,12 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
         raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{path} is not a JSON object.")
-    native = native_config(raw)
-    if native is not None:
-        return cast("PreTrainedConfig", native)
-    config = read_by_transformers(folder, trust_remote_code)
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelLoadError(f"{folder} holds a quantized model, which this engine cannot load.")
-    return config
+    return raw
 
 
 def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Read the folder's config as a transformers object, from which its models are built."""
+    """Read the folder's config as a transformers object, from which its models are built, as if the weights
+    were plain."""
     import transformers  # takes seconds and 150 MB
 
     path = folder / "config.json"
@@ -76,6 +89,9 @@ def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedCon
             f"{transformers.__version__}, or its config is invalid ({first_line})."
         ) from error
     assert isinstance(config, transformers.PreTrainedConfig)
+    for name in FORMAT_FIELDS:
+        if hasattr(config, name):
+            delattr(config, name)
     return config
 
 
@@ -98,6 +114,12 @@ def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:
         assert isinstance(own, torch.dtype)
         return own
     return torch.float32
+
+
+def dtype_of_dequantized(own: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type for a quantized checkpoint if none was requested: on CPUs bfloat16 instead of float16, which
+    writers of such checkpoints name for their GPU kernels, and none here is written for."""
+    return torch.bfloat16 if device.type == "cpu" and own == torch.float16 else own
 
 
 def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelLoadError
-from engine.worker.loading.checkpoint import Checkpoint, check_fits
+from engine.worker.loading.checkpoint import check_fits
+from engine.worker.loading.dequantization import LateTensor, log_dequantization_of_all
+from engine.worker.loading.formats.stored_tensor import TensorFiles
 from engine.worker.loading.load_plan import LoadPlan, check_memory
 from engine.worker.loading.model_folder import read_by_transformers
 from engine.worker.models.base import CausalModel
@@ -23,24 +26,37 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
     config = read_by_transformers(plan.folder, plan.options.trust_remote_code)
     plan = replace(plan, config=config)  # a native config cannot build the model
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
-    if not plan.dummy:
-        checkpoint = Checkpoint(plan.folder, plan.weights_name)
+    checkpoint = None if plan.dummy else plan.checkpoint()
+    if checkpoint is not None:
         # Old checkpoints hold unused integer buffers, and some names are not the model's.
         parameters = {name for name, _ in model.skeleton.named_parameters()}
-        floats = {name for name, entry in checkpoint.entries.items() if entry.dtype.startswith(("BF", "F"))}
-        checkpoint.check_types(parameters | floats, plan.dtype)
+        checkpoint.check_types(parameters | checkpoint.float_names(), plan.dtype)
     check_memory(model.skeleton, plan)
-    with _no_progress_bars():
-        loaded = _random_transformers(plan, model) if plan.dummy else _pretrained(plan, model)
+    with _no_progress_bars(), TensorFiles() as files:
+        if checkpoint is None:
+            loaded = _random_transformers(plan, model)
+        elif plan.weight_format is None:
+            loaded = _pretrained(plan, model, plan.folder, None)
+        else:
+            log_dequantization_of_all(plan, checkpoint)
+            late = {
+                name: LateTensor(tensor, files, plan.dtype) for name, tensor in checkpoint.tensors.items()
+            }
+            loaded = _pretrained(plan, model, None, late)
     model.attach(loaded.to(plan.device))  # type: ignore[arg-type]
     return model
 
 
-def _pretrained(plan: LoadPlan, model: TransformersModel) -> PreTrainedModel:
+def _pretrained(
+    plan: LoadPlan, model: TransformersModel, folder: Path | None, tensors: dict[str, LateTensor] | None
+) -> PreTrainedModel:
+    """Load from a folder, or from tensors by name."""
+    loader: Any = AutoModelForCausalLM if tensors is None else type(model.skeleton)
     try:
-        result: Any = AutoModelForCausalLM.from_pretrained(
-            plan.folder,
+        result: Any = loader.from_pretrained(
+            folder,
             config=plan.config,
+            state_dict=tensors,
             dtype=plan.dtype,
             attn_implementation=model.attention_name,
             trust_remote_code=plan.options.trust_remote_code,

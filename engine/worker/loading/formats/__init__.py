@@ -1,0 +1,1 @@
+"""How checkpoints store weights: plain, or in fewer bits with scales. Knows no model."""

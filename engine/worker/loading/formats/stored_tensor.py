@@ -1,0 +1,129 @@
+"""A model's tensor as a checkpoint stores it: in one tensor of a file, or in several."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from safetensors import safe_open
+
+from engine.errors import ModelLoadError
+
+Region = tuple[slice, ...]
+"""A slice with start and stop for each dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor's place in its file, dtype and shape."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """The dtype by its safetensors name."""
+    num_bytes: int
+
+
+class TensorFiles:
+    """The files of a checkpoint, opened as they are needed. Used as a context manager."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._opened: dict[Path, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.clear()
+        self._stack.close()
+
+    def read(self, entry: TensorEntry, *region: slice) -> torch.Tensor:
+        """Read a tensor, or the region of it, into host memory; nothing else is read."""
+        file = self._opened.get(entry.file)
+        if file is None:
+            file = self._stack.enter_context(safe_open(entry.file, framework="pt", device="cpu"))
+            self._opened[entry.file] = file
+        if _is_whole(entry.shape, region):
+            tensor: torch.Tensor = file.get_tensor(entry.name)
+            return tensor
+        part: torch.Tensor = file.get_slice(entry.name)[region]
+        return part
+
+
+class StoredTensor(Protocol):
+    """A tensor that a model has, wherever its numbers are."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the model knows."""
+
+    @property
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """The tensors of the files that hold it; the first names it in errors."""
+
+    def fill(self, view: torch.Tensor, files: TensorFiles, region: Region) -> None:
+        """Fill ``view`` with that region of the tensor, in the dtype of the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTensor:
+    """A StoredTensor that is stored as it is."""
+
+    entry: TensorEntry
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.entry.shape
+
+    @property
+    def entries(self) -> tuple[TensorEntry, ...]:
+        return (self.entry,)
+
+    def fill(self, view: torch.Tensor, files: TensorFiles, region: Region) -> None:
+        """See StoredTensor."""
+        view.copy_(files.read(self.entry, *region))
+
+
+def whole_region(shape: tuple[int, ...]) -> Region:
+    return tuple(slice(0, size) for size in shape)
+
+
+def region_of(shape: tuple[int, ...], slices: tuple[slice, ...]) -> Region:
+    """``slices``, which may leave out the last dims, as a region."""
+    given = (slice(*part.indices(size)) for part, size in zip(slices, shape, strict=False))
+    return (*given, *whole_region(shape[len(slices) :]))
+
+
+def need_shape(entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    """Raise ModelLoadError if a tensor that belongs to a weight has another shape than the weight implies."""
+    if entry.shape != shape:
+        raise ModelLoadError(
+            f"Tensor {entry.name} in {entry.file} has shape {list(entry.shape)}, "
+            f"but its weight needs {list(shape)}."
+        )
+
+
+def need_dtype(entry: TensorEntry, *dtypes: str) -> None:
+    """Raise ModelLoadError if a tensor that belongs to a weight is of none of these types."""
+    if entry.dtype not in dtypes:
+        raise ModelLoadError(
+            f"Tensor {entry.name} in {entry.file} is stored as {entry.dtype}, "
+            f"but its weight's format needs {' or '.join(dtypes)}."
+        )
+
+
+def need_entry(entries: dict[str, TensorEntry], name: str, of: TensorEntry) -> TensorEntry:
+    """The entry with that name, which the weight of the entry ``of`` needs. ModelLoadError if it is
+    missing."""
+    if name not in entries:
+        raise ModelLoadError(f"Tensor {name}, which {of.name} in {of.file} needs, is missing.")
+    return entries[name]
+
+
+def _is_whole(shape: tuple[int, ...], region: Region) -> bool:
+    return all(part.start == 0 and part.stop == size for part, size in zip(region, shape, strict=False))
