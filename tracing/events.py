@@ -5,8 +5,8 @@ are monotonic seconds; ``TraceHeader.wall_time_s`` ties them to the calendar.
 
 The trace holds every input of the scheduler and its policy, in the order in which they took effect: requests,
 their ends from outside, signals, results of steps, and each moment at which it was asked. The record of an
-input stands *behind* the events that it caused, and ends their group (``InputEvent``): whoever gives the
-inputs in this order to the same code gets the same events.
+input stands *behind* the events that it caused, and ends their group (``InputEvent``): the same code,
+given the inputs in this order, makes the same events.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import msgspec
 
 SCHEMA_VERSION = 3
 BLOCK_NAME_BYTES = 8
-"""Of a block's hash, in a trace: enough to tell blocks apart."""
+"""How many bytes of a block's hash a trace has: enough to distinguish blocks."""
 
 
 class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """First line of every file of a trace: what the scheduler and its policy were made from."""
 
     schema_version: int = SCHEMA_VERSION
-    """Of these records; version 2 is read, too (``tracing/versions.py``), others are refused."""
+    """Version of these records. Version 2 is read, too (``tracing/versions.py``); others are refused."""
     wall_time_s: float
     """time.time() when the trace was opened."""
     monotonic_s: float
     """The engine's clock at the same moment."""
     from_start: bool = False
-    """Whether the trace began with the engine, before its first request: only such a one can be replayed."""
+    """Whether the trace began with the engine, before its first request: only then can it be replayed."""
     program: str = ""
     """Version of the program that wrote it."""
     machine: dict[str, str] = {}
     """What it was written with: versions of ``python``, ``numpy``, ``blas`` and ``libc``, model of ``cpu``.
-    No decision rests on them."""
+    No decision depends on them."""
     policy: str = ""
-    """Name of the policy, as ``--scheduling-policy`` and ``continuum simulate`` have it."""
+    """Name of the policy, as ``--scheduling-policy`` and ``continuum simulate`` take it."""
     policy_options: dict[str, float | int | str | bool | None] = {}
     """All options of the policy by name, defaults included; an infinite number is the text ``inf``."""
     estimator_state: str | None = None
@@ -46,19 +46,19 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     num_blocks: int = 0
     """Usable blocks of the pool."""
     num_host_blocks: int = 0
-    """Copies that fit on the host tier; 0: there is none."""
+    """Blocks that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0
     """Fewer tokens are recomputed rather than loaded from the host tier; 0 without one."""
     num_disk_blocks: int = 0
-    """Copies that fit on disk, where the host tier puts what it drops; 0: there is none."""
+    """Blocks that fit on disk, which takes what the host tier evicts; 0: there is none."""
     max_disk_writes: int = 0
-    """Of blocks to disk, in flight at once: one more is not written."""
+    """Most blocks that may be in flight to disk; one more is not written."""
     disk_fixed_tokens: float = 0.0
-    """To begin a read from disk takes as long as computing so many tokens."""
+    """Fixed cost of a read from disk, as the number of tokens computed in the same time."""
     disk_read_share: float = 0.0
-    """To read a token's KV from disk takes this share of the time to compute it."""
+    """Time to read a token's KV from disk, as a share of the time to compute it."""
     enable_prefix_caching: bool = True
-    """Whether equal prefixes are found again."""
+    """Whether the KV of equal prefixes is reused."""
     max_model_len: int = 0
     """Most tokens of a request, prompt and output."""
     max_num_seqs: int = 0
@@ -72,41 +72,41 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     scheduler_reserve_full_isl: bool = True
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
     async_scheduling: bool = False
-    """Whether a step is decided while the one before it runs, so that its result comes after that."""
+    """Whether a step is decided while the previous one runs."""
     part: int = 1
-    """Which file of the trace this is: a later one repeats the header, but for this, the next field and
-    ``from_start``."""
+    """Number of this file in the trace. Later files repeat the header, except for this field, the next one
+    and ``from_start``."""
     num_events_before: int = 0
     """Events in the parts before this one; repeated headers are not counted."""
 
 
 class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """What the client of a turn was told about its job's KV, but for the id that names the turn."""
+    """What was reported to the client of a turn about its job's KV, except for the turn's id."""
 
     job_id: str
     turn: int
     """1 for the job's first turn."""
     cached_tokens: int = 0
-    """Of the prompt, when it was first admitted."""
+    """Tokens of the prompt that were cached when it was first admitted."""
     recomputed_tokens: int = 0
-    """That an earlier turn of the job had computed."""
+    """Tokens that were recomputed although an earlier turn of the job had their KV."""
     pinned_tokens: int = 0
-    """Held for the next turn."""
+    """Tokens whose KV is pinned for the next turn."""
     ttl_s: float = 0.0
-    """How long, from the end of the turn."""
+    """How long they are pinned, from the end of the turn."""
     reason: str = ""
-    """Why so long."""
+    """Why they are pinned for that long, or not at all."""
     expected_tool_s: float | None = None
-    """Median of what the estimator expects the calls to take, from the end of the turn."""
+    """Predicted median duration of the calls, from the end of the turn."""
     previous_pin: str | None = None
     """How the pin that this turn came back to had ended: handed_over | expired | revoked | released |
     superseded."""
     gap_s: float | None = None
-    """Since the job's previous turn ended."""
+    """Time since the job's previous turn ended."""
 
 
 class Receipt(BaseReceipt, omit_defaults=True, frozen=True):
-    """What the client of a turn was told about its job's KV; a part of other records."""
+    """What was reported to the client of a turn about its job's KV; a part of other records."""
 
     req_id: str
 
@@ -115,25 +115,25 @@ class ToolCallSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool call as the model wrote it; a part of ``SignalEvent``."""
 
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     arguments: str = ""
-    """JSON text."""
+    """Arguments as JSON text."""
 
 
 class RequestArrived(
     msgspec.Struct, tag_field="type", tag="request_arrived", kw_only=True, omit_defaults=True
 ):
-    """Input: the scheduler was given a request. Of its tokens only what the policy may look at is kept.
+    """Input: the scheduler received a request. Of its tokens only those that the policy may read are kept.
 
     The names of its prompt's full blocks are, in this order: the first ``prefix_blocks`` of an earlier
-    request in this file (those up to the block named ``prefix_end``), then ``blocks``. Equal names: equal
-    tokens from the very start.
+    request in this file (those up to the block named ``prefix_end``), then ``blocks``. Equal names mean
+    equal tokens from the start of the prompt.
     """
 
     now: float
     req_id: str
     external_id: str | None = None
-    """As its client knows it; None: by the same id."""
+    """Id by which its client knows it; None: the same one."""
     arrival_s: float
     """When the API server accepted it, on the same clock."""
     num_prompt_tokens: int
@@ -141,25 +141,25 @@ class RequestArrived(
     max_tokens: int
     """Most tokens of output."""
     priority: int = 0
-    """Smaller goes first, where the policy looks at it."""
+    """Smaller goes first, under policies that use priorities."""
     in_job: bool = False
     """Whether it may be a turn of a job; if so without ``job_id``, its job is inferred."""
     job_id: str | None = None
-    """As its client said."""
+    """Id of the job, as its client sent it."""
     is_last_step: bool = False
-    """Its client said that no turn of the job will follow."""
+    """Whether its client declared it the job's last turn."""
     tenant: str | None = None
-    """With whom it shares pins, seats and the queue."""
+    """Name under which it gets its share of pins, batch slots and the queue."""
     owner: str | None = None
-    """Whose API key it came with, by name."""
+    """Name of the API key it came with."""
     num_replies: int | None = None
-    """The model's replies in the prompt; None: not counted."""
+    """Number of the model's messages in the prompt; None: not counted."""
     num_results: int | None = None
-    """Results of tools in the prompt; None: not counted."""
+    """Number of tool results in the prompt; None: not counted."""
     awaits_grammar: bool = False
-    """It joins the queue with the ``GrammarReady`` of its id."""
+    """Whether it joins the queue only with the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0
-    """Blocks of an earlier request that its prompt begins with."""
+    """Number of an earlier request's blocks that its prompt begins with."""
     prefix_end: bytes = b""
     """Name of the last of them; empty if there are none."""
     blocks: bytes = b""
@@ -180,44 +180,44 @@ class RequestsEnded(msgspec.Struct, tag_field="type", tag="requests_ended", kw_o
 
     now: float
     req_ids: list[str]
-    """Which."""
+    """Ids of these requests."""
     how: str
     """stopped (the API server found a stop string: the turn ended as by itself) | aborted | error"""
     receipts: list[Receipt] = []
-    """Of the turns that ended so, in their order."""
+    """Receipts of the turns that ended this way, in their order."""
 
 
 class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, omit_defaults=True):
-    """Input: somebody said something about a tool call or a job, and was answered with a receipt."""
+    """Input: a report about a tool call or a job, which is answered with a receipt."""
 
     now: float
     kind: str
-    """tool_gap_started (the API server has read the turn's calls) | tool_signal (its client speaks of a call)
+    """tool_gap_started (the API server has read the turn's calls) | tool_signal (its client reports a call)
     | job_finished"""
     req_id: str | None = None
-    """The turn; by its client's id in a ``tool_signal``."""
+    """Id of the turn; in a ``tool_signal`` the client's id."""
     job_id: str | None = None
-    """The job, where it was named."""
+    """Id of the job, where the signal names it."""
     calls: list[ToolCallSaid] = []
-    """Of a ``tool_gap_started``; empty: the turn ended with an answer."""
+    """Calls of a ``tool_gap_started``; empty: the turn ended with an answer."""
     state: str | None = None
-    """Of a ``tool_signal``: started | progress | finished | cancelled."""
+    """State in a ``tool_signal``: started | progress | finished | cancelled."""
     call_id: str | None = None
-    """Of parallel calls, which; None: all of them."""
+    """Which of the parallel calls; None: all of them."""
     tool: str | None = None
-    """Name of the tool that it calls."""
+    """Name of the tool that is called."""
     expected_s: float | None = None
-    """How long the call will take from now on, as told when it starts."""
+    """How long the call will take, as reported when it starts."""
     remaining_s: float | None = None
-    """How long it will still take."""
+    """How long the call will still take, as reported."""
     fraction: float | None = None
-    """How much of it is done, in [0, 1]."""
+    """How much of the call is done, in [0, 1]."""
     receipt: Receipt | None = None
     """The policy's new decision about the turn; None: it knows no such turn."""
 
 
 class PauseEvent(msgspec.Struct, tag_field="type", tag="pause", kw_only=True):
-    """Input: what the scheduler may do was changed."""
+    """Input: the scheduler was paused or resumed."""
 
     now: float
     state: str
@@ -225,15 +225,15 @@ class PauseEvent(msgspec.Struct, tag_field="type", tag="pause", kw_only=True):
 
 
 class PrefixCacheReset(msgspec.Struct, tag_field="type", tag="prefix_cache_reset", kw_only=True):
-    """Input: all pins were ended and all cached prefixes forgotten, on every tier."""
+    """Input: all pins were ended and all cached blocks evicted, on every tier."""
 
     now: float
     done: bool
-    """False: nothing was forgotten, since requests held blocks."""
+    """False: nothing was evicted, as requests had blocks."""
 
 
 class IdleEvent(msgspec.Struct, tag_field="type", tag="idle", kw_only=True):
-    """Input: outside of steps the scheduler was asked to end the pins that are due."""
+    """Input: the scheduler was asked, between steps, to end the pins that are due."""
 
     now: float
 
@@ -242,31 +242,31 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     """Input: a step's result came back. Requests that ended meanwhile may be among those it names."""
 
     step: int
-    """Whose result it is: the last one that was decided, or with ``async_scheduling`` the one before it;
-    copies may be reported in between."""
+    """Step that this is the result of: the last one decided, or with ``async_scheduling`` the one before it.
+    Transfers may be reported in between."""
     now: float
     sampled: list[str] | None = None
     """Requests that got tokens, in the worker's order; None: all that the step scheduled, in its order."""
     num_tokens: dict[str, int] = {}
-    """Tokens of those that did not get exactly one."""
+    """Number of tokens of those that did not get exactly one."""
     ended: dict[str, str] = {}
     """Requests that ended by these tokens: stop (by a token or their grammar) | length | error (no token
     could follow)."""
     forgotten: list[str] = []
-    """Those of them whose logits were no numbers: what their blocks hold is not found any more."""
+    """Those of them whose logits were not finite: their blocks are evicted from the prefix cache."""
     blocks: dict[str, bytes] = {}
     """Names of the blocks that these tokens filled, ``BLOCK_NAME_BYTES`` each, by request."""
     finished_loads: list[int] = []
-    """Loads from the host tier and from disk that are done, counted from 1 in the order in which they
+    """Loads from the host tier and from disk that are done, numbered from 1 in the order in which they
     started."""
     failed_loads: list[int] = []
-    """Those that came to nothing: their tokens are computed."""
+    """Loads that failed: their tokens are recomputed."""
     finished_disk_writes: list[int] = []
-    """Slots of the disk that have been written."""
+    """Disk slots that have been written."""
     failed_disk_writes: list[int] = []
-    """Slots that could not be written, and are not used again."""
+    """Disk slots that could not be written, and are not used again."""
     receipts: list[Receipt] = []
-    """Of the turns that ended, in their order."""
+    """Receipts of the turns that ended, in their order."""
 
 
 class EngineClosed(msgspec.Struct, tag_field="type", tag="closed", kw_only=True):
@@ -281,31 +281,31 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     step: int
     now: float
     running: list[str]
-    """Requests that run, in the scheduler's order."""
+    """Running requests, in the scheduler's order."""
     num_waiting: int
-    """Requests in the queue; those that load or await a grammar are not in it."""
+    """Requests in the queue, without those that load or await a grammar."""
     waiting_head: list[str]
     """The first few waiting requests, in order (all would be linear in the queue)."""
     free_blocks: int
-    """Neither running nor pinned; those with a reusable prefix are counted."""
+    """Blocks used by no request and no pin, including cached ones."""
     empty_blocks: int | None = None
-    """Of the free ones: those that hold no cached prefix."""
+    """Free blocks that cache nothing."""
     cached_blocks: int
-    """Blocks, free or not, that hold a cached prefix."""
+    """Cached blocks, free or not."""
     pinned_blocks: int
-    """Held by pins; one that two of them hold is counted twice."""
+    """Pinned blocks; one in two pins is counted twice."""
     num_pins: int
-    """Pins that live."""
+    """Number of pins."""
     total_blocks: int
     """Usable blocks of the pool."""
     token_budget: int
     """Most tokens that this step may schedule; 0 while all is paused."""
     num_loading: int = 0
-    """Requests that have their blocks and wait for a load, or for the step after it."""
+    """Requests that have their blocks and wait for a load to end, or for the next step after it."""
     host_blocks: int = 0
-    """Copies on the host tier."""
+    """Blocks on the host tier."""
     disk_blocks: int = 0
-    """Copies on disk; one may be on the host tier, too."""
+    """Blocks on disk; one may be on the host tier, too."""
 
 
 class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_only=True):
@@ -314,48 +314,48 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     step: int
     now: float
     new: list[str]
-    """Admitted for the first time."""
+    """Requests admitted for the first time."""
     resumed: list[str]
-    """Admitted again after they were preempted."""
+    """Requests admitted again after a preemption."""
     running: list[str]
-    """That ran before and are scheduled again."""
+    """Requests that were in the batch and are scheduled."""
     preempted: list[str]
-    """That lost their blocks and wait again."""
+    """Requests that lost their blocks and wait again."""
     tokens: dict[str, int]
-    """Request id to scheduled tokens."""
+    """Scheduled tokens by request id."""
     total_tokens: int
     """Sum of ``tokens``."""
     free_blocks: int
-    """After the step was planned."""
+    """Free blocks after the step was planned."""
     loads: dict[str, int] = {}
-    """Request id to blocks that start to be loaded from the host tier or from disk."""
+    """Blocks whose load from the host tier or from disk starts, by request id."""
     disk_loads: dict[str, int] = {}
-    """Of these: those that are read from disk; requests without one are left out."""
+    """How many of these are read from disk, by request id; requests without any are left out."""
     stored_blocks: int = 0
-    """Blocks that this step copies to the host tier."""
+    """Blocks that this step offloads to the host tier."""
     written_blocks: int = 0
-    """Blocks dropped by the host tier that start to be written to disk."""
+    """Blocks evicted from the host tier whose write to disk starts."""
 
 
 class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event", kw_only=True):
-    """A request joined the batch: how much of it was found in the cache."""
+    """A request joined the batch: how much of its prefix was cached."""
 
     step: int
     now: float
     req_id: str
     job_id: str | None
     hit_tokens: int
-    """On the device, or loaded to it."""
+    """Tokens found in the pool or loaded to it."""
     num_prompt_tokens: int
     """Length of its prompt."""
     num_tokens: int
-    """Prompt plus any output so far (a resumed request has some)."""
+    """Length of the prompt plus any output so far (a resumed request has some)."""
     resumed: bool
-    """It ran before and was preempted."""
+    """Whether it ran before and was preempted."""
     loaded_tokens: int = 0
-    """Of the hit: loaded from the host tier or from disk."""
+    """How many of the hit tokens were loaded from the host tier or from disk."""
     disk_tokens: int = 0
-    """Of the loaded ones: read from disk."""
+    """How many of the loaded tokens were read from disk."""
 
 
 class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, omit_defaults=True):
@@ -365,29 +365,29 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     kind: str
     """created | decided | refused | shrunk | ended"""
     pin_id: int | None = None
-    """None where nothing is held."""
+    """Id of the pin; None where nothing is pinned."""
     job_id: str
     req_id: str
     num_blocks: int
-    """Blocks held by the pin (lost blocks for ``shrunk``)."""
+    """Blocks of the pin (for ``shrunk``: the blocks it lost)."""
     deadline_s: float | None = None
     """For ``created`` and ``ended``: when it was to expire, on the clock of ``now``."""
     ttl_s: float | None = None
-    """For ``decided``: to be held so long, from the end of the turn."""
+    """For ``decided``: how long to pin, from the end of the turn."""
     rule: str | None = None
-    """For ``decided``: which rule of the policy."""
+    """For ``decided``: the policy's rule."""
     reason: str | None = None
     """Why, in a few words."""
     inputs: dict[str, float | int | str | bool | None] = {}
-    """What the rule was given; feeding it back gives the same decision."""
+    """Inputs of the rule; the same inputs give the same decision."""
     cause: str | None = None
     """For ``ended``: handed_over | expired | revoked | released | superseded (the job went on without it).
     For ``shrunk``: superseded, or None where it was revoked."""
     held_s: float | None = None
-    """For ``ended``: since the turn ended."""
+    """For ``ended``: how long it was pinned, from the end of the turn."""
     by: str | None = None
-    """Request for which it was revoked, or shrunk; of one that is superseded: that goes on without it. None:
-    for another pin, as all may hold only so much."""
+    """Request for which it was revoked or shrunk, or which superseded it. None: it was revoked for another
+    pin, as the pool has a limit for all pins."""
 
 
 class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, omit_defaults=True):
@@ -395,9 +395,9 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
 
     now: float
     kind: str
-    """turn_arrived | turn_parked (its job may not begin yet) | turn_admitted | turn_ended | turn_aborted |
-    tools_started | finished | forgotten (nothing more is known of the job); and what a client says of its
-    calls: reported_started | reported_progress | reported_finished | reported_cancelled"""
+    """turn_arrived | turn_parked (its job may not start yet) | turn_admitted | turn_ended | turn_aborted |
+    tools_started | finished | forgotten (nothing more is known of the job); and what a client reports of
+    its calls: reported_started | reported_progress | reported_finished | reported_cancelled"""
     job_id: str
     req_id: str | None = None
     turn: int = 0
@@ -405,46 +405,46 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     continues: str | None = None
     """For ``turn_arrived``: the request of the turn that it continues."""
     repeats: str | None = None
-    """For ``turn_arrived``: a request of the same turn, which its client had cut."""
+    """For ``turn_arrived``: an earlier request of the same turn, which its client aborted."""
     waits_since_s: float | None = None
-    """For ``turn_arrived``: since when that one had waited, if it still did; this one keeps its place."""
+    """For ``turn_arrived``: since when that request had waited, if it still did; this one keeps its place."""
     earlier_id: str | None = None
-    """For ``turn_arrived``: the job id of the job's records up to the turn in which its client named it."""
+    """For ``turn_arrived``: the job's id in all records before this turn, in which its client named it."""
     num_prompt_tokens: int = 0
     """Length of the turn's prompt."""
     num_output_tokens: int = 0
-    """So far; all of them when the turn has ended."""
+    """Output tokens so far; all of them when the turn has ended."""
     num_known_tokens: int = 0
-    """Prompt tokens, in full blocks, that the turn it continues had computed."""
+    """Prompt tokens, in full blocks, that the turn it continues had computed already."""
     cached_tokens: int = 0
-    """Of the prompt, found when it was first admitted."""
+    """Prompt tokens that were cached when it was first admitted."""
     recomputed_tokens: int = 0
-    """Recomputed, though an earlier turn of the job had them."""
+    """Prompt tokens recomputed although an earlier turn of the job had their KV."""
     tools: list[str] = []
     """Tool keys as the estimator sees them."""
     gap_s: float | None = None
-    """For ``turn_arrived``: since the turn that it continues ended."""
+    """For ``turn_arrived``: time since the end of the turn that it continues."""
     diverged_at_token: int | None = None
-    """Where the prompt parts from what the job had computed, in full blocks."""
+    """Where the prompt diverges from what the job had computed, in full blocks."""
     diverged_tokens: int = 0
-    """Tokens of the job beyond that, of no use any more."""
+    """Tokens of the job beyond that point, whose KV is of no more use."""
     supersedes: str | None = None
-    """For a turn that shows its job to go on without the end of an earlier one: the request of that one."""
+    """For a turn that goes on without the end of an earlier one: the request of that earlier turn."""
     superseded_tokens: int = 0
-    """So many tokens of it that are reused first from now on, where nobody else holds them."""
+    """Tokens of that turn whose blocks are evicted first from now on, unless they are in use."""
     reported_remaining_s: float | None = None
-    """Seconds that the client says its calls will still take."""
+    """Seconds that the calls will still take, as the client reported."""
     needed_blocks: int = 0
-    """For ``turn_parked``: that the jobs begun are likely to need."""
+    """For ``turn_parked``: blocks that the jobs already started are predicted to need."""
     allowed_blocks: int = 0
-    """For ``turn_parked``: the most that they and this one may need."""
+    """For ``turn_parked``: the most blocks that they and this job may need."""
 
 
 class TraceGap(msgspec.Struct, tag_field="type", tag="gap", kw_only=True):
-    """In the place of events that were dropped: what follows cannot be replayed."""
+    """Stands for events that were dropped: what follows cannot be replayed."""
 
     dropped: int
-    """How many."""
+    """Number of dropped events."""
 
 
 class TraceEnd(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
@@ -468,8 +468,8 @@ InputEvent = (
     | StepOutput
     | EngineClosed
 )
-"""Each ends the group of events that one call of the scheduler brought about; a ``StepDecision`` that of the
-call which asked for a step at ``now``."""
+"""Each ends the group of events that one call of the scheduler caused; a ``StepDecision`` ends that of the
+call that planned a step at ``now``."""
 
 TraceEvent = (
     TraceHeader | StepSnapshot | PrefixCacheEvent | PinEvent | JobEvent | InputEvent | TraceGap | TraceEnd

@@ -96,8 +96,6 @@ def read_trace(
                 note_cut(line, report)
                 return
             raise TraceError(f"{line.place}: not a trace event: {error}") from error
-        if isinstance(event, TraceHeader):
-            event.policy_options = _present_names(event.policy_options)
         report.num_events += 1
         report.end = event if isinstance(event, TraceEnd) else None
         yield event
@@ -220,18 +218,6 @@ def _only_trace(folder: Path) -> Path:
 
 
 # ---- headers ----
-
-Options = dict[str, float | int | str | bool | None]
-_RENAMED_OPTIONS = {
-    "little_share": "small_job_share",
-    "look_again_s": "search_backoff_s",
-    "telling_jobs": "min_ended_jobs",
-}
-"""Options of policies by the names that earlier releases gave them."""
-
-
-def _present_names(options: Options) -> Options:
-    return {_RENAMED_OPTIONS.get(name, name): value for name, value in options.items()}
 
 
 def _first_header(line: TraceLine, report: TraceReport) -> TraceHeader:

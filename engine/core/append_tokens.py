@@ -37,7 +37,7 @@ def fail_request(request: Request, reason: str) -> int:
 
 
 def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> None:
-    """End the request where its grammar ends, whatever its length would say."""
+    """End the request where its grammar ends, even if its length limit has been reached, too."""
     try:
         accepted, complete = grammar.accept(token_id), grammar.complete
     except Exception as error:  # the library failed on this request alone, so no other one may suffer

@@ -1,4 +1,4 @@
-"""What a client is told of a request: with its first token, and at its end."""
+"""What a client receives about a request: with its first token, and at its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which running requests may be preempted, where several tenants share the batch.
 
-A tenant with more seats gives up to one with fewer, until each has as many as it wants or as any other has.
+A tenant with more slots gives up to one with fewer, until each has as many as it wants or as any other has.
 Where one tenant is alone, any request may be preempted. The policy chooses among those that may.
 """
 
@@ -13,30 +13,30 @@ from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.policy import QueuePolicy
 from engine.core.request import Request
 from engine.core.step import Step
-from engine.core.tenant_seats import TenantSeats
+from engine.core.tenant_slots import TenantSlots
 
 
 class FairPreemption:
     """Names the victims; the scheduler preempts them."""
 
-    def __init__(self, kv: KVCacheManager, seats: TenantSeats, policy: QueuePolicy) -> None:
+    def __init__(self, kv: KVCacheManager, slots: TenantSlots, policy: QueuePolicy) -> None:
         self._kv = kv
-        self._seats = seats
+        self._slots = slots
         self._policy = policy
 
     def candidates(self, running: list[Request]) -> list[Request]:
         """Running requests of which one may be preempted for a running one: the richest tenants'."""
-        if len(self._seats) <= 1:
+        if len(self._slots) <= 1:
             return running
-        richest = self._seats.richest()
+        richest = self._slots.richest()
         return [request for request in running if request.tenant in richest] or running
 
     def owed_to(self, request: Request, running: list[Request], step: Step) -> list[Request]:
-        """Requests that the tenant with most seats may lose to this one, whose tenant has at least two fewer.
+        """Requests that the tenant with most slots may lose to this one, whose tenant has at least two fewer.
 
         None that this step has started, and none whose blocks of this step those have hit.
         """
-        giver = self._seats.owes(request.tenant)
+        giver = self._slots.owes(request.tenant)
         if giver is None:
             return []
         started = {each.request_id for each in (*step.new, *step.resumed)}
@@ -56,16 +56,16 @@ class FairPreemption:
         running: list[Request],
         step: Step,
     ) -> list[Request]:
-        """Requests of the tenant with most seats whose blocks together make this one fit.
+        """Requests of the tenant with most slots whose blocks together make this one fit.
 
         None if those that may be preempted are not enough.
         """
-        giver = self._seats.owes(request.tenant)
+        giver = self._slots.owes(request.tenant)
         if giver is None:
             return []
         owed, victims, num_freed = self.owed_to(request, running, step), list[Request](), 0
         num_short = self._kv.num_blocks_short(request, num_tokens, hit)
-        may_take = self._seats.held(giver) - self._seats.held(request.tenant) - 1
+        may_take = self._slots.held(giver) - self._slots.held(request.tenant) - 1
         while owed and num_freed < num_short and len(victims) < may_take:
             victim = self._policy.victim(owed, request, step.now)
             owed.remove(victim)

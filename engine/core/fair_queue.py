@@ -1,7 +1,7 @@
 """Waiting requests of all tenants, in a max-min fair order.
 
-The tenant with the fewest seats in the batch is first. Among a tenant's own requests, and between tenants
-with as many seats, the policy's order decides. With one tenant there is nothing but the policy's order.
+The tenant with the fewest slots in the batch is first. Among a tenant's own requests, and between tenants
+with as many slots, the policy's order decides. With one tenant there is nothing but the policy's order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain, islice
 from engine.core.policy import WaitingKey
 from engine.core.request import Request
 from engine.core.request_queue import Places, QueueEntry, RequestQueue
-from engine.core.tenant_seats import TenantSeats
+from engine.core.tenant_slots import TenantSlots
 
 LAST = 1 << 30
 """The rank of a tenant that is deferred."""
@@ -25,8 +25,8 @@ _Head = tuple[int, QueueEntry, str, int]
 class FairQueue:
     """A ``RequestQueue`` for each tenant that has somebody waiting; the next one is found in O(log n)."""
 
-    def __init__(self, seats: TenantSeats, is_overdue: Callable[[Request], bool]) -> None:
-        self._seats = seats
+    def __init__(self, slots: TenantSlots, is_overdue: Callable[[Request], bool]) -> None:
+        self._slots = slots
         self._is_overdue = is_overdue
         self._places = Places()
         self._queues: dict[str, RequestQueue] = {}
@@ -43,10 +43,10 @@ class FairQueue:
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody waits beside requests of another tenant, waiting or in the batch."""
+        """Whether requests of several tenants compete: one waits while another's waits or runs."""
         queues = self._queues
         if len(queues) == 1:
-            return not self._seats.are_all_of(next(iter(queues)))
+            return not self._slots.are_all_of(next(iter(queues)))
         return bool(queues)
 
     def __bool__(self) -> bool:
@@ -73,7 +73,7 @@ class FairQueue:
         self._queue_of(request).rekey(request, key)
 
     def touch(self, tenant: str) -> None:
-        """Take note that the tenant's number of seats or its queue has changed."""
+        """Take note that the tenant's number of slots or its queue has changed."""
         if self._only is None and tenant in self._queues:
             self._next_state += 1
             self._states[tenant] = self._next_state
@@ -129,16 +129,16 @@ class FairQueue:
         self._queues[request.tenant].remove(request)
         self._taken_from(request.tenant)
 
-    def take_seat(self, request: Request) -> None:
-        """Let a queued request have a seat in the batch."""
+    def take_slot(self, request: Request) -> None:
+        """Let a queued request have a slot in the batch."""
         is_overdue = self._is_overdue(request)
         self.remove(request)
-        self._seats.take(request, is_overdue=is_overdue)
+        self._slots.take(request, is_overdue=is_overdue)
         self.touch(request.tenant)
 
-    def leave_seat(self, request: Request) -> None:
-        """Take the request's seat in the batch back, if it has one."""
-        if self._seats.give_back(request):
+    def leave_slot(self, request: Request) -> None:
+        """Take the request's slot in the batch back, if it has one."""
+        if self._slots.give_back(request):
             self.touch(request.tenant)
 
     def first(self, count: int) -> list[Request]:
@@ -196,7 +196,7 @@ class FairQueue:
             head = self._queues[tenant].head()
             assert head is not None
             assert head.request is not None
-            rank = self._seats.rank(tenant, is_overdue=self._is_overdue(head.request))
+            rank = self._slots.rank(tenant, is_overdue=self._is_overdue(head.request))
             rank = LAST if tenant in self._deferred else rank
             heapq.heappush(self._heads, (rank, head, tenant, self._states[tenant]))
         self._changed.clear()

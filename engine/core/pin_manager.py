@@ -15,7 +15,7 @@ from engine.core.policy import Pin, PinEnd, RetentionPolicy, StalePrefix
 from engine.core.request import Request
 
 MAX_KEPT = 4096
-"""How many ended pins of each cause have their times kept, where nobody ever takes them."""
+"""Retention times kept for each cause of a pin's end, in case no one takes them."""
 
 
 class PinManager:
@@ -32,7 +32,7 @@ class PinManager:
         self._held_s: dict[str, deque[float]] = {}
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
-        """Let a pin hold the blocks of a request that ends."""
+        """Pin the blocks of a request that ends."""
         self._kv.pin(request, pin.pin_id, pin.num_blocks)
         self._held_since_s[pin.pin_id] = now
 
@@ -49,7 +49,7 @@ class PinManager:
             self._end(pin, cause, now)
 
     def take_superseded(self) -> int:
-        """Blocks that jobs went on without since the last call, and that nobody else held."""
+        """Blocks superseded since the last call that were not referenced elsewhere."""
         num_blocks, self._num_superseded_blocks = self._num_superseded_blocks, 0
         return num_blocks
 
@@ -98,7 +98,7 @@ class PinManager:
     def _revoke_if_enough(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
-        """Revoke nothing in vain: first add up what that would free."""
+        """Revoke only if that frees enough blocks: first add up what it would free."""
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[tuple[Pin, int]] = []
         for pin in self._policy.revocable_for(request, now, last_resort=False):
@@ -116,7 +116,7 @@ class PinManager:
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
 
     def _evict_first(self, stale: StalePrefix, now: float) -> None:
-        """Let blocks that nobody else holds, and the copies of all, be evicted first."""
+        """Let blocks that are not referenced elsewhere, and all offloaded ones, be evicted first."""
         self._cut(stale, now)
         self._num_superseded_blocks += self._kv.evict_first(stale.block_hashes)
         self._loads.superseded(stale.block_hashes)
@@ -134,7 +134,7 @@ class PinManager:
         self._cut_tail(pin, num_blocks, PinEnd.REVOKED, now, by)
 
     def _cut_tail(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float, by: str) -> None:
-        """Take so many blocks off the end of a pin, for request ``by``; without any left it ends."""
+        """Take ``num_blocks`` off the end of a pin, for request ``by``; without any left it ends."""
         if num_blocks >= pin.num_blocks:
             self._end(pin, cause, now, by)
             return

@@ -38,7 +38,7 @@ class Pin:
     """A tip whose blocks are held after its turn ended. Compared by identity.
 
     The policy creates it and may move ``deadline_s``; the scheduler holds the blocks (``num_blocks`` of them,
-    fewer after a partial break) until the pin ends.
+    fewer after a partial revocation) until the pin ends.
     """
 
     pin_id: int
@@ -58,25 +58,25 @@ class StalePrefix:
     """The last blocks of a tip, which no turn will ask for any more: its job went on without them."""
 
     block_hashes: Sequence[BlockHash]
-    """Of the dead blocks, first to last."""
+    """Hashes of the stale blocks, first to last."""
     num_kept_blocks: int
-    """Of the tip, before them."""
+    """How many blocks of the tip come before them."""
     pin: Pin | None
-    """The tip's, if it had one when this was decided."""
+    """The tip's pin, if it had one when this was decided."""
     by: str
     """Request that went on without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy is told about the engine it decides for."""
+    """What a policy knows of the engine it decides for."""
 
     block_size: int
     num_blocks: int
     """Usable blocks in the pool (the null block not counted)."""
     tracer: Tracer | None = None
     num_host_blocks: int = 0
-    """Copies that fit in host memory, where what is computed is also kept to be loaded back; 0: it is not."""
+    """Blocks that fit in host memory, to which computed blocks are offloaded; 0: there is no host tier."""
 
     @property
     def has_host_tier(self) -> bool:
@@ -85,12 +85,12 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDescription:
-    """What a policy was made from: enough to make it anew."""
+    """What a policy was made from: enough to create it again."""
 
     name: str
-    """As command lines have it."""
+    """The name as a command line gives it."""
     options: dict[str, float | int | str | bool | None] = field(default_factory=dict)
-    """All of them by name, defaults included."""
+    """All options by name, defaults included."""
     estimator_state: str | None = None
     """What it has learned of tools by now, as its state file has it (JSON); None: nothing."""
 
@@ -138,7 +138,7 @@ class QueuePolicy:
         return ()
 
     def on_request_gone(self, request: Request, now: float) -> None:
-        """A request was aborted or failed. One that ends by itself is told to ``on_turn_end`` instead."""
+        """A request was aborted or failed. For one that ends by itself ``on_turn_end`` is called instead."""
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
         """Which running request to preempt (it may be the requester)."""
@@ -150,7 +150,7 @@ class RetentionPolicy:
     end and signals arrive, and by the pin manager.
 
     The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``revocable_for``
-    and ``pins``, too, and is told of their end.
+    and ``pins``, too, and implements ``on_pin_ended``.
     """
 
     wants_signals: bool = False
@@ -169,7 +169,10 @@ class RetentionPolicy:
         return None
 
     def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        """Pins this requester may break, cheapest first; all of them if ``last_resort`` (nothing runs)."""
+        """Pins that may be revoked for this requester, cheapest first.
+
+        With ``last_resort`` nothing else runs: then all of them.
+        """
         return iter(())
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
@@ -229,7 +232,7 @@ class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
     """All that a policy is asked. Inherit from ``FcfsPolicy`` and answer what you decide differently."""
 
     name: str
-    """As command lines have it."""
+    """The name as a command line gives it."""
 
     def describe(self) -> PolicyDescription:
         """What it is, for the head of a trace."""

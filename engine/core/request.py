@@ -95,15 +95,15 @@ class Request:
     ) -> None:
         self.request_id = request_id
         self.external_id = external_id or request_id
-        """As its client knows it."""
+        """The id by which its client knows it."""
         self.sampling_params = sampling_params
         self.arrival_time = arrival_time
         self.priority = priority
         self.job = job
         self.tenant = (job and job.tenant) or ""
-        """With whom it shares; requests of nobody who is named are one tenant's."""
+        """Whose share of the engine it uses; all requests without a name are one tenant's."""
         self.owner = (job and job.owner) or ""
-        """Whose API key it came with, by name; empty: of no owner."""
+        """Name of the API key it came with; empty: no owner."""
 
         self.all_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)

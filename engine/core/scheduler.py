@@ -5,7 +5,7 @@ has of it, runs step by step, gets the tokens that were sampled, and ends. What 
 asked for every choice, the blocks of a turn that ended may be pinned for the next one, and what another tier
 holds is loaded before the request runs.
 
-Pure: it is told the time and never looks at a clock, a socket or a tensor.
+Pure: the time is an argument, and it never reads a clock, a socket or a tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.core.scheduler_report import (
 from engine.core.step import Step
 from engine.core.step_shares import StepShares
 from engine.core.steps_in_flight import StepsInFlight
-from engine.core.tenant_seats import TenantSeats
+from engine.core.tenant_slots import TenantSlots
 from engine.core.token_grammar import TokenGrammar
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.row_failures import NOT_NUMBERS
@@ -78,16 +78,16 @@ class Scheduler:
         self.steps = StepsInFlight(
             self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
         )
-        self.seats = TenantSeats()
-        self._fairness = FairPreemption(self.kv, self.seats, policy)
+        self.slots = TenantSlots()
+        self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.shares = StepShares()
-        self.waiting = FairQueue(self.seats, policy.is_overdue)
+        self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
-        """Requests that wait for their grammar to be compiled, and hold up nobody."""
+        """Requests that wait for their grammar to be compiled; those behind them go first."""
         self.running: list[Request] = []
         self.pause_state = PauseState.UNPAUSED
         self.replan_at_once = False
-        """Whether the last plan took blocks or a seat away and may not have handed them on.
+        """Whether the last plan took blocks or a slot away and may not have handed them on.
 
         Another plan, made at once, may then schedule more.
         """
@@ -149,7 +149,7 @@ class Scheduler:
         return outputs
 
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
-        """Tell the policy that a tool call or a job changed state; returns its new decision on the turn."""
+        """Inform the policy that a tool call or a job changed state; returns its new decision on the turn."""
         receipt = self.policy.on_signal(signal, now)
         self.pins.expire(now)
         return receipt
@@ -188,7 +188,7 @@ class Scheduler:
             self._schedule_waiting(step)
         self.replan_at_once = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
-        assert self._num_seats <= self.config.max_num_seqs
+        assert self._num_slots <= self.config.max_num_seqs
         assert len(step.num_scheduled) <= len(self.running)
         return self._make_plan(step)
 
@@ -248,7 +248,7 @@ class Scheduler:
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
         behind_unfit = False
-        while step.budget > 0 and self._has_seat(step):
+        while step.budget > 0 and self._has_slot(step):
             request = self.waiting.peek()
             if request is None or request in step.preempted:
                 break
@@ -315,7 +315,7 @@ class Scheduler:
             return False
         blocks = self.kv.allocate_slots(request, num_new, hit)
         assert blocks is not None, "it was found to fit"
-        self.waiting.take_seat(request)
+        self.waiting.take_slot(request)
         request.num_computed_tokens = num_hit_tokens
         self._start(request, num_new, blocks, step)
         self._record_admission(request, num_hit_tokens, step.now)
@@ -325,7 +325,7 @@ class Scheduler:
         """Whether the request surely does not fit yet: to look a long prompt up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
-        if self.seats.owes(request.tenant) is not None:
+        if self.slots.owes(request.tenant) is not None:
             return False
         missing = self.kv.min_missing_blocks(request)
         if missing > 0 and self.kv.num_pins:
@@ -342,7 +342,7 @@ class Scheduler:
         """
         if not self._make_fit(request, request.num_tokens, hit, step):
             return False
-        self.waiting.take_seat(request)
+        self.waiting.take_slot(request)
         self.loads.start(request, hit, num_tokens)
         self._record_admission(request, request.num_computed_tokens + num_tokens, step.now)
         return True
@@ -383,7 +383,7 @@ class Scheduler:
     def _make_fit(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
         """Whether a waiting request fits, if need be after pins were revoked or requests preempted.
 
-        Preempted are only requests of a tenant that has more seats.
+        Preempted are only requests of a tenant that has more slots.
         """
         if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
             return True
@@ -399,7 +399,7 @@ class Scheduler:
     def _will_fit_after_inflight(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]
     ) -> bool:
-        """Whether the request fits once the steps under way are back: then nobody else is to lose blocks.
+        """Whether the request fits once the steps under way are back; then no other one need lose blocks.
 
         A request that runs alone waits for them in any case.
         """
@@ -418,7 +418,7 @@ class Scheduler:
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
     ) -> bool:
-        """Preempt requests of the tenant with most seats until this one fits.
+        """Preempt requests of the tenant with most slots until this one fits.
 
         False if that is not enough, or if it will fit when the steps that use their blocks are back.
         """
@@ -446,21 +446,21 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
-        self.waiting.leave_seat(victim)
+        self.waiting.leave_slot(victim)
         self._counts.num_preemptions += 1
         self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
         return int(position < index)
 
-    # ---- seats in the batch ----
+    # ---- slots in the batch ----
 
     @property
-    def _num_seats(self) -> int:
-        """Seats in the batch that are taken, those of requests that are being loaded included."""
+    def _num_slots(self) -> int:
+        """Slots in the batch that are taken, those of requests that are being loaded included."""
         return len(self.running) + self.loads.num_requests
 
-    def _has_seat(self, step: Step) -> bool:
-        """Whether a seat is free, if need be after the tenant with most has lost one to the next request."""
-        if self._num_seats < self.config.max_num_seqs:
+    def _has_slot(self, step: Step) -> bool:
+        """Whether a slot is free, if need be after the tenant with most has lost one to the next request."""
+        if self._num_slots < self.config.max_num_seqs:
             return True
         request = self.waiting.peek() if self.waiting.is_contended else None
         if request is None or request in step.preempted:
@@ -475,7 +475,7 @@ class Scheduler:
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Append what a step sampled and end the requests that are done; returns what clients are told.
+        """Append what a step sampled and end the requests that are done; returns the outputs for clients.
 
         A token of a request that has ended meanwhile is dropped.
         """
@@ -524,7 +524,7 @@ class Scheduler:
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """End a request that has left its queue and whose status says how: pin its blocks or free them."""
         request_id = request.request_id
-        self.waiting.leave_seat(request)
+        self.waiting.leave_slot(request)
         self.shares.gone(request)
         self.steps.leave(request)
         pin = None
@@ -569,7 +569,7 @@ class Scheduler:
         if done:
             self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
-            assert done, "nobody held anything"
+            assert done, "no request or load had blocks"
         return done
 
     def close(self, now: float) -> None:
@@ -577,7 +577,7 @@ class Scheduler:
         self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
         self.policy.close()
 
-    # ---- what it tells ----
+    # ---- reports ----
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request has not ended, waiting or running."""

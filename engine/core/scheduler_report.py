@@ -13,7 +13,7 @@ from engine.core.pin_manager import PinManager
 from engine.core.policy import SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.steps_in_flight import StepsInFlight
-from engine.core.tenant_seats import TenantSeats
+from engine.core.tenant_slots import TenantSlots
 from engine.messages import SchedulerStats
 
 
@@ -67,7 +67,7 @@ class SchedulerView(Protocol):
     kv: KVCacheManager
     loads: PendingKVLoads
     pins: PinManager
-    seats: TenantSeats
+    slots: TenantSlots
     steps: StepsInFlight
     requests: dict[str, Request]
     waiting: FairQueue
@@ -158,7 +158,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
     pins = list(scheduler.policy.pins())
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks
-    scheduler.seats.check_invariants([*scheduler.running, *scheduler.loads.requests])
+    scheduler.slots.check_invariants([*scheduler.running, *scheduler.loads.requests])
     scheduler.steps.check_invariants()
     scheduler.loads.check_invariants()
     kv.check_invariants()

@@ -39,7 +39,7 @@ class Step:
     """Called with each request just before it joins the batch, once its cached tokens are known."""
 
     def allowed_of(self, request: Request, num_tokens: int) -> int:
-        """How many of so many tokens the step has for a request that is about to start."""
+        """How many of ``num_tokens`` the step has left for a request that is about to start."""
         return num_tokens if self.limit is None else self.limit.of_new(request, num_tokens)
 
     def commit(self, request: Request, num_tokens: int, blocks: list[KVCacheBlock]) -> None:
@@ -59,7 +59,7 @@ class Step:
         return True
 
     def to_output(self, kv: KVCacheManager, finished_req_ids: set[str]) -> SchedulerOutput:
-        """The plan, which also tells the worker who has ended since the last one."""
+        """The plan, which also lists the requests that have ended since the last one."""
         return SchedulerOutput(
             scheduled_new_reqs=[
                 NewRequestData(
@@ -79,7 +79,7 @@ class Step:
         )
 
     def _cached_requests(self, kv: KVCacheManager) -> CachedRequestData:
-        """Requests that the worker knows: of those that were preempted it is told everything again."""
+        """Requests that the worker knows; preempted ones are sent to it in full again."""
         new_blocks = self.new_blocks
         cached = CachedRequestData()
         for request in self.running:

@@ -20,7 +20,7 @@ RECENT_S = 10.0
 """An owner that has asked for something within this time may ask again, so no step is to be long."""
 FLOOD_REQUESTS = 8
 """An owner with as many open requests is a flood: it does not wait for one answer before the next."""
-BESIDE, BESIDE_FLOOD = 1.0, 0.25
+SHARED, SHARED_WITH_FLOOD = 1.0, 0.25
 """How much longer the others may make a step that serves owners who want little, as a ratio."""
 BEFORE = 1.0
 """How much longer than an empty step one of a flood alone may be: another owner may come while it runs."""
@@ -78,13 +78,13 @@ class StepLimit:
     """Tokens that each of their running requests may have."""
 
     def of_running(self, request: Request, num_tokens: int) -> int:
-        """How many of so many tokens a running request may have."""
+        """How many of ``num_tokens`` a running request may have."""
         if request.owner not in self.owners:
             return num_tokens
         return min(num_tokens, self.granted.get(request.request_id, 0))
 
     def of_new(self, request: Request, num_tokens: int) -> int:
-        """How many of so many tokens a request that starts may have of what the running ones leave."""
+        """How many of ``num_tokens`` a starting request may have of what the running ones leave."""
         return num_tokens if request.owner not in self.owners else min(num_tokens, self.num_left)
 
     def started(self, request: Request, num_tokens: int) -> None:
@@ -160,7 +160,7 @@ class StepShares:
         is_flood = any(num_open[owner] >= FLOOD_REQUESTS for owner in heavy)
         if len(heavy) < len(wanted):
             light = sum(tokens for owner, tokens in wanted.items() if owner not in heavy)
-            num_tokens = (empty_step + light) * (BESIDE_FLOOD if is_flood else BESIDE)
+            num_tokens = (empty_step + light) * (SHARED_WITH_FLOOD if is_flood else SHARED)
         elif is_flood and len(wanted) < len(self._seen_s):
             num_tokens = empty_step * BEFORE
         else:

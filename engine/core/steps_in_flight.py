@@ -1,6 +1,6 @@
 """Steps whose output is yet to come, where the next one is planned before that (async scheduling).
 
-Known of each: which requests take part in it, and which blocks nobody else may have until it is back.
+For each: which requests take part in it, and which blocks stay allocated until it is back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A grammar as the core sees it: it is given tokens, and says whether they are allowed."""
+"""A grammar as the core sees it: it takes tokens and returns whether they are allowed."""
 
 from __future__ import annotations
 

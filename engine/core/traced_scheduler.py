@@ -1,4 +1,4 @@
-"""Stands around a scheduler and writes its trace: what it is told, what each step found and decided.
+"""Stands around a scheduler and writes its trace: its inputs, and what each step found and decided.
 
 The scheduler knows nothing of traces. The record of an input is emitted after all that the input caused, and
 so closes its group of records; the policy emits its own in between.
@@ -35,7 +35,7 @@ class TracedScheduler:
         self._inputs = InputTrace(tracer, self._steps, scheduler.kv.block_size)
 
     def __getattr__(self, name: str) -> Any:
-        """What only tells of the scheduler needs no record."""
+        """Methods that only read the scheduler need no record."""
         return getattr(self._scheduler, name)
 
     def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:

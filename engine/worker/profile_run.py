@@ -63,7 +63,7 @@ def measure_gpu_steps(
     backend = GPUBackend(loaded, pool, spec.places, config, group)
     del pool
     backend.capture()
-    backend.rehearse()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
+    backend.warm_up()  # last: capturing frees the allocator's cached memory, which holds the steps' peak
     torch.cuda.synchronize(loaded.device)
     taken = available - available_bytes(loaded.device)
     del backend

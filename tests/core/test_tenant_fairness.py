@@ -16,7 +16,7 @@ from engine.core.fair_queue import FairQueue
 from engine.core.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request
 from engine.core.step_shares import StepCost
-from engine.core.tenant_seats import TenantSeats
+from engine.core.tenant_slots import TenantSlots
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
@@ -66,18 +66,18 @@ OPERATIONS = st.lists(
 def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -> None:
     """Any operations: the next request is of the tenant with fewest places, and of these first by key and
     arrival, as looking at all of them would find it."""
-    seats = TenantSeats()
-    queue = FairQueue(seats, lambda request: False)
+    slots = TenantSlots()
+    queue = FairQueue(slots, lambda request: False)
     waiting: dict[Request, tuple[int, int]] = {}
-    seated: list[Request] = []
+    with_slot: list[Request] = []
     for number, (operation, tenant, key) in enumerate(operations):
         if operation in ("add", "prepend"):
             new = request_of(tenant, number)
             getattr(queue, operation)(new, (key,))
             waiting[new] = (key, number if operation == "add" else -number)
-        elif operation == "end" and seated:
-            ended = seated.pop(key % len(seated))
-            seats.give_back(ended)
+        elif operation == "end" and with_slot:
+            ended = with_slot.pop(key % len(with_slot))
+            slots.give_back(ended)
             queue.touch(ended.tenant)
         elif waiting and operation == "rekey":
             last = list(waiting)[-1]
@@ -90,22 +90,22 @@ def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -
             queue.skip()
             queue.resume()
         elif waiting and operation == "start":
-            expected = min(waiting, key=lambda each: (seats.held(each.tenant), *waiting[each]))
+            expected = min(waiting, key=lambda each: (slots.held(each.tenant), *waiting[each]))
             assert queue.peek() is expected
             started = queue.pop()
             del waiting[started]
-            seats.take(started, is_overdue=False)
+            slots.take(started, is_overdue=False)
             queue.touch(started.tenant)
-            seated.append(started)
+            with_slot.append(started)
         assert len(queue) == len(waiting)
         assert set(queue) == set(waiting)
-        seats.check_invariants(seated)
+        slots.check_invariants(with_slot)
 
 
 def test_a_flood_of_overdue_requests_passes_nobody() -> None:
     """One of a tenant at a time stands with those that have nothing; then others are next again."""
-    seats = TenantSeats()
-    queue = FairQueue(seats, lambda request: request.tenant == "flood")
+    slots = TenantSlots()
+    queue = FairQueue(slots, lambda request: request.tenant == "flood")
     for number in range(4):
         queue.add(request_of("flood", number), (0,))
     order = []
@@ -116,7 +116,7 @@ def test_a_flood_of_overdue_requests_passes_nobody() -> None:
         assert request is not None
         order.append(request.tenant)
         queue.remove(request)
-        seats.take(request, is_overdue=request.tenant == "flood")
+        slots.take(request, is_overdue=request.tenant == "flood")
         queue.touch(request.tenant)
     assert order == ["flood", "flood", "quiet", "flood"]
 

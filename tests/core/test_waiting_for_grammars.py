@@ -9,7 +9,7 @@ from tests.core.engine_room import CountingGrammar, EngineRoom
 
 
 def test_a_request_that_awaits_its_grammar_holds_nothing_and_nobody() -> None:
-    """Who came after it runs and ends; it takes no block, no seat and no place in the queue."""
+    """Who came after it runs and ends; it takes no block, no slot and no place in the queue."""
     room = EngineRoom(max_num_seqs=1)
     request = room.add("first", [1] * 10, awaits_grammar=True)
     room.add("second", [2] * 10)

@@ -1,7 +1,7 @@
 """The pool of KV blocks: who holds each block, which are free, and which of those are still cached.
 
-A block is free when nobody refers to it. A free block keeps its hash, and the prefix cache finds it until it
-is evicted for something else. Empty blocks are used first, then stale ones, whose content nobody is expected
+A block without references is free. A free block keeps its hash, and the prefix cache finds it until it is
+evicted for something else. Empty blocks are used first, then stale ones, whose content no request is expected
 to ask for, then the other cached ones, least recently used first.
 """
 

@@ -94,7 +94,7 @@ class BlockTier:
         return slot
 
     def fill(self, slot: int, block_hash: BlockHash | None) -> None:
-        """Let a reserved slot hold this content, as the most recently used; None if it is of no use."""
+        """Put this content into a reserved slot, as the most recently used; None if it is of no use."""
         self._reserved.remove(slot)
         if block_hash is None or block_hash in self:
             self._free.append(slot)

@@ -1,6 +1,6 @@
-"""The interface to a second tier of KV blocks, which keeps copies of them: V1's KVConnector, scheduler side.
+"""The interface to a second tier, to which KV blocks are offloaded: V1's KVConnector, scheduler side.
 
-It keeps the books only: the worker copies what the plan says.
+It keeps the index only: the worker makes the copies that a plan lists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KVConnector(Protocol):
         """
 
     def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
-        """Keep copies of the blocks that are new: once the next plan has run they hold this content."""
+        """Offload the blocks that are new to the tier: once the next plan has run it has their content."""
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         """Take the transfers that go with the plan being made, once per plan."""
@@ -74,16 +74,16 @@ class KVConnector(Protocol):
         """Counts of writes to disk since the last call."""
 
     def request_finished(self, request: Request) -> None:
-        """Note that a request, ended or preempted, frees its blocks: its copies were just in use."""
+        """Note that a request, ended or preempted, frees its blocks: they count as used just now."""
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Let the copies of a chain's end be evicted first: nobody is expected to ask for them."""
+        """Let the offloaded blocks of a stale prefix be evicted first."""
 
     def evict(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Evict copies whose content is of no use, except for those that are being loaded."""
+        """Evict offloaded blocks whose content is of no use, except for those that are being loaded."""
 
     def reset_cache(self) -> bool:
-        """Evict every copy; False, and nothing is changed, while a load reads any."""
+        """Evict every offloaded block; False, and nothing is changed, while a load reads any."""
 
     def statistics(self) -> KVConnectorStatistics:
         """Capacity and use as they are now."""

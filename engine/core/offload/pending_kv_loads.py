@@ -1,6 +1,6 @@
 """Requests whose KV is being loaded from another tier: between the queue and the batch.
 
-Such a request was admitted. It has blocks for all its tokens and a seat in the batch, so once its load has
+Such a request was admitted. It has blocks for all its tokens and a slot in the batch, so once its load has
 ended, only the step's budget can keep it from running. A load holds the blocks it writes, as a request or a
 pin does: they outlive a request that is aborted meanwhile.
 """
@@ -59,7 +59,7 @@ class PendingKVLoads:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have a seat in the batch and are not in it yet."""
+        """Requests that have a slot in the batch and are not in it yet."""
         return len(self._loading) + len(self._ready)
 
     @property
@@ -151,7 +151,7 @@ class PendingKVLoads:
         """Add the transfers to a plan whose tokens count as computed.
 
         These are the loads that were started, and stores of the blocks that are full of known tokens then.
-        What a request that was just admitted has hit is offered, too, as its copies may be gone.
+        What a request that was just admitted has hit is offered, too, as its offloaded blocks may be gone.
         """
         connector = self._connector
         if not connector.has_tier:
@@ -172,20 +172,20 @@ class PendingKVLoads:
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
 
     def release(self, request: Request) -> None:
-        """Tell the other tier that the request frees its blocks: their copies were in use until now."""
+        """Note for the other tier that the request frees its blocks, which were in use until now."""
         self._num_offered.pop(request.request_id, None)
         self._connector.request_finished(request)
 
     def evict(self, request: Request) -> None:
-        """Evict the copies of the request's blocks, whose content is of no use."""
+        """Evict the request's offloaded blocks, whose content is of no use."""
         self._connector.evict(request.block_hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Let copies that nobody is expected to ask for be evicted first."""
+        """Let these offloaded blocks, which are stale, be evicted first."""
         self._connector.superseded(block_hashes)
 
     def reset_cache(self) -> bool:
-        """Evict all copies; False while a load reads any."""
+        """Evict all offloaded blocks; False while a load reads any."""
         return self._connector.reset_cache()
 
     def take_counts(self) -> LoadCounts:

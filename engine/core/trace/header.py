@@ -14,7 +14,7 @@ from tracing.events import TraceHeader
 def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
     """Describe the scheduler and its policy.
 
-    ``from_start``: nothing has come in yet, so what the policy had learned before is told, too.
+    ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
     policy, config = scheduler.policy.describe(), scheduler.config
     disk = scheduler.loads.disk_level or NO_DISK

@@ -1,4 +1,4 @@
-"""Makes the trace events of what a scheduler is told; asked only while somebody wants them.
+"""Makes the trace events of a scheduler's inputs; called only while tracing is on.
 
 An input's event is emitted after the events of its effects, and so ends their group. Of tokens and hashes
 only what a replay needs is kept: the name of each block, once, and the tokens that a policy looks at.

@@ -20,7 +20,7 @@ from engine.worker.gpu.prompt_attention import select_prompt_attention
 from engine.worker.gpu.sampling_ops import select_sampling_ops
 from engine.worker.gpu.streams import streams_of
 from engine.worker.gpu.triton_paged import TritonPagedAttention
-from engine.worker.gpu.warm_up import rehearse
+from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.models.decoder import Decoder
@@ -66,9 +66,9 @@ class GPUBackend:
         model = with_fused_steps(loaded.model, self.attention, select_ops(device), max_model_len)
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Run warm-up steps of all kinds; the contents of the pool do not change."""
-        rehearse(self._forward, self._batch, self._sampler, self._limits, self._max_model_len)
+        run_warm_up(self._forward, self._batch, self._sampler, self._limits, self._max_model_len)
 
     def capture(self) -> None:
         """Capture the CUDA graphs."""

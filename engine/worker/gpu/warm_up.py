@@ -61,7 +61,7 @@ def warm_up_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepL
 
 
 @torch.inference_mode()
-def rehearse(
+def run_warm_up(
     forward: Forward, batch: DeviceBatch, sampler: DeviceSampler, limits: SchedulerConfig, max_model_len: int
 ) -> None:
     """Run all warm-up steps; sample the most requests with the usual and the most expensive parameters."""

@@ -255,11 +255,11 @@ class LifeReader:
         return num_tokens > step.free_blocks * self._block_size
 
     def _had_room(self, snapshot: StepSnapshot, step: StepDecision) -> bool:
-        """Whether tokens of the budget and a seat were left over."""
-        num_seats = len(snapshot.running) - len(step.preempted) + len(step.new) + len(step.resumed)
-        num_seats += snapshot.num_loading + len(step.loads)
+        """Whether tokens of the budget and a slot were left over."""
+        num_slots = len(snapshot.running) - len(step.preempted) + len(step.new) + len(step.resumed)
+        num_slots += snapshot.num_loading + len(step.loads)
         max_num_seqs = self.header.max_num_seqs if self.header is not None else 0
-        return step.total_tokens < snapshot.token_budget and not 0 < max_num_seqs <= num_seats
+        return step.total_tokens < snapshot.token_budget and not 0 < max_num_seqs <= num_slots
 
     def _take_output(self, output: StepOutput) -> None:
         self._at(output.now)

@@ -14,7 +14,7 @@ class WaitClock:
 
     now: float = 0.0
     memory_s: float = 0.0
-    """Seconds in which the engine had budget and seats to give, but not the memory."""
+    """Seconds in which the engine had budget and slots to give, but not the memory."""
     waiting: float = 0.0
     """Queue length times seconds."""
     pinned: float = 0.0

@@ -44,7 +44,7 @@ class Span:
     start_s: float
     end_s: float
     memory_s: float = 0.0
-    """Of a wait: so much of it while the engine had budget and seats to give, but not the memory."""
+    """Of a wait: so much of it while the engine had budget and slots to give, but not the memory."""
 
     @property
     def duration_s(self) -> float:
@@ -63,7 +63,7 @@ class Seconds:
     """Where time went. The fields add up to the time that was looked at."""
 
     queue_s: float = 0.0
-    """Waiting for its place: for the step under way, the token budget, a seat, or the policy's leave."""
+    """Waiting for the step in flight, the token budget, a free batch slot or the policy's consent."""
     memory_s: float = 0.0
     """Waiting for memory: for its own, or behind others that wait for theirs."""
     load_s: float = 0.0

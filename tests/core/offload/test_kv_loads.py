@@ -153,7 +153,7 @@ def test_a_preempted_request_is_loaded_back() -> None:
 
 
 def test_a_loaded_request_needs_nothing_but_its_turn() -> None:
-    """It has its seat and all its blocks from the start: those behind it in the queue cannot take them."""
+    """It has its slot and all its blocks from the start: those behind it in the queue cannot take them."""
     room = evicted(ends((3, True)), max_num_seqs=2)
     room.add("again", tokens(0, 32), max_tokens=1)
     for i in range(6):

@@ -67,13 +67,13 @@ def record_launches() -> set[str]:
     return kinds
 
 
-def rehearse(options: dict[str, Any]) -> None:
+def warm_up(options: dict[str, Any]) -> None:
     """As at a GPU's start, over a pool of two blocks."""
     config = engine_config(**options)
     loaded = load_model(config.model)
     spec = spec_of(loaded, config.cache.block_size)
     pool = spec.allocate(2, loaded.device)
-    GPUBackend(loaded, pool, spec.places, config, ALONE).rehearse()
+    GPUBackend(loaded, pool, spec.places, config, ALONE).warm_up()
 
 
 def serve(options: dict[str, Any]) -> None:
@@ -97,10 +97,10 @@ def main(folder: str) -> None:
     options = {"model": folder, "device": "cpu", "attention_backend": "triton", "load_format": "dummy"}
     limits = {"max_model_len": 2000, "max_num_seqs": 37, "max_num_batched_tokens": 512}
     kinds = record_launches()
-    rehearse(options | limits)
-    rehearsed = set(kinds)
+    warm_up(options | limits)
+    warmed_up = set(kinds)
     serve(options | limits)
-    json.dump([len(rehearsed), sorted(kinds - rehearsed)], sys.stdout)
+    json.dump([len(warmed_up), sorted(kinds - warmed_up)], sys.stdout)
 
 
 if __name__ == "__main__":

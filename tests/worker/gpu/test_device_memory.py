@@ -41,7 +41,7 @@ class Path:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         self._memory.kept = max(self._memory.kept, PEAK)
 
     def capture(self) -> None:

@@ -1,4 +1,4 @@
-"""A request does not wait for a compiler: what is served was rehearsed."""
+"""A request does not wait for a compiler: every kernel that serves was compiled by the warm-up runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.loading.tiny_models import make_model_folder
 pytestmark = pytest.mark.slow
 
 
-def test_serving_launches_no_kernel_that_was_not_rehearsed(tmp_path: Path) -> None:
+def test_serving_launches_no_kernel_that_was_not_warmed_up(tmp_path: Path) -> None:
     """Whatever numbers of requests and tokens come, and whatever they ask for."""
     folder = make_model_folder(
         tmp_path / "model",
@@ -38,6 +38,6 @@ def test_serving_launches_no_kernel_that_was_not_rehearsed(tmp_path: Path) -> No
         text=True,
         check=True,
     )
-    num_rehearsed, later = json.loads(done.stdout.splitlines()[-1])
-    assert num_rehearsed > 10
+    num_warmed_up, later = json.loads(done.stdout.splitlines()[-1])
+    assert num_warmed_up > 10
     assert not later

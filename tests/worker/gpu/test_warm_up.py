@@ -1,4 +1,4 @@
-"""A rehearsal goes through steps of every kind and leaves nothing behind."""
+"""Warm-up runs go through steps of every kind and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.worker.gpu import device_sampler
 from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
-from engine.worker.gpu.warm_up import rehearse, warm_up_steps
+from engine.worker.gpu.warm_up import run_warm_up, warm_up_steps
 from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.conftest import ModelFolders
@@ -37,14 +37,14 @@ def test_steps_are_ones_that_may_come(max_num_seqs: int, budget: int) -> None:
 
 
 @pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((1, 4))])
-def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folders: ModelFolders) -> None:
+def test_warm_up_runs_leave_nothing_behind(graph_sizes: GraphSizes, model_folders: ModelFolders) -> None:
     """The pool is as it was, and what is served afterwards is what would be served without."""
     folder = model_folders("qwen3")
     engine = DeviceEngine(
         folder, graph_sizes=graph_sizes, pool_filled_with=0.5, max_num_seqs=4, max_num_batched_tokens=40
     )
     limits = engine.scheduler.config
-    rehearse(engine.forward, engine.batch, engine.sampler, limits, max_model_len=128)
+    run_warm_up(engine.forward, engine.batch, engine.sampler, limits, max_model_len=128)
     assert (engine.pool == 0.5).all()
     prompt = random_tokens(50, seed=1)
     outputs = engine.run_all({"r": prompt}, lambda _: GREEDY)
@@ -53,7 +53,7 @@ def test_a_rehearsal_leaves_nothing_behind(graph_sizes: GraphSizes, model_folder
 
 
 @pytest.mark.slow
-def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_are_warmed_up(model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are. Limits
     are searched for among logits of both types that there are: a kernel for each."""
     floors, searched = TritonSamplingOps.floors, set()
@@ -73,6 +73,6 @@ def test_the_kernels_are_rehearsed(model_folders: ModelFolders, monkeypatch: pyt
     )
     spec = spec_of(loaded, block_size=4)
     pool = spec.allocate(2, loaded.device)
-    GPUBackend(loaded, pool, spec.places, config, ALONE).rehearse()
+    GPUBackend(loaded, pool, spec.places, config, ALONE).warm_up()
     assert not pool.any()
     assert searched == {torch.float16, torch.float32}

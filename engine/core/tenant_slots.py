@@ -1,6 +1,6 @@
-"""How many seats in the batch each tenant has, and who owes one to whom.
+"""How many slots in the batch each tenant has, and who owes one to whom.
 
-Seats are shared max-min fairly among the tenants that want some now; a tenant that is alone may have all.
+Slots are shared max-min fairly among the tenants that want some now; a tenant that is alone may have all.
 Which of a tenant's own requests has one is decided elsewhere.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from engine.core.request import Request
 
 
-class TenantSeats:
-    """Seats in the batch by tenant, those of requests that are being loaded included."""
+class TenantSlots:
+    """Slots in the batch by tenant, those of requests that are being loaded included."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
         self._tenants: dict[str, str] = {}
-        """The tenant of each request that has a seat."""
+        """The tenant of each request that has a slot."""
         self._by_right: dict[str, str] = {}
-        """A tenant's request that got its seat out of turn, as it had waited for too long."""
+        """A tenant's request that got its slot out of turn, as it had waited for too long."""
 
     def __len__(self) -> int:
         """How many tenants have any."""
@@ -28,20 +28,20 @@ class TenantSeats:
         return not self._held or (len(self._held) == 1 and tenant in self._held)
 
     def held(self, tenant: str) -> int:
-        """How many seats the tenant has."""
+        """How many slots the tenant has."""
         return self._held.get(tenant, 0)
 
     def rank(self, tenant: str, *, is_overdue: bool) -> int:
         """The tenant's rank in the queue, the smallest first.
 
-        A request that has waited for too long ranks with tenants that have no seat, one of a tenant at a
-        time: a flood of them makes nobody else wait.
+        A request that has waited for too long ranks with tenants that have no slot, one of a tenant at a
+        time: a flood of them makes no other tenant wait.
         """
         held = self._held.get(tenant, 0)
         return 0 if is_overdue and held and tenant not in self._by_right else held
 
     def take(self, request: Request, *, is_overdue: bool) -> None:
-        """Give the request a seat."""
+        """Give the request a slot."""
         tenant, request_id = request.tenant, request.request_id
         if is_overdue and tenant in self._held:
             self._by_right.setdefault(tenant, request_id)
@@ -49,7 +49,7 @@ class TenantSeats:
         self._held[tenant] = self._held.get(tenant, 0) + 1
 
     def give_back(self, request: Request) -> bool:
-        """Take the request's seat back; False if it has none."""
+        """Take the request's slot back; False if it has none."""
         tenant = self._tenants.pop(request.request_id, None)
         if tenant is None:
             return False
@@ -61,20 +61,20 @@ class TenantSeats:
         return True
 
     def owes(self, tenant: str) -> str | None:
-        """The tenant with most seats, if it would have no fewer than this one after giving it one."""
+        """The tenant with most slots, if it would have no fewer than this one after giving it one."""
         most = max(self._held, key=self._held.__getitem__, default=None)
         if most is None or self._held[most] - self.held(tenant) < 2:
             return None
         return most
 
     def richest(self) -> set[str]:
-        """The tenants that have as many seats as any other."""
+        """The tenants that have as many slots as any other."""
         most = max(self._held.values())
         return {tenant for tenant, held in self._held.items() if held == most}
 
-    def check_invariants(self, seated: list[Request]) -> None:
-        """Raise AssertionError unless exactly these requests have a seat."""
-        assert self._tenants == {request.request_id: request.tenant for request in seated}
-        assert sum(self._held.values()) == len(seated)
+    def check_invariants(self, with_slot: list[Request]) -> None:
+        """Raise AssertionError unless exactly these requests have a slot."""
+        assert self._tenants == {request.request_id: request.tenant for request in with_slot}
+        assert sum(self._held.values()) == len(with_slot)
         assert all(self._held.values())
         assert all(self._tenants[request_id] == tenant for tenant, request_id in self._by_right.items())
