@@ -50,7 +50,7 @@ class Caller:
         await connection.ask(connection.request("GET", path))
 
     async def all_at_once(self, prompts: Sequence[Prompt], num_tokens: int) -> float:
-        """Seconds until each of these prompts has been answered with so many tokens."""
+        """Seconds until each of these prompts has been answered with ``num_tokens`` tokens."""
         connections = self._connected(len(prompts))
         requests = [self._request(prompt, num_tokens) for prompt in prompts]
         began = time.perf_counter()
@@ -65,7 +65,7 @@ class Caller:
     async def one_after_another(
         self, prompts: Sequence[Prompt], num_callers: int
     ) -> tuple[float, list[float]]:
-        """One token for each prompt, by so many callers at a time: seconds of all, and of each."""
+        """One token for each prompt, by several callers at a time: seconds of all, and of each."""
         connections = self._connected(num_callers)
         requests = [self._request(prompt, 1) for prompt in prompts]
         latencies_s: list[float] = []

@@ -199,4 +199,4 @@ QUICK: Sequence[Case] = (
     Http(num_callers=1, num_requests=4),
     Http(num_callers=4, num_requests=8),
 )
-"""Too little to judge by: whether all works."""
+"""Too little to measure: a check that everything works."""

@@ -37,7 +37,7 @@ The cases, each in every round:
   prefill   4 prompts of 2048 tokens at once, and one alone, a token each
   prefix    a turn of 4096 tokens; the next with 64 more; a prompt as long as that, never seen
   http      completions of one token for 16, by 1 and by 32 callers
-  start     from the command to the first answer; started anew for each round
+  start     from the command to the first answer; restarted for each round
   memory    what all processes of the server hold when the round is over, and held at most
 
 A file for --peers (TOML, or JSON of the same shape):

@@ -26,7 +26,7 @@ def resident(pid: int) -> Resident | None:
     if pid not in fields:
         return None
     family = {pid}
-    # A child's number is mostly higher than its parent's, but numbers begin anew at some time.
+    # A child's number is mostly higher than its parent's, but numbers wrap around at some time.
     while grown := {each for each, of in fields.items() if of["PPid"] in family} - family:
         family |= grown
     of_family = [fields[each] for each in family]

@@ -1,7 +1,7 @@
 """The least time that a piece of work can take on a device of known rates. Arithmetic alone.
 
 A step reads each weight once and each token's KV once, and does two operations per weight and token; nothing
-overlaps reading of KV with products, which run after one another in every layer.
+overlaps reading of KV with GEMMs, which run after one another in every layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_s: float
     """W: of a copy inside the device, bytes read plus bytes written."""
     matmul_flop_s: float
-    """R: of a product of large matrices of the weights' type."""
+    """R: rate of a GEMM of large matrices of the weights' type."""
     host_to_device_bytes_s: float
     """From pinned memory."""
     device_to_host_bytes_s: float
@@ -48,7 +48,7 @@ class Floors:
         return max(read_s, computed_s) + sum(contexts) * self.kv_bytes_per_token / self.rates.copy_bytes_s
 
     def prefill_flop(self, num_new: int, num_cached: int = 0) -> float:
-        """Of ``num_new`` tokens behind ``num_cached``; the head, of which one token needs the product, is
+        """Of ``num_new`` tokens behind ``num_cached``; the head, of which one token needs the GEMM, is
         left out."""
         seen = num_new * num_cached + num_new**2 / 2
         return 2 * self.shape.shared_params * num_new + self.shape.attention_flop_per_pair * seen

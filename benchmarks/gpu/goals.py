@@ -18,7 +18,7 @@ class Goal:
         return f"{sign} {self.bound:.0%} of the floor" if self.of_share else f"{sign} {self.bound:,g} {unit}"
 
     def met_by(self, median: float, share: float | None) -> bool | None:
-        """None where there is no share to judge."""
+        """None where there is no share to compare."""
         value = share if self.of_share else median
         if value is None:
             return None

@@ -137,7 +137,7 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def write_section(path: Path, section: SectionRecord) -> None:
-    """In one go: whoever reads it, and whenever the writer is killed, finds it whole."""
+    """Write it atomically: a reader finds a whole file, whenever the writer is killed."""
     _write(path, section)
 
 

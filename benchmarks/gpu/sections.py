@@ -23,7 +23,7 @@ SECTIONS = (
     Section("steps", "decode and prefill of Llama-3.1-8B, step by step", 110),
     Section("idle", "how long the device waits for the host between steps", 80),
     Section("throughput", "256 requests to Qwen3-0.6B, and transformers' own continuous batching", 150),
-    Section("host-tier", "a history reloaded from host memory, and computed again", 90),
+    Section("host-tier", "a history loaded back from host memory, and recomputed", 90),
 )
 NAMES = tuple(section.name for section in SECTIONS)
 RATES = SECTIONS[0]

@@ -1,4 +1,4 @@
-"""How large each section's work is: as a GPU is judged by, or as small as Triton's interpreter bears."""
+"""How large each section's work is: for a GPU, or small enough for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sizes:
     turn: tuple[int, int]
     """(new, cached) tokens of an agent's turn."""
     history: int
-    """Tokens that are reloaded, or computed again."""
+    """Tokens that are loaded back, or recomputed."""
 
     equality_prompts: tuple[int, ...]
     """Their lengths."""

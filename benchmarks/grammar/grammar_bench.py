@@ -40,7 +40,7 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many of the batch follow the schema."""
+    """Number of requests in the batch that follow the schema."""
 
     name: str
     num_constrained: int

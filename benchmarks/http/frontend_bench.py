@@ -1,4 +1,4 @@
-"""``make bench-front``: what the front end does for a turn of a long chat before the core is asked, by part.
+"""``make bench-front``: API server time for a turn of a long chat before the core is called, by part.
 
 One thread, neither sockets nor core. The chat goes on from turn to turn, as an agent's does.
 """
@@ -159,14 +159,14 @@ class APIServer:
         return prompt
 
 
-def measure(chat: Chat, front_end: APIServer, num_turns: int) -> Iterator[str]:
+def measure(chat: Chat, api_server: APIServer, num_turns: int) -> Iterator[str]:
     """The report; AssertionError if a prompt is another than the library's."""
     times = Times()
     for number in range(num_turns + 1):
         body = chat.body()
-        prompt = front_end.prepare(body, times)
+        prompt = api_server.prepare(body, times)
         if number in (0, num_turns // 2, num_turns):
-            assert prompt == front_end.by_transformers(body, times)
+            assert prompt == api_server.by_transformers(body, times)
         if number == num_turns // 2:
             yield (
                 f"{len(chat.messages)} messages, {len(body):,} bytes, {len(prompt):,} tokens "
@@ -187,11 +187,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             "--turns must be at least 4, --messages at least 2 more, --tokens at least 100 for each message"
         )
-    with tempfile.TemporaryDirectory(prefix="front-end-") as name:
-        front_end = APIServer(make_model_folder(Path(name), vocab_size=VOCAB_SIZE))
+    with tempfile.TemporaryDirectory(prefix="api-server-") as name:
+        api_server = APIServer(make_model_folder(Path(name), vocab_size=VOCAB_SIZE))
         chat = Chat(args.messages - args.turns, int(args.tokens * CHARACTERS_PER_TOKEN) // args.messages)
         finish_startup()  # as the server does when it has started
-        for line in measure(chat, front_end, args.turns):
+        for line in measure(chat, api_server, args.turns):
             print(line)
         gc.unfreeze()  # some libraries take objects that are never looked at for lost ones, and say so
     return 0

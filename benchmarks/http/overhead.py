@@ -1,6 +1,6 @@
 """``make bench``: what the way between a client and the engine costs, by a model that costs next to nothing.
 
-The same requests go to the engine in this process (AsyncLLM) and over HTTP to servers with one front end and
+The same requests go to the engine in this process (AsyncLLM) and over HTTP to servers with one API server and
 with several, in turns, so that what else the machine does meets all of them.
 """
 
@@ -160,13 +160,11 @@ class Way:
         return found
 
 
-async def measure(
-    folder: Path, model: Path, front_ends: Sequence[int], rounds: int, seconds: float
-) -> list[Way]:
+async def measure(folder: Path, model: Path, counts: Sequence[int], rounds: int, seconds: float) -> list[Way]:
     """All ways, in turns; each round begins with another one."""
     with ExitStack() as stack:
         ways = [in_process(folder, model, stack)]
-        for count in front_ends:
+        for count in counts:
             ways.append(await over_http(folder, model, stack, count))
         for number in range(rounds):
             for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
@@ -189,14 +187,14 @@ def traced(config: EngineConfig, trace: Path) -> EngineConfig:
     return replace(config, trace=TraceConfig(trace_path=str(trace)))
 
 
-async def over_http(folder: Path, model: Path, stack: ExitStack, num_front_ends: int) -> Way:
-    trace = folder / f"http-{num_front_ends}.jsonl"
+async def over_http(folder: Path, model: Path, stack: ExitStack, num_api_servers: int) -> Way:
+    trace = folder / f"http-{num_api_servers}.jsonl"
     arguments = [
         *(str(model), "--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", str(NUM_BLOCKS)),
-        *("--api-server-count", str(num_front_ends), "--trace", str(trace)),
+        *("--api-server-count", str(num_api_servers), "--trace", str(trace)),
     ]
-    server = stack.enter_context(ServerProcess(arguments, folder / f"http-{num_front_ends}.log"))
-    way = Way(f"HTTP, {num_front_ends} front end{'s' if num_front_ends > 1 else ''}", trace)
+    server = stack.enter_context(ServerProcess(arguments, folder / f"http-{num_api_servers}.log"))
+    way = Way(f"HTTP, {num_api_servers} API server{'s' if num_api_servers > 1 else ''}", trace)
     for _ in range(max(CONCURRENCIES)):
         connection = Connection(server.base_url)
         stack.callback(connection.close)
@@ -256,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[1, 2],
         metavar="PROCESSES",
-        help="a server with so many front ends, for each number (1 2)",
+        help="numbers of API server processes to measure (1 2)",
     )
     args = parser.parse_args(argv)
     if args.rounds < 1 or not args.seconds > 0 or min(args.front_ends) < 1:

@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def again_share(self) -> float:
-        """Of all prompt tokens: computed again under fcfs."""
+        """Share of all prompt tokens that are recomputed under fcfs."""
         runs = self.runs[BASELINE]
         return sum(run.recomputed_tokens for run in runs) / sum(run.prompt_tokens for run in runs)
 

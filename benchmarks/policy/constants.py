@@ -14,20 +14,20 @@ from engine.errors import ConfigError
 from eval.errors import EvalError
 
 WHY = {
-    "grace_s": "a loaded front end tells of tools within tens of milliseconds; a second more costs little",
+    "grace_s": "a loaded API server reports tools within tens of milliseconds; a second more costs little",
     "kind_tokens": "shorter than any agent's system prompt, longer than what all chat templates begin with",
     "min_memoryfulness": "half way between an age that tells all and one that tells nothing",
     "min_ended_jobs": "of fewer lengths a correlation is noise",
-    "thrashing_share": "where a tenth is computed again, the tiers together are too small by about as much",
+    "thrashing_share": "where a tenth is recomputed, the tiers together are too small by about as much",
     "recomputed_smoothing": "a hundred returns: fewer are noise, more outlast a change of traffic",
     "reload_smoothing": "ten loads: what one waits for a step's end should not decide",
     "first_reload_share": "an 8B model over a 50 GB/s link loads fifteen times faster than it computes",
     "search_backoff_s": "30 times what a look at a pin takes: searches take a thirtieth of all time at most",
     "unseen_return": "nothing is known: as likely as not",
-    "host_share": "a fifth of the host tier holds copies of what nobody will ask for",
+    "host_share": "a fifth of the host tier holds blocks that no request will ask for",
     "return_horizon_s": "as long as anything is held: later the copies are the first to go",
     "pool_share": "what is likely to be needed counts less than in full already: all of it",
-    "pool_horizon_s": "few are held for longer, so what comes later must be computed again in any case",
+    "pool_horizon_s": "few are held for longer, so what comes later must be recomputed in any case",
     "small_job_share": "a question beside agents takes less; an agent's system prompt takes more",
     "pool_price": "who comes back to nothing waits for room and holds blocks meanwhile: about as much again",
     "cheap_reload_share": "a fast link needs a tenth of computing; half is a link too slow to rely on",
@@ -37,7 +37,7 @@ WHY = {
     "half_life": "hundreds of calls make a curve, and tools change with what they work on",
     "half_life_s": "what was seen a week ago may be another version of everything",
     "num_bins": "a factor of 1.15 from one to the next: finer than durations repeat",
-    "min_judged": "some calls for each of the strengths that are to be told apart",
+    "min_judged": "some calls for each of the strengths to be distinguished",
     "last_after_call": "who calls a tool wants its result",
     "last_after_answer": "an answer may be the end",
     "horizon_s": "between the constant holds of 10 and 60 s, either of which is best somewhere",
@@ -50,7 +50,7 @@ WHY = {
     "max_ttl_s": "no tool that hangs holds memory for more than ten minutes",
     "pin_budget": "a tenth of the pool is left to those who have nothing held",
     "pin_tenant_share": "1: a server of one tenant; one of several sets less",
-    "max_wait_s": "coding agents drop a silent stream after 300 s, and begin to wait anew",
+    "max_wait_s": "coding agents drop a silent stream after 300 s, and start to wait again",
     "max_return_wait_s": "likewise",
 }
 """In a sentence each."""
@@ -100,7 +100,7 @@ BOUNDS = {
     "turn_history.MAX_TURNS": "memory; receipts only",
     "cost.REFIT_AFTER": "time; each step is counted at the next fit",
     "cost.COLLINEAR": "arithmetic",
-    "credibility.STRENGTHS": "a grid to choose from, by what foretells best",
+    "credibility.STRENGTHS": "a grid to choose from, by what predicts best",
     "durations.TINY": "arithmetic",
     "expectation.SHORTEST_S": "only for what clients say themselves; scored by continuum estimate",
     "expectation.MAX_RATIO": "likewise",
@@ -112,7 +112,7 @@ BOUNDS = {
     "expectation.HALF_LIFE": "likewise",
     "expectation.MAX_SOURCES": "memory",
     "state.VERSION_WITHOUT_TENANTS": "format of a file",
-    "tenants.LENT": "a grid to choose from, by what foretells best; recorded jobs have one tenant",
+    "tenants.LENT": "a grid to choose from, by what predicts best; recorded jobs have one tenant",
     "tenants.NUM_LENDERS_AT_FIRST": "recorded jobs have one tenant",
     "tenants.MAX_TENANTS": "memory",
     "tenants.MAX_KEYS": "memory",
@@ -148,7 +148,7 @@ class Constant:
         return SUBJECT if rule == ContinuumConfig().ttl_rule else f"{SUBJECT}:ttl_rule={rule}"
 
     def times(self, factor: float) -> str | None:
-        """The policy with so many times its value; None if that is no other, or none that it takes."""
+        """The policy with ``factor`` times its value; None if that is no other, or none that it takes."""
         value = type(self.value)(self.value * factor)
         if value == self.value:
             return None

@@ -13,7 +13,7 @@ from eval.baselines.without import WITHOUT
 from eval.report.intervals import Estimate
 
 NOT_PLAYED = ("infer_jobs",)
-"""Options that change nothing here: whoever plays a recording names its jobs."""
+"""Options without effect here: replayed jobs are always named."""
 HOLDS = {
     "price": "held for as long as is worth the most at a price of memory",
     "median-horizon": "held while the median of the remaining time is within a horizon",

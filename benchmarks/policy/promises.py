@@ -22,7 +22,7 @@ ORACLE = "oracle"
 LIMITS = (ORACLE, "known-work")
 """Know the future: no baselines."""
 DIGITS = 3
-"""Ratios are judged to a tenth of a percent: less is how steps happen to fall."""
+"""Ratios are compared to a tenth of a percent: smaller differences are chance."""
 
 
 @dataclass(frozen=True, slots=True)

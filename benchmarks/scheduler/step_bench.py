@@ -127,14 +127,14 @@ class Bench:
 
 
 def decode(policy: str, factory: PolicyFactory, num_requests: int, num_steps: int) -> Timing:
-    """Steps with so many running requests, each getting one token."""
+    """Steps with ``num_requests`` running requests, each getting one token."""
     bench = decoding(factory, num_requests)
     samples = [bench.step() for _ in range(num_steps)]
     return Timing(f"schedule + update, {num_requests} decoding", policy, samples)
 
 
 def decoding(factory: PolicyFactory, num_requests: int) -> Bench:
-    """So many running requests, all with their prompts behind them; some steps are done already."""
+    """Running requests, all past their prompts; some steps are done already."""
     bench = Bench(factory, max_num_seqs=max(num_requests, 16))
     for number in range(num_requests):
         bench.add(bench.request(bench.tokens(128), 4000, f"job-{number}"))
@@ -250,7 +250,7 @@ def crowd(num_waiting: int, num_pins: int) -> Bench:
         num_blocks=num_pins * (PIN_TOKENS // BLOCK_SIZE + 1) + RUNNING * MAX_MODEL_LEN // BLOCK_SIZE,
     )
     first_prompt = bench.tokens(PIN_TOKENS)
-    # Nobody says what it calls: so its return does not teach how long the others take.
+    # What it calls is not reported, so its return teaches nothing about the others.
     bench.add(bench.request(first_prompt, 1, "oldest"))
     bench.run_until_idle(SLOW_STEP_S)
     for number in range(num_pins - 1):

@@ -344,8 +344,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="model, profiles, records and traces")
     add("--jobs", type=count, default=default.num_jobs, metavar="N", help="per seed")
-    add("--seeds", type=count, default=len(default.seeds), metavar="N", help="make so many sets of jobs")
-    add("--repeats", type=count, default=default.repeats, metavar="N", help="serve each so many times")
+    add("--seeds", type=count, default=len(default.seeds), metavar="N", help="number of sets of jobs")
+    add("--repeats", type=count, default=default.repeats, metavar="N", help="how often each set is served")
     add("--policies", nargs="+", default=default.policies, metavar="P", help="what to compare")
     add("--rate", type=positive, default=default.jobs_per_s, metavar="R", help="jobs per second")
     add("--kv-tokens", type=count, default=default.kv_tokens, metavar="N", help="room for KV")

@@ -1,4 +1,4 @@
-"""``make bench-watch``: what a viewer costs, and a trace, beside the model in the box or another small one.
+"""``make bench-watch``: what a viewer costs, and a trace, beside the bundled model or another small one.
 
 The engine of a server under a steady load, its trace switched on and off between short windows: each round
 has every state once and "off" twice, in an order of its own, so that what else the machine does meets all.
@@ -102,7 +102,7 @@ class Load:
         )
 
     async def window(self, seconds: float) -> Window:
-        """What happens within so many seconds, or until there is a token at all."""
+        """What happens within ``seconds``, or until there is a token at all."""
         began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
         num_tokens = 0
         while not num_tokens:
@@ -171,7 +171,7 @@ async def _measure_window(
 
 
 async def _watched_window(audience: Viewers, load: Load, seconds: float) -> Window:
-    """The core is asked as it is for a page: by a front end, some times a second."""
+    """The core is polled as for the dashboard: by an API server, some times a second."""
     watching = asyncio.create_task(_watch(audience))
     try:
         await asyncio.sleep(SETTLE_S)
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model",
         default=str(box_folder()),
         metavar="FOLDER",
-        help="what runs (the model in the box); 'nothing' is one that is made for it and costs next to "
+        help="what runs (the bundled model); 'nothing' is one that is made for it and costs next to "
         "nothing: nearly all is the engine's own work then",
     )
     parser.add_argument("--rounds", type=int, default=20, metavar="ROUNDS", help="each has all states (20)")

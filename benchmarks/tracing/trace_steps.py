@@ -1,7 +1,7 @@
-"""``make bench-trace``: what a trace costs, step by step, beside the model in the box or another small one.
+"""``make bench-trace``: what a trace costs, step by step, beside the bundled model or another small one.
 
 Four engines that do the very same work, two without a trace and two with one, take turns at every step in an
-order drawn anew: whatever else the machine does meets all of them. Each engine has each part once a round:
+random order: whatever else the machine does meets all of them. Each engine has each part once a round:
 where its memory happens to lie, which counts for more than a trace, cancels.
 ``benchmarks.tracing.trace_overhead`` measures whole servers.
 """
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model",
         default=str(box_folder()),
         metavar="FOLDER",
-        help=f"what runs (the model in the box); '{NO_MODEL}' is one that is made for it and costs next to "
+        help=f"what runs (the bundled model); '{NO_MODEL}' is one that is made for it and costs next to "
         "nothing: nearly all is the engine's own work then",
     )
     parser.add_argument(

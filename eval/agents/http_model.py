@@ -102,8 +102,8 @@ def _take(builder: ReplyBuilder, chunk: _Chunk) -> None:
         builder.begin()
         builder.finish_reason = choice.finish_reason or builder.finish_reason
         delta = choice.delta
-        if thought := delta.reasoning or delta.reasoning_content:
-            builder.add_reasoning(thought)
+        if reasoning := delta.reasoning or delta.reasoning_content:
+            builder.add_reasoning(reasoning)
         if delta.content:
             builder.add_text(delta.content)
         for call in delta.tool_calls or ():

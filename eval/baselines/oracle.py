@@ -27,7 +27,7 @@ class OraclePolicy(ContinuumPolicy):
     Whenever a waiting turn does not fit, branch tips are unpinned until it does, those that return latest for
     their value first. Pinned for the remaining D, m of N blocks cost m·D/N seconds of the whole pool; else
     they cost PrefillReload seconds of the device. A tip for which the first is less than
-    ``PRICE`` times the second is worth its memory whoever waits, and stays.
+    ``PRICE`` times the second is worth its memory whichever request waits, and stays.
     """
 
     name = "oracle"

@@ -12,7 +12,7 @@ from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 PROMOTE_AT = 10.0
-"""β: a program that waited so many times as long as it was served goes to the front; the paper names no
+"""β: a program that waited this many times as long as it was served goes to the front; the paper names no
 value."""
 
 

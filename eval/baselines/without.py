@@ -41,7 +41,7 @@ class WithoutWarmFirst(ContinuumPolicy):
 
 
 class WithoutBreakRule(ContinuumPolicy):
-    """Whoever finds no room may break any pin: an allocation that fails is reason enough."""
+    """A request that does not fit may have any pin revoked: a failed allocation is reason enough."""
 
     name = "without-break-rule"
 
@@ -50,7 +50,7 @@ class WithoutBreakRule(ContinuumPolicy):
 
 
 class WithoutVictimRule(ContinuumPolicy):
-    """Whoever began to run last is preempted."""
+    """The request that was admitted last is preempted."""
 
     name = "without-victim-rule"
 

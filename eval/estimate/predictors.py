@@ -78,9 +78,9 @@ class EmpiricalQuantiles:
                 insort(self._seconds.setdefault(name, []), call.seconds)
 
     def fork(self) -> Self:
-        twin = type(self)(self._names)
-        twin._seconds = {name: list(seconds) for name, seconds in self._seconds.items()}
-        return twin
+        copy = type(self)(self._names)
+        copy._seconds = {name: list(seconds) for name, seconds in self._seconds.items()}
+        return copy
 
 
 def _interpolated(ordered: Sequence[float], level: float) -> float:
@@ -131,10 +131,10 @@ class EstimatorQuantiles:
 
     def fork(self) -> Self:
         # Through the format of the state file, as over a restart: details of other jobs are not needed.
-        twin = type(self)(self._jobs, self._censoring)
-        twin._longest_s = self._longest_s
-        twin._estimator = restore(snapshot(Learned(self._estimator))).durations
-        return twin
+        copy = type(self)(self._jobs, self._censoring)
+        copy._longest_s = self._longest_s
+        copy._estimator = restore(snapshot(Learned(self._estimator))).durations
+        return copy
 
     def _curve(self, call: Call, job_id: str) -> SurvivalCurve:
         return self._estimator.survival(call.key, job_id if self._jobs else None)

@@ -325,9 +325,9 @@ class _ChatPlanner:
             keep = max(1, limit - len(await self._client.tokenize(closing)))
             short = await self._client.detokenize(fence_ids[:keep]) + closing
         else:
-            thought = await self._client.detokenize(ids[: limit - len(fence_ids)])
+            reasoning = await self._client.detokenize(ids[: limit - len(fence_ids)])
             # Wherever the reasoning was cut, the code fence must begin a line.
-            short = f"{thought.rstrip()}\n\n{fence}" if thought.strip() else fence
+            short = f"{reasoning.rstrip()}\n\n{fence}" if reasoning.strip() else fence
         # A cut inside a character gives replacement characters, which would not survive the round trip.
         short = short.replace("\ufffd", "")
         return short, await self._client.tokenize(short)

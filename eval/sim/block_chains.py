@@ -30,7 +30,7 @@ class BlockNames:
         return [number.to_bytes(8, "big") for number in range(first, first + count)]
 
     def in_scope(self, scope: str, first: int, count: int) -> list[BlockHash]:
-        """Names ``first`` and following of a scope: the same whoever asks."""
+        """Names ``first`` and following of a scope: the same for every caller."""
         base = self._scopes.setdefault(scope, (len(self._scopes) + 1) * _SCOPE_SIZE) + first
         return [number.to_bytes(8, "big") for number in range(base, base + count)]
 
@@ -65,8 +65,8 @@ class JobChain:
         chain += self._chain[len(chain) : min(turn.prefix_tokens // size, num_blocks)]
         if index + 1 < len(job.turns):
             following = job.turns[index + 1]
-            foretold = self._recorded(following)[: min(following.prefix_tokens // size, num_blocks)]
-            chain += foretold[len(chain) :]
+            predicted = self._recorded(following)[: min(following.prefix_tokens // size, num_blocks)]
+            chain += predicted[len(chain) :]
         chain += self._names.private(num_blocks - len(chain))
         self._chain = chain
         return chain

@@ -11,7 +11,7 @@ GIB = 2**30
 H200_BANDWIDTH = 4.3e12
 """bytes/s, measured: a large copy, bytes read and written both counted."""
 H200_FLOPS = 790e12
-"""FLOP/s, measured: large bf16 matrix products."""
+"""FLOP/s, measured: large bf16 GEMMs."""
 BANDWIDTH_SHARE = H200_BANDWIDTH / 4.8e12
 """Of the published peak; taken for GPUs that were not measured."""
 FLOPS_SHARE = H200_FLOPS / 989e12
@@ -28,9 +28,9 @@ class Gpu:
     bandwidth: float
     """Of its memory, bytes/s, as large kernels reach it."""
     flops: float
-    """bf16 with dense matrices, FLOP/s, as large products reach it."""
+    """FLOP/s of large dense bf16 GEMMs."""
     fp8_speedup: float
-    """Of matrix products with fp8 weights against bf16; 1 where the hardware has no fp8."""
+    """Speed of GEMMs with fp8 weights relative to bf16; 1 where the hardware has no fp8."""
     host_link: float
     """Host memory to GPU, bytes/s in one direction, with blocks of 2 MiB."""
     peer_link: float

@@ -84,7 +84,7 @@ class ModelShape:
         return self.shared_params + self.num_moe_layers * self.experts_per_token * self.expert_params
 
     def params_read(self, num_tokens: int) -> float:
-        """Parameters that a step of so many tokens reads at least once, the output head included.
+        """Parameters that a step of ``num_tokens`` tokens reads at least once, the output head included.
 
         Of E experts, of which each token takes k, a step touches E·(1 - (1 - k/E)^tokens) on average: each is
         missed by one token with probability 1 - k/E, and tokens are taken to choose alike and independently.

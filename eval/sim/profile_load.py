@@ -100,7 +100,7 @@ class ProfileLoad:
         return msgspec.json.decode(response.content, type=_Cards).data[0].max_model_len
 
     async def run(self, limits: ServerLimits, seconds: float) -> list[Exchange]:
-        """Load the server for about so long; the exchanges are those in which nobody else was served."""
+        """Load the server for about ``seconds``; returns the exchanges during which no other was served."""
         try:
             answer = await self._http.post("/tokenize", json={"prompt": " ".join(_WORDS)})
             self._vocabulary = sorted(set(answer.raise_for_status().json()["tokens"]))

@@ -108,13 +108,13 @@ class Replica:
         self._wake()
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
-        """What the policy decides anew about the turn."""
+        """The policy's new decision about the turn."""
         receipt = self.scheduler.signal(signal, self._events.now)
         self._wake()
         return receipt
 
     def tell(self, signal: Signal) -> None:
-        """A signal that nobody awaits an answer to."""
+        """A signal whose answer is not awaited."""
         self.signal(signal)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class Efficiency:
     kv: float = 1.0
     """Reading KV, of the bandwidth: 43.7 ns per token of 128 KiB is all that a large copy reaches."""
     linear: float = 0.8
-    """Matrix products, of the FLOP/s."""
+    """Share of the peak FLOP/s that GEMMs reach."""
     attention: float = 0.72
     """Attention of a prefill, of the FLOP/s."""
     host_link: float = 1.0
@@ -125,7 +125,7 @@ class RooflineCost:
         return self.step_overhead_s + max(self._read_s(num_tokens), compute_s) + attention_s + reduce_s
 
     def _attention_s(self, mean_context_tokens: float, num_queries: float) -> float:
-        """Of queries that each see so many tokens on average and all read the same KV."""
+        """Time of queries that attend to ``mean_context_tokens`` on average and all read the same KV."""
         read_tokens = mean_context_tokens + (num_queries - 1) / 2
         pairs = mean_context_tokens * num_queries
         return max(self._kv_read_s_per_token * read_tokens, self._attention_s_per_pair * pairs)

@@ -36,7 +36,7 @@ class SimExecutor:
     def _compute(
         self, computed: list[tuple[str, int]], scheduled: dict[str, int], work: StepWork
     ) -> list[str]:
-        """Add up the work of requests with so many tokens computed before; returns those that sample."""
+        """Add up the work of requests with these numbers of computed tokens; returns those that sample."""
         known = self._num_known
         sampled: list[str] = []
         num_decodes = decode_context = 0

@@ -36,7 +36,7 @@ class SimRequest(Request):
         """``chain``: hashes of all full blocks of prompt and output."""
         params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
         super().__init__(request_id, [], params, arrival_time, priority=priority, job=job)
-        # As long as the request will get: whoever slices the prompt off finds it, nobody needs the rest.
+        # As long as the request will get: slices of the prompt are found in it, the rest is not read.
         self.all_token_ids = cast(list[int], range(num_prompt_tokens + num_output_tokens))
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = num_prompt_tokens

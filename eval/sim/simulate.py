@@ -249,7 +249,7 @@ def _results(
             ) from error
         except BaseException:
             for process in multiprocessing.active_children():
-                process.terminate()  # what it has begun may take minutes, and nobody will look at it
+                process.terminate()  # what it has started may take minutes, for no reader
             # Without a wait the pool's thread may close the pipe that Python writes to at its exit.
             pool.shutdown(cancel_futures=True)
             raise

@@ -150,7 +150,7 @@ class Simulator:
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
         """Play the root jobs, in order, from their arrivals on to their ends.
 
-        ``concurrency``: at most so many at once; a job that arrived waits until an earlier one has ended, and
+        ``concurrency``: the most at once; a job that arrived waits until an earlier one has ended, and
         its time counts from then.
         """
         if concurrency is not None:

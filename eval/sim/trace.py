@@ -44,7 +44,7 @@ def open_trace(path: Path | None, config: SimConfig) -> SimTrace:
         raise UsageError("--trace records a single engine: leave --replicas at 1.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Nobody waits for a simulated step, so nothing needs to be dropped.
+        # No client waits for a simulated step, so no event needs to be dropped.
         writer = TraceWriter.open(str(path), capacity=sys.maxsize)
     except OSError as error:
         raise EvalError(f"Cannot write the trace {path}: {error.strerror}.") from error

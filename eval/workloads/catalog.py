@@ -212,7 +212,7 @@ def _parts(name: str) -> list[str]:
 def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job]:
     """``num_jobs`` jobs of a workload (all by default) with their sub-agents; with a seed, drawn at random.
 
-    WorkloadError if there are not so many.
+    WorkloadError if there are fewer.
     """
     opened = open_workload(workload)
     if isinstance(opened, RecordedWorkload) and num_jobs is not None:

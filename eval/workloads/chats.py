@@ -183,5 +183,5 @@ def _exchange(asked: str, answer: Said) -> Exchange:
 def _role(speaker: str, number: int, place: Place) -> str:
     role = _ROLES.get(speaker)
     if role is None:
-        raise place.error(f"message {number}: nobody knows the speaker {speaker!r}")
+        raise place.error(f"message {number}: unknown speaker {speaker!r}")
     return role

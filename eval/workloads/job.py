@@ -38,12 +38,12 @@ class Turn:
     input_tokens: int
     """The whole prompt."""
     prefix_tokens: int
-    """So many tokens at its start are those of the job's previous turn (its prompt, then its output); 0 on
+    """Tokens at its start that are those of the job's previous turn (its prompt, then its output); 0 on
     the first turn."""
     output_tokens: int
     gap_kind: GapKind = GapKind.END
     gap_s: float | None = None
-    """Seconds until the next turn may be sent; None where nothing ran or nobody knows."""
+    """Seconds until the next turn may be sent; None where nothing ran or it is unknown."""
     gap_measured: bool = False
     """False: ``gap_s`` is an assumption of the workload's makers, not a measurement."""
     calls: tuple[ToolRun, ...] = ()
@@ -110,7 +110,7 @@ class Job:
     block_scope: str | None = None
     """Where ids of ``block_runs`` mean the same: a name that jobs share, or None for this job alone."""
     shared_prefix_tokens: int = 0
-    """So many tokens at the start of every prompt (system prompt and tools) are those of all jobs with the
+    """Tokens at the start of every prompt (system prompt and tools) that are those of all jobs with the
     same ``shared_prefix``."""
     shared_prefix: str | None = None
 

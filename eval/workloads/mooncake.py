@@ -1,6 +1,6 @@
 """Mooncake traces: one request per line, with the ids of its prompt's blocks of 512 tokens.
 
-Two dialects: Mooncake's own, where every prompt is whole and sessions are inferred; and rows with a
+Two formats: Mooncake's own, where every prompt is whole and sessions are inferred; and rows with a
 ``session_id`` as aiperf has them, where a row adds ``input_length`` tokens to its session (unless its blocks
 begin with those of the row before: then it is whole). Gaps run from request to request, so they hold the
 recorded system's service time; a ``delay`` runs from the answer.

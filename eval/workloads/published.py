@@ -59,13 +59,13 @@ class Preset:
     """Mean tokens that the first prompt adds to those."""
     shapes: tuple[ToolShape, ...]
     assumed: tuple[str, ...]
-    """What of this nobody published."""
+    """What of this was not published."""
     turn_scale: float = 1.0
     token_scale: float = 1.0
 
     def scaled(self, *, turns: float = 1.0, tokens: float = 1.0) -> Preset:
-        """``turns``: so many times the turns, each as large as before (so the context grows with them).
-        ``tokens``: so many times the tokens everywhere."""
+        """``turns``: multiplies the turns, each as large as before (so the context grows with them).
+        ``tokens``: multiplies the tokens everywhere."""
         return replace(self, turn_scale=turns, token_scale=tokens)
 
     @property

@@ -28,7 +28,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None of no values. A quantile is the smallest value that so many are not above (nearest rank)."""
+        """None of no values. A quantile is the nearest-rank one."""
         ordered = sorted(values)
         if not ordered:
             return None

@@ -15,9 +15,9 @@ def test_each_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rounds", "1", "--seconds", "0.2", "--front-ends", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rates = [line for line in lines if re.search(r"\d+ \(\d.* to \d.*\) +\d+\.\d\dx$", line)]
-    assert [line.split("  ")[2] for line in rates] == ["AsyncLLM, no HTTP", "HTTP, 2 front ends"] * 3
+    assert [line.split("  ")[2] for line in rates] == ["AsyncLLM, no HTTP", "HTTP, 2 API servers"] * 3
     http = next(line for line in reversed(lines) if "HTTP, 2" in line)
-    p50, p99, *added = map(float, http.split("ends")[1].split())
+    p50, p99, *added = map(float, http.split("servers")[1].split())
     assert 0 < p50 <= p99
     assert len(added) == 2
 

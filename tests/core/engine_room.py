@@ -226,14 +226,12 @@ class EngineRoom:
     def check_invariants(self) -> None:
         """The scheduler's own, and that blocks and slots hold what they are found for."""
         self.scheduler.check_invariants()
-        findable = {
-            b.block_id: b.block_hash for b in self.scheduler.kv.pool.blocks if b.block_hash is not None
-        }
+        cached = {b.block_id: b.block_hash for b in self.scheduler.kv.pool.blocks if b.block_hash is not None}
         connector = self.connector
         in_memory = connector.tier.contents() if connector else {}
         on_disk = connector.disk.tier.contents() if connector and connector.disk else {}
         memory = self.memory.after([each.work for each in self.under_way])
-        memory.check_claims(findable, in_memory, on_disk)
+        memory.check_claims(cached, in_memory, on_disk)
 
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left; an engine that makes no progress fails here."""

@@ -186,7 +186,7 @@ def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
 
 
 def test_what_a_withdrawn_victim_never_computed_is_not_found() -> None:
-    """Blocks that its tokens would have filled are unfindable; those computed in earlier steps stay
+    """Blocks that its tokens would have filled are not cached; those computed in earlier steps stay
     cached."""
     room, _ = withdraw(chunk=12)
     found = [

@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3
 @pytest.mark.shared
 @pytest.mark.timeout(300)
 def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> None:
-    """No error, every block back, and fewer tokens computed again than under fcfs on the same pool."""
+    """No error, every block back, and fewer tokens recomputed than under fcfs on the same pool."""
     if not RECORDED.exists():
         pytest.skip("the recorded jobs (../shared/workloads) are not here")
     arguments = [

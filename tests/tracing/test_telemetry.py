@@ -1,4 +1,4 @@
-"""Promises of --otlp-traces-endpoint: real servers with several front ends, a collector that reads OTLP."""
+"""Promises of --otlp-traces-endpoint: real servers with several API servers, a collector that reads OTLP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Agent:
             self.messages = [{"role": "user", "content": f"Job {self.job_id}: the tests fail. " * 8}]
         forced = self._tokens(CALL + "<|im_end|>")
         body = {"messages": self.messages, "tools": TOOLS, "job_id": self.job_id, "replay_token_ids": forced}
-        # A connection of its own, so that any front end may be the one that takes it.
+        # A connection of its own, so that any API server may be the one that takes it.
         answer = httpx.post(
             f"{self.url}/v1/chat/completions", json={**body, **fields}, headers=headers, timeout=60
         )
@@ -121,7 +121,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_every_turn_has_one_span_with_the_ids_of_the_trace(run: Run) -> None:
-    """Whichever front end took it; the ids lead from the span to the scheduler's trace, and to the client."""
+    """Whichever API server took it; its ids lead to the scheduler's trace, and to the client."""
     assert len({span.span_id for span in run.collector.spans}) == len(run.collector.spans)
     ended = [
         event.req_id

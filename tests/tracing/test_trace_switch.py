@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, folder: Path) -> Iterator[Server]:
-    """Two front ends behind a key, a folder for traces, no trace at the start."""
+    """Two API servers behind a key, a folder for traces, no trace at the start."""
     flags = ("--trace-dir", str(folder), "--trace-max-bytes", str(PART_BYTES), "--api-server-count", "2")
     with running_server(model, *BLOCKS, *flags, "--api-key", KEY) as running:
         yield running

@@ -34,7 +34,7 @@ class Device(Protocol):
         """[num_bytes] uint8 of host memory that the device copies from by itself."""
 
     def give_back(self) -> None:
-        """Memory that nobody uses is there for others."""
+        """Free memory that is not in use."""
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
         """When the device worked while ``action`` ran."""

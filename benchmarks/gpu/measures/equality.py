@@ -1,7 +1,7 @@
 """Section ``equality``: the engine's greedy tokens, and what transformers thinks of each.
 
 Two ways of computing the same may choose different tokens where the best two are nearly equal, so tokens are
-judged by transformers' logits in fp32: how far below the best is the one that the engine chose?
+scored by transformers' logits in fp32: how far below the best is the one that the engine chose?
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.sampling_params import SamplingParams
 EXACT_GAP = 1e-3
 """Of logits in fp32, whose spread over a vocabulary is about 1: a nearer tie is none that fp32 decides."""
 NEAR_TIE_GAP = 0.05
-"""In bf16 a gap may always be so large: a logit of 4 is rounded by up to 0.016."""
+"""In bf16 a gap of this size is always allowed: a logit of 4 is rounded by up to 0.016."""
 TIMES_THEIRS = 3.0
-"""... or so many times the largest gap of the tokens that transformers itself chooses in bf16."""
+"""... or this multiple of the largest gap of the tokens that transformers itself chooses in bf16."""
 
 Tokens = list[int]
 

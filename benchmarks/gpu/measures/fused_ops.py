@@ -1,4 +1,4 @@
-"""The passes between a decoder's products, against their definitions in fp64."""
+"""The elementwise ops between a decoder's GEMMs, against their definitions in fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section ``host-tier``: a long history whose KV went to host memory comes back, or is computed again."""
+"""Section ``host-tier``: a long history whose KV went to host memory is loaded back, or recomputed."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _check_attention(
 
 
 def _make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
-    """Contexts are noise in shuffled blocks; query, key and value are views of one product, as in a model."""
+    """Contexts are random, in shuffled blocks; query, key and value are views of one GEMM's output."""
     where, block_size = bench.device.where, bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths) + sum(lengths[0]))
     blocks_each = [-(-sum(each) // block_size) for each in lengths]

@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
 
 @dataclass(slots=True)
 class Planner:
-    """Hands out the blocks of a pool, whose sequences all end before it begins anew."""
+    """Hands out the blocks of a pool, whose sequences all end before it starts over."""
 
     num_blocks: int
     """Of the pool, null block included."""
@@ -37,7 +37,7 @@ class Planner:
         self._num_taken = 0
 
     def longest(self, num_seqs: int) -> int:
-        """Tokens of each of so many sequences that the pool holds at once."""
+        """Tokens of each of ``num_seqs`` sequences that fit in the pool at once."""
         return (self.num_blocks - 1) // num_seqs * self.block_size
 
     def _request(self, new: int, cached: int, room: int) -> NewRequestData:

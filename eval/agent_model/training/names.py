@@ -8,7 +8,7 @@ from collections.abc import Callable
 from string import ascii_lowercase
 
 HELD_OUT_SHARE = 4
-"""One word (and one large number) in so many is never seen in training."""
+"""One word (and one large number) in this many is never seen in training."""
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What an agent is asked, and what it is judged by: a folder, a question about it, a way to solve it."""
+"""A task of an agent, and how its answer is scored: a folder, a question about it, a way to solve it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What an agent is asked, and what it is judged by."""
+    """A task of an agent, and how its answer is scored."""
 
     task_id: str
     kind: str

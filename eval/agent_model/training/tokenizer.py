@@ -28,7 +28,7 @@ _PARTS = Regex(r"\p{L}+|\p{N}|[./]|[^\p{L}\p{N}./]+")
 
 
 def make_tokenizer(seed: int, num_dialogues: int) -> PreTrainedTokenizerFast:
-    """Trained on so many conversations of this seed, with the chat template."""
+    """Trained on ``num_dialogues`` conversations of this seed, with the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

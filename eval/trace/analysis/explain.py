@@ -1,4 +1,4 @@
-"""One job's life in prose and numbers, for whoever has to know at night why it was slow.
+"""One job's life in prose and numbers, for an operator who must know why it was slow.
 
 Every second of its wall time is in exactly one line of the account, and the lines add up to the total as they
 are written.
@@ -82,7 +82,7 @@ class Explanation:
             share = percent(worst_s, job.wall_s)
             text += f" Most of it, {seconds(worst_s)} s ({share}), went into {PHASE_NAMES[worst_name]}."
         if job.recomputed_tokens:
-            text += f" {job.recomputed_tokens:,} tokens that it had already computed were computed again."
+            text += f" {job.recomputed_tokens:,} tokens that it had already computed were recomputed."
         if job.overlaps:
             text += (
                 " Some of its turns ran side by side: a second that several share is given to the one that"
@@ -115,7 +115,7 @@ class Explanation:
         if job.is_cut_in_calls:
             return wrapped("The trace was cut off before it tells what followed these calls.")
         if not job.is_open:
-            return wrapped("Nobody said that the job is over; the trace ends without another turn of it.")
+            return wrapped("The job was not reported as finished; the trace ends without another turn of it.")
         return []
 
     # ---- a turn ----
@@ -148,7 +148,7 @@ class Explanation:
         text += "."
         if turn.recomputed_tokens:
             known = f"{turn.num_known_tokens:,} that its job had"
-            text += f" Computed again: {turn.recomputed_tokens:,} of the {known}."
+            text += f" Recomputed: {turn.recomputed_tokens:,} of the {known}."
         return text
 
     def _span(self, turn: TurnLife, span: Span) -> str:
@@ -243,9 +243,9 @@ class Explanation:
             case PinOutcome.REVOKED:
                 return f"{when} it was revoked {held}, for {self._who(pin.revoked_by)}."
             case PinOutcome.RELEASED:
-                return f"{when} it was let go {held}."
+                return f"{when} it was unpinned {held}."
             case PinOutcome.SUPERSEDED:
-                return f"{when} it was let go {held}: its job went on without it."
+                return f"{when} it was unpinned {held}: its job went on without it."
             case _:
                 return f"It is still held where the trace ends, {held}."
 
@@ -262,7 +262,7 @@ _PHASES = {
     Phase.PREFILL: "prefill",
     Phase.DECODE: "decode",
     Phase.PREEMPTED: "preempted: others needed its blocks, and it waited to run again",
-    Phase.RECOMPUTE: "computing again what it had lost",
+    Phase.RECOMPUTE: "recomputing what it had lost",
     Phase.LOAD: "loading its KV from host memory or disk",
 }
 MAX_SHRINKS = 3

@@ -76,7 +76,7 @@ class TurnLife:
     disk_tokens: int
     """Of those: read from disk."""
     recomputed_tokens: int
-    """Known, and computed again."""
+    """Tokens recomputed although the job had computed them before."""
     num_preemptions: int
     gap_s: float | None
     """Since the end of the turn it continues; None: it continues none."""
@@ -130,7 +130,7 @@ class GapLife:
     """None: nothing has continued it before the trace ends."""
     next_req_id: str | None
     tools: tuple[str, ...] | None
-    """Keys of what was called; empty if nothing was, None if nobody said."""
+    """Keys of the tools that were called; empty if none were, None if that was not reported."""
     told: tuple[ClientHint, ...] = ()
 
     @property
@@ -139,7 +139,7 @@ class GapLife:
 
     @property
     def awaits_turn(self) -> bool:
-        """Tools were called, and as far as the trace goes nobody came back with what they gave."""
+        """Tools were called, and their results had not come back when the trace ended."""
         return self.ended_s is None and bool(self.tools)
 
     @property
@@ -250,7 +250,7 @@ class PinLife:
 
     @property
     def reload_s(self) -> float | None:
-        """What the policy thought it would cost to load all of it again; None where no copies are kept."""
+        """What the policy thought it would cost to load all of it again; None where nothing is offloaded."""
         return self._input("reload_s")
 
     @property

@@ -1,4 +1,4 @@
-"""A whole trace as lives: read from a file into whoever takes them, or held in memory."""
+"""A whole trace as lives: read from a file into a visitor, or kept in memory."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Phase(Enum):
     PREFILL = "prefill"
     """Its prompt is being computed, up to the first token."""
     RECOMPUTE = "recompute"
-    """What a preemption threw away is being computed again."""
+    """What was lost to a preemption is being recomputed."""
     LOAD = "load"
     """It has its blocks and waits for copies from the host tier, or for the step after them."""
     PREEMPTED = "preempted"
@@ -96,7 +96,7 @@ PHASE_NAMES = {
     "prefill_s": "prefill",
     "decode_s": "decode",
     "preempted_s": "preempted",
-    "recompute_s": "computing again after it",
+    "recompute_s": "recomputing after it",
     "tool_s": "tool calls",
     "client_s": "between turns, no call known",
 }

@@ -42,7 +42,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     saved_s: float
     block_s: float
     in_vain: int
-    """Held, and no turn took it over although none was refused to it: nobody came back, or too late."""
+    """Held, and no turn took it over: the next turn did not come, or came too late."""
     in_vain_block_s: float
     """Of all that they held: what no turn took over, parts that were revoked included."""
     too_early: int
@@ -101,7 +101,7 @@ def study_pins(tables: TraceTables) -> PinStudy:
 
 
 def _with_returns(tables: TraceTables) -> pl.DataFrame:
-    """A row per pin, with what its turn called, when the next one came, and what that computed again."""
+    """A row per pin, with what its turn called, when the next one came, and what that recomputed."""
     block_size = tables.facts.header.block_size
     gaps = tables.gaps.select("req_id", "tools", "duration_s", "next_req_id", came_s="ended_s")
     lost_tokens = pl.col("recomputed_tokens") + pl.col("loaded_tokens")
@@ -170,7 +170,7 @@ def _ttl(tools: str, frame: pl.DataFrame) -> ToolTtl:
 
 
 def render(study: PinStudy, limit: int) -> str:
-    """As a text of a screen; ``limit``: so many kinds of calls."""
+    """As a text of a screen; ``limit``: the most kinds of calls."""
     if not study.outcomes:
         return "The trace holds no pins: its policy holds none, or does not say."
     parts = [_render_outcomes(study), _render_tools(study.tools, limit), _render_ttl(study.ttl, limit)]

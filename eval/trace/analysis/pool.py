@@ -21,7 +21,7 @@ class StepLife:
     num_waiting: int
     num_loading: int
     free_blocks: int
-    """Neither running nor pinned, those with a findable prefix included; like the other blocks, before the
+    """Neither running nor pinned, cached ones included; like the other blocks, before the
     decision."""
     empty_blocks: int | None
     """Of the free ones, those without; None: not told."""
@@ -72,7 +72,7 @@ class PoolState:
     cached: int
     """All that is free, where the trace does not tell what is empty."""
     free: int
-    """Without a findable prefix."""
+    """Free blocks that cache nothing."""
     num_running: int
     num_waiting: int
     num_loading: int
@@ -80,7 +80,7 @@ class PoolState:
 
 def stretches(step: StepLife, following: StepLife | None) -> Iterator[tuple[PoolState, float, float]]:
     """From when until when the pool was how, up to the next step: as this one found it, and once its result
-    was there, as that left it. What came after the last one's result, nobody knows."""
+    was there, as that left it. What came after the last one's result is unknown."""
     if following is None:
         yield step.state, step.now, step.until_s if step.ended_s is None else step.ended_s
         return

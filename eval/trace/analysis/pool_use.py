@@ -17,7 +17,7 @@ class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
     pinned: float
     """Also those that a turn runs on meanwhile."""
     cached: float | None
-    """Free and findable; None: the trace does not tell it from empty."""
+    """Free and cached; None: the trace does not distinguish it from empty."""
     free: float
     """Free and empty; both kinds of free, if cached is None."""
     most_pinned: float

@@ -190,7 +190,7 @@ def _render_engine(summary: TraceSummary) -> list[str]:
         f"{jobs}, {turns}",
         f"{summary.num_steps:,} steps of {count(summary.tokens_per_step)} tokens; {rates}",
         f"of {tokens(summary.prompt_tokens)} prompt tokens {cached} were found in the cache{loaded}",
-        f"{tokens(summary.recomputed_tokens)} prompt tokens that a job's turn before had were computed again",
+        f"{tokens(summary.recomputed_tokens)} prompt tokens that a job's turn before had were recomputed",
         f"{summary.num_preemptions:,} preemptions",
     ]
     if summary.pins:

@@ -73,7 +73,7 @@ STEPS: tuple[Column, ...] = (
     Column("num_loading", pl.Int32, "requests whose KV is on its way from host memory or disk"),
     Column("running_blocks", pl.Int64, "blocks of requests that run or load and no pin holds"),
     Column("pinned_blocks", pl.Int64, "blocks that pins hold"),
-    Column("free_blocks", pl.Int64, "blocks that nobody holds"),
+    Column("free_blocks", pl.Int64, "free blocks, cached ones included"),
     Column("empty_blocks", pl.Int64, "of those: without a cached prefix; null if not known"),
     Column("total_blocks", pl.Int64, "blocks of the pool"),
     Column("num_pins", pl.Int32, "pins"),

@@ -23,7 +23,7 @@ PARTS = {
     "load_s": "loading from host memory or disk",
     "prefill_s": "prefill",
     "decode_s": "decode",
-    "lost_s": "preempted and computing again",
+    "lost_s": "preempted and recomputing",
     "between_s": "between turns",
 }
 """Of a job's time: as in its account, but that what preemption cost is one, and so is all between turns (a
@@ -174,7 +174,7 @@ _FIGURES = (
     _Compared("duration s", lambda summary: summary.file.duration_s, seconds),
     _Compared("output tokens/s", lambda summary: summary.output_tokens * summary.per_second, seconds),
     _Compared("prompt tokens cached, %", _share("cached_tokens", "prompt_tokens"), count),
-    _Compared("tokens computed again", lambda summary: summary.recomputed_tokens, tokens),
+    _Compared("tokens recomputed", lambda summary: summary.recomputed_tokens, tokens),
     _Compared("preemptions", lambda summary: summary.num_preemptions, count),
     _Compared("requests waiting, mean", lambda one: one.waiting.mean if one.waiting else None, count),
     _Compared("pool pinned, mean %", lambda one: 100 * one.pool.pinned if one.pool else None, count),
@@ -182,7 +182,7 @@ _FIGURES = (
 
 
 def render(diff: TraceDiff, limit: int) -> str:
-    """As a text of a screen; ``limit``: so many gains, and so many losses."""
+    """As a text of a screen; ``limit``: the most gains, and the most losses."""
     a, b = diff.a.file.policy or "A", diff.b.file.policy or "B"
     if a == b:
         a, b = f"A ({a})", f"B ({b})"

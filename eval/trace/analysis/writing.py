@@ -52,7 +52,7 @@ def signed(value: float) -> str:
 
 
 def parts_of(values: Sequence[float], total: float) -> list[float]:
-    """Seconds that add up to a total, to the millisecond, so that what is written adds up for whoever checks:
+    """Seconds that add up to a total, to the millisecond, so that the written parts add up:
     the largest remainders are rounded up, and none is off by more than a millisecond."""
     unit = 10**MILLISECONDS
     whole = round(total * unit)

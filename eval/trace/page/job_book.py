@@ -113,7 +113,7 @@ class JobBook:
 
 
 def choose_jobs(sketches: dict[str, Sketch]) -> frozenset[str]:
-    """Those that took longest, up to half of what a page shows, and of the others every so many."""
+    """Those that took longest, up to half of what a page shows, and an even sample of the others."""
     slowest = sorted(sketches, key=lambda job_id: (-sketches[job_id].wall_s, job_id))
     chosen = _within(slowest, sketches, MAX_JOBS // 2, MAX_TURNS // 2)
     others = sorted(sketches.keys() - chosen, key=lambda job_id: (sketches[job_id].began_s, job_id))

@@ -282,7 +282,7 @@ function whyPin(pin, gap) {
     expired: "expired before the job came back",
     revoked: "was revoked: the memory was needed",
     released: "was released",
-    superseded: "was let go: the job went on without it",
+    superseded: "was unpinned: the job went on without it",
     refused: "was refused: no room among the pins",
     open: "is still held where the trace ends",
   };

@@ -16,7 +16,7 @@ const KINDS = {
   recompute: {
     token: "recompute",
     label: "recompute",
-    means: "what a preemption threw away is computed again",
+    means: "what was lost to a preemption is recomputed",
   },
   decode: { token: "decode", label: "decode", means: "its answer is made" },
   preempted: { token: "preempted", label: "preempted", means: "lost its blocks and waits to run again" },

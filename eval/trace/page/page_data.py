@@ -83,7 +83,7 @@ class GapRow(msgspec.Struct, frozen=True, array_like=True):
     started_s: float
     ended_s: float | None
     tools: int | None
-    """What was called, in ``strings``; None: nobody said."""
+    """What was called, in ``strings``; None: not reported."""
     told: list[tuple[float, str, float | None]]
     """What the client said meanwhile: when, the state of its calls, seconds that they will still take."""
 

@@ -37,7 +37,7 @@ def quantile(values: list[float], share: float) -> float | None:
 
 
 def evenly(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most so many of them, the same distance apart."""
+    """At most ``most`` of them, evenly spaced."""
     if len(items) <= most:
         return items
     return [items[index * len(items) // most] for index in range(most)]

@@ -83,7 +83,7 @@ class PoolSeries:
         self._before = step
 
     def close(self) -> None:
-        """There are no more steps. What came after the last one's result, nobody knows."""
+        """There are no more steps. What came after the last one's result is unknown."""
         if self._before is not None:
             self._take(self._before, None)
 

@@ -29,7 +29,7 @@ const timeWindow = {
   zoom(factor, at = (this.min + this.max) / 2) {
     this.set(at - (at - this.min) * factor, at + (this.max - at) * factor);
   },
-  /** Later by so many widths of the window; earlier if negative. */
+  /** Shift by a number of window widths; earlier if negative. */
   pan(widths) {
     const by = widths * (this.max - this.min);
     const [first, last] = this.whole;

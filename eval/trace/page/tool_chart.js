@@ -41,7 +41,7 @@ class GrantChart {
           {
             ...axisStyle(),
             size: 78,
-            label: "granted: until the KV would be let go",
+            label: "granted: until the KV would be unpinned",
             labelSize: 20,
             labelFont: "12px system-ui, sans-serif",
             filter: (chart, splits) => splits,

@@ -60,7 +60,7 @@ class _Knowing:
 
 
 def _expecting(policy: SchedulingPolicy, run: RecordedRun) -> SchedulingPolicy:
-    """Jobs that nobody named are questions first, as they were to the engine of the trace."""
+    """Jobs without a name are single-turn requests first, as they were to the engine of the trace."""
     if isinstance(policy, ContinuumPolicy):
         policy.expect_unnamed(run.unnamed)
     return policy

@@ -1,4 +1,4 @@
-"""The scheduler and the policy of a trace, made anew: takes its inputs, gives the events they cause."""
+"""The scheduler and the policy of a trace, created again: take its inputs, emit the events they cause."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RecordedTokens(Sequence[int]):
         return iter(range(len(self)))
 
     def at(self, place: int) -> int:
-        """NotReplayableError if nobody looked at it while the trace was written."""
+        """NotReplayableError if the policy did not read it while the trace was written."""
         for first, tokens in self._runs:
             if first <= place < first + len(tokens):
                 return tokens[place - first]

@@ -220,7 +220,7 @@ class _RunReader:
         )
 
     def _is_named(self, turn: TurnLife) -> bool:
-        """By its client, or nobody knows: the record of its arrival is missing."""
+        """By its client, or unknown: the record of its arrival is missing."""
         arrived = self.arrived.get(turn.req_id)
         return arrived is None or arrived.job_id is not None
 

@@ -108,7 +108,7 @@ def test_the_tail_of_a_request_is_reused_first() -> None:
 
 
 def test_an_equal_block_takes_over_when_the_first_is_reused() -> None:
-    """Two blocks under one hash: forgetting one leaves the other findable."""
+    """Two blocks under one hash: evicting one leaves the other cached."""
     pool = BlockPool(3)
     first, second = pool.get_new_blocks(1), pool.get_new_blocks(1)
     pool.cache_full_blocks(first, [b"same"], 0, 1)

@@ -177,7 +177,7 @@ def test_what_was_loaded_is_found_by_others_at_once() -> None:
 
 
 def test_what_the_host_gave_up_is_stored_again_when_it_is_used() -> None:
-    """The host let go of blocks that the device still has: the next request that finds them renews the
+    """The host evicted blocks that the device still has: the next request that finds them renews the
     copies."""
     room = EngineRoom(num_blocks=41, num_host_blocks=8)
     for start in (0, 100):

@@ -17,7 +17,7 @@ from tests.eval.baselines.policy_room import PolicyRoom
 
 @pytest.mark.parametrize("name", [syntax.partition("[")[0] for syntax, _ in policy_names()])
 def test_every_policy_serves_a_job(name: str) -> None:
-    """Two turns of a job, with what the front end tells in between."""
+    """Two turns of a job, with what the API server reports in between."""
     room = PolicyRoom(name)
     room.play("a", 20, "ls")
     room.wait(1)

@@ -222,7 +222,7 @@ def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_p
 
 
 def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None:
-    """With sessions kept together nothing is computed again; round robin computes nearly all of it again."""
+    """With sessions kept together nothing is recomputed; round robin recomputes nearly all of it."""
     flags = ["--policies", "fcfs", "--rate", "2", "--replicas", "3"]
     runs = {
         router: _simulate(workload, tmp_path / f"{router}.json", *flags, "--router", router)[0]

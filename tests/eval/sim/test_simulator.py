@@ -81,7 +81,7 @@ def test_a_job_alone_takes_what_its_steps_and_gaps_take() -> None:
     assert (first.start_s, first.ttft_s, first.latency_s) == (3.0, 0.25 + 2 + 0.5, 0.25 + 2 + 3 + 0.5)
     assert first.gap_s == 10.0
     assert second.start_s == 3.0 + 5.75 + 10.0
-    # 11 full blocks, 44 tokens, but the last sampled token was never computed: 10 blocks are findable.
+    # 11 full blocks, 44 tokens, but the last sampled token was never computed: 10 blocks are cached.
     assert (second.cached_tokens, second.recomputed_tokens) == (40, 4)
     assert second.ttft_s == 0.25 + 1 + 0.5
     (job,) = run.jobs

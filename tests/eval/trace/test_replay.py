@@ -90,7 +90,7 @@ def test_pins_and_copies_are_decided_the_same_again(trace: Path, capsys: pytest.
 def test_where_copies_do_nothing_is_held_and_that_is_decided_the_same_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The default rule beside host memory: each turn is let go, and the trace says why."""
+    """The default rule beside host memory: each turn is unpinned, and the trace says why."""
     path = simulated(tmp_path / "trace.jsonl", "continuum", *WITH_HOST)
     told = [event for event in read_trace(path) if isinstance(event, PinEvent)]
     assert {event.kind for event in told} == {"decided", "refused"}

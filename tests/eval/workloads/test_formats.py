@@ -404,7 +404,7 @@ BAD = [
     (
         "x.json",
         [[{"id": "a", "messages": [{"role": "referee", "content": "!"}]}]],
-        "entry 1: message 1: nobody knows the speaker 'referee'",
+        "entry 1: message 1: unknown speaker 'referee'",
     ),
     (
         "x.json",

@@ -22,7 +22,7 @@ class AgentContext(msgspec.Struct, kw_only=True):
 
 
 class Replay(msgspec.Struct, kw_only=True):
-    """What a prompt was, for whoever runs it again."""
+    """What a prompt was, for a replay of it."""
 
     trace_block_size: int
     input_length: int
@@ -156,5 +156,5 @@ def _ms(value_s: float | None) -> float | None:
 
 
 def _unfilled(last: bytes, req_id: str) -> int:
-    """Of a block that is not full nobody knows whether another has the same: it is taken to be its own."""
+    """Whether a block that is not full equals another is unknown: it is taken to be its own."""
     return int.from_bytes(blake2b(last + req_id.encode(), digest_size=8).digest(), "big")

@@ -24,7 +24,7 @@ class Export(LifeSink, Protocol):
         """All has been told."""
 
     def notes(self) -> list[str]:
-        """What the file does not say, or says otherwise than might be thought."""
+        """What the file does not contain, or contains in an unexpected form."""
 
 
 class Silent:

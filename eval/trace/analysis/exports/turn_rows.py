@@ -42,7 +42,7 @@ class TurnRows(Silent, Generic[Kept]):
         raise NotImplementedError
 
     def notes_of_rows(self) -> list[str]:
-        """What the rows do not say, or say otherwise than might be thought."""
+        """What the rows do not contain, or contain in an unexpected form."""
         return []
 
     def event(self, event: TraceEvent) -> None:
