@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """Whatever the policy: also a request that belongs to no job has one."""
+    """A record for every request, also under policies without jobs."""
 
     request_id: str
-    """As the trace has it."""
+    """Id of the request in the trace."""
     external_id: str
-    """As its client knows it."""
+    """Id by which its client knows it."""
     traceparent: str | None
     """Its client's span, in W3C's form, as it was sent."""
     arrival_s: float
@@ -26,10 +26,10 @@ class EndedRequest:
     num_output_tokens: int
     num_cached_tokens: int
     num_loaded_tokens: int
-    """Of the cached ones: loaded from the host tier."""
+    """How many of the cached tokens were loaded from the host tier."""
     num_preemptions: int
     is_chat: bool
-    """Its prompt was a conversation."""
+    """Whether its prompt was a conversation."""
     max_tokens: int
     temperature: float
     top_p: float

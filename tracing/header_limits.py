@@ -1,13 +1,13 @@
-"""What the numbers of a trace's header may be: programs divide by them, and make an engine of them."""
+"""Limits of the numbers in a trace's header: programs divide by them, and size an engine by them."""
 
 from __future__ import annotations
 
 from tracing.events import TraceHeader
 
 MAX_BLOCKS = 10_000_000
-"""Of a pool, as in a simulation: to decide a trace again is to keep track of each."""
+"""Most blocks of a pool, as in a simulation: a replay keeps track of each."""
 MAX_COPIES = 100_000_000
-"""Of host memory or disk, likewise."""
+"""Most blocks of host memory or disk."""
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 1e11
 """More than the calendar has years for."""
@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "part": (1, MAX_COUNT),
     "num_events_before": (0, 2**53),
 }
-"""By field, the least and the most; 0 of a field whose default it is: not told."""
+"""Smallest and largest value by field; 0, where it is the default: not recorded."""
 
 
 def beyond_limits(header: TraceHeader) -> str | None:

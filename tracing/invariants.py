@@ -1,7 +1,7 @@
-"""What holds between the records of any trace, as docs/trace.md says it too.
+"""Rules that the records of any trace follow; docs/trace.md lists them, too.
 
-A check follows the events and says in a sentence what is wrong with one. After a gap, or where a trace begins
-midway, it knows nothing of what was before, and learns anew.
+A check follows the events and reports what is wrong with one in a sentence. After a gap, or where a trace
+begins midway, it knows nothing of what was before, and starts over.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ PAUSE_STATES = ("unpaused", "paused_new", "paused_all")
 PIN_KINDS = ("created", "decided", "refused", "shrunk", "ended")
 PIN_CAUSES = ("handed_over", "expired", "revoked", "released", "superseded")
 TELL_OF_PINS = ("continuum", "known-work", "oracle")
-"""Policies whose decisions about pins and jobs are records; of others' pins only steps tell."""
+"""Policies that record their decisions on pins and jobs; for others only steps show pins."""
 
 
 class Check(Protocol):
-    """One kind of promise."""
+    """One rule."""
 
     def faults(self, event: TraceEvent) -> Iterator[str]:
-        """What this event breaks, in sentences; told of every event, in order."""
+        """What is wrong with this event, in sentences; called for every event, in order."""
 
     def forget(self) -> None:
         """Events are missing here."""
@@ -72,7 +72,7 @@ class Times:
 
 
 class Words:
-    """A kind or a state is one of those there are; those of pins are looked at with their pin."""
+    """A kind or a state is one of those that exist; those of pins are checked with their pin."""
 
     def forget(self) -> None:
         pass
@@ -167,7 +167,7 @@ def _own_faults(decision: StepDecision) -> Iterator[str]:
 
 
 class Blocks:
-    """Blocks are free, or held by requests and pins; what is found again is one or the other."""
+    """Blocks are free, or used by requests and pins; cached blocks may be either."""
 
     def __init__(self) -> None:
         self._header: TraceHeader | None = None
@@ -211,8 +211,8 @@ class Blocks:
 
     @property
     def _holds_for_the_gone(self) -> bool:
-        """Blocks of a request that has gone may be held for a while, and no record says so: by a load of its
-        copies, or by a step under way while the next is planned."""
+        """Blocks of a request that is gone may stay allocated for a while without a record: for a load, or
+        for a step in flight while the next is planned."""
         header = self._header
         return header is None or header.num_host_blocks > 0 or header.async_scheduling
 
@@ -222,7 +222,7 @@ class Pins:
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}
-        """Of pins that live, by pin id."""
+        """Blocks of the pins that have not ended, by pin id."""
         self._highest_id = 0
         self._knows_all = False
 
@@ -319,7 +319,7 @@ class Turns:
 
 
 class Requests:
-    """Only requests that came in and have not ended are spoken of, and each ends once."""
+    """Records name only requests that came in and have not ended, and each ends once."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()

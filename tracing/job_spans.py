@@ -1,4 +1,4 @@
-"""Makes OpenTelemetry spans of what the core tells: a job, its turns with their phases, its tool gaps.
+"""Makes OpenTelemetry spans of the core's events: a job, its turns with their phases, its tool gaps.
 
 Knows neither threads nor collectors. Spans are begun and ended late, with the times of the events: a turn's
 when it has ended, a gap's when its pin has too. Names of attributes are those of the GenAI conventions, then
@@ -38,7 +38,7 @@ class _Note:
 
 @dataclass(slots=True, eq=False)
 class _Gap:
-    """From the end of a turn to the next one, and what was held meanwhile."""
+    """The time from the end of a turn to the next one, and what was pinned meanwhile."""
 
     request_id: str
     turn: int
@@ -50,12 +50,12 @@ class _Gap:
     pin_id: int | None = None
     pin_open: bool = False
     pin: Attributes = field(default_factory=dict)
-    """What is to be told of its pin."""
+    """Attributes about its pin."""
     notes: list[_Note] = field(default_factory=list)
 
     @property
-    def worth_telling(self) -> bool:
-        """A job's end, with nothing that ran and nothing held, is no gap."""
+    def has_span(self) -> bool:
+        """Whether it is a gap: not at a job's end, where nothing ran and nothing was pinned."""
         return self.outcome == "returned" or bool(self.tools) or self.pin_id is not None
 
 
@@ -66,13 +66,13 @@ class _Job:
     job_id: str
     began_s: float
     last_s: float
-    """When it was last heard of."""
+    """Time of its last event."""
     span: Span | None = None
     outcome: str | None = None
     num_turns: int = 0
     num_open_turns: int = 0
     gaps: dict[str, _Gap] = field(default_factory=dict)
-    """Open ones, by the request after which they came."""
+    """Open gaps, by the request before them."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -83,7 +83,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A turn under way: what only the policy knows of it."""
+    """A turn in progress: what only the policy knows of it."""
 
     job: _Job
     number: int
@@ -113,7 +113,7 @@ class JobSpans:
         }
 
     def take(self, item: JobEvent | PinEvent | EndedRequest) -> None:
-        """The next thing that happened."""
+        """Handle the next event."""
         match item:
             case EndedRequest():
                 self._request_ended(item)
@@ -124,14 +124,14 @@ class JobSpans:
                 if handler is not None:
                     handler(item)
                 elif item.kind.startswith("reported_"):
-                    self._client_told(item)
+                    self._client_reported(item)
 
     def close(self, now_s: float) -> None:
-        """Nothing happens any more: what is open ends, and says that it was."""
+        """End all open spans, and mark them as unfinished."""
         for gap in list(self._gaps.values()):
             gap.pin_open = False
             if gap.ended_s is not None:
-                self._tell_gap(gap)
+                self._emit_gap(gap)
         for job in list(self._jobs.values()):
             job.num_open_turns = 0
             self._end_job(job, "open", now_s)
@@ -158,7 +158,7 @@ class JobSpans:
         self._end_gap(gap, "returned", gap.began_s + event.gap_s)
 
     def _job_of(self, event: JobEvent, gap: _Gap | None) -> _Job:
-        """One that nobody named may get its name later: then what its turn continues tells which it was."""
+        """A job without a name may get one later: then the turn that this one continues identifies it."""
         job = self._jobs.get(event.job_id)
         if job is None and gap is not None and self._jobs.pop(gap.job.job_id, None) is not None:
             job = self._jobs[event.job_id] = gap.job
@@ -193,12 +193,12 @@ class JobSpans:
         if job is not None and job.span is None:
             job.began_s = min(job.began_s, request.arrival_s)
             job.span = self._begin("job", client or Context(), job.began_s, SpanKind.INTERNAL, {})
-        self._tell_turn(request, turn, client)
+        self._emit_turn(request, turn, client)
         if job is not None:
             self._add_up(job, request, turn)
             job.num_open_turns -= 1
             job.last_s = max(job.last_s, request.ended_s)
-            self._tell_job(job)
+            self._emit_job(job)
 
     @staticmethod
     def _add_up(job: _Job, request: EndedRequest, turn: _Turn | None) -> None:
@@ -215,7 +215,7 @@ class JobSpans:
             return None
         return self._w3c.extract({"traceparent": request.traceparent}, Context()) or None
 
-    def _tell_turn(self, request: EndedRequest, turn: _Turn | None, client: Context | None) -> None:
+    def _emit_turn(self, request: EndedRequest, turn: _Turn | None, client: Context | None) -> None:
         """Child of the client's span where there is one, else of the job's; its phases are children of it."""
         job_span = turn.job.span if turn is not None else None
         parent = client or (set_span_in_context(job_span, Context()) if job_span is not None else Context())
@@ -231,11 +231,11 @@ class JobSpans:
         if request.error is not None:
             span.set_status(Status(StatusCode.ERROR, request.error))
             span.set_attribute("error.type", request.finish_reason)
-        self._tell_phases(request, set_span_in_context(span, Context()))
+        self._emit_phases(request, set_span_in_context(span, Context()))
         span.end(self._ns(request.ended_s))
 
-    def _tell_phases(self, request: EndedRequest, turn: Context) -> None:
-        """Those that it came to, up to its end."""
+    def _emit_phases(self, request: EndedRequest, turn: Context) -> None:
+        """Make a span for each phase that the request reached."""
         began = (request.arrival_s, request.first_scheduled_s, request.first_token_s)
         ended = (*began[1:], request.ended_s)
         for name, began_s, ended_s in zip(PHASES, began, ended, strict=True):
@@ -272,15 +272,15 @@ class JobSpans:
         if gap is not None:
             gap.tools = event.tools
 
-    def _client_told(self, event: JobEvent) -> None:
+    def _client_reported(self, event: JobEvent) -> None:
         gap = self._gaps.get(event.req_id or "")
         if gap is None:
             return
         gap.tools = gap.tools or event.tools
-        told: Attributes = {}
+        attributes: Attributes = {}
         if event.reported_remaining_s is not None:
-            told["continuum.gap.reported_remaining_s"] = event.reported_remaining_s
-        gap.notes.append(_Note(event.kind, event.now, told))
+            attributes["continuum.gap.reported_remaining_s"] = event.reported_remaining_s
+        gap.notes.append(_Note(event.kind, event.now, attributes))
 
     def _pin_event(self, event: PinEvent) -> None:
         gap = self._gaps.get(event.req_id)
@@ -294,19 +294,19 @@ class JobSpans:
             gap.pin_open = event.kind == "created"
         gap.pin.update(note)
         if event.kind == "ended" and gap.ended_s is not None:
-            self._tell_gap(gap)
+            self._emit_gap(gap)
 
     def _end_gap(self, gap: _Gap, outcome: str, ended_s: float) -> None:
-        """How its pin ends is told with it: that may come a little later."""
+        """End the gap once its pin has ended, too, which may come a little later."""
         gap.ended_s, gap.outcome = ended_s, outcome
         gap.job.gaps.pop(gap.request_id, None)
         gap.job.last_s = max(gap.job.last_s, ended_s)
         if not gap.pin_open:
-            self._tell_gap(gap)
+            self._emit_gap(gap)
 
-    def _tell_gap(self, gap: _Gap) -> None:
+    def _emit_gap(self, gap: _Gap) -> None:
         self._gaps.pop(gap.request_id, None)
-        if not gap.worth_telling or gap.ended_s is None or gap.job.span is None:
+        if not gap.has_span or gap.ended_s is None or gap.job.span is None:
             return
         attributes: Attributes = {
             "gen_ai.conversation.id": gap.job.job_id,
@@ -338,9 +338,9 @@ class JobSpans:
         job.outcome = outcome
         for gap in list(job.gaps.values()):
             self._end_gap(gap, outcome, now_s if gap.tools else gap.began_s)
-        self._tell_job(job)
+        self._emit_job(job)
 
-    def _tell_job(self, job: _Job) -> None:
+    def _emit_job(self, job: _Job) -> None:
         if job.outcome is None or job.num_open_turns > 0 or job.span is None:
             return
         job.span.set_attributes(
@@ -379,7 +379,7 @@ class JobSpans:
 
 
 def _latencies(request: EndedRequest) -> Attributes:
-    """V1's names, seconds; those that the request lived to see."""
+    """Durations in seconds under V1's names, for the phases that the request reached."""
     arrival_s, scheduled_s, token_s = request.arrival_s, request.first_scheduled_s, request.first_token_s
     latencies: Attributes = {"gen_ai.latency.e2e": request.ended_s - arrival_s}
     if scheduled_s is not None:
@@ -393,8 +393,8 @@ def _latencies(request: EndedRequest) -> Attributes:
 
 
 def _pin_attributes(event: PinEvent) -> Attributes:
-    """What the event says; what it leaves open is left out."""
-    said = {
+    """Attributes of the event, without those that are not set."""
+    attributes = {
         "continuum.pin.id": event.pin_id,
         "continuum.pin.blocks": event.num_blocks if event.kind != "shrunk" else None,
         "continuum.pin.lost_blocks": event.num_blocks if event.kind == "shrunk" else None,
@@ -404,4 +404,4 @@ def _pin_attributes(event: PinEvent) -> Attributes:
         "continuum.pin.outcome": event.cause,
         "continuum.pin.held_s": event.held_s,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -1,7 +1,7 @@
 """Jobs that their clients named late: a whole trace with each of them under one id.
 
-A job without a name is told of under an id that was made for it. Where its client names it in a later turn,
-that turn's arrival says both; a reader of a whole file can know it from the first record on.
+A job without a name is recorded under an inferred id. Where its client names it in a later turn, that turn's
+arrival has both ids; a reader of a whole file can use the name from the first record on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK = b'"earlier_id":'
 
 
 def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Iterator[TraceEvent]:
-    """As ``read_trace``, with its progress, but a job has the name that it got late in all its records."""
+    """Read as ``read_trace`` does, with its progress, but with a job's late name in all its records."""
     names: dict[str, str] | None = None
     for event in read_trace(path, report, progress=True):
         if isinstance(event, JobEvent | PinEvent | PrefixCacheEvent):
@@ -33,7 +33,7 @@ def read_named_trace(path: str | Path, report: TraceReport | None = None) -> Ite
 
 
 def late_names(path: str | Path) -> dict[str, str]:
-    """By the id that a job had before. TraceError and OSError as ``read_trace`` raises them."""
+    """Late names by the inferred id. TraceError and OSError as ``read_trace`` raises them."""
     if Path(path).is_fifo():
         return {}  # it can be read once only
     decoder = msgspec.json.Decoder(TraceEvent)
@@ -44,7 +44,7 @@ def late_names(path: str | Path) -> dict[str, str]:
         try:
             event = decoder.decode(line.content)
         except UNREADABLE:
-            continue  # whoever reads all lines says what is wrong with it
+            continue  # the reader of all lines reports what is wrong with it
         if isinstance(event, JobEvent) and event.earlier_id is not None:
             names[event.earlier_id] = event.job_id
     return names

@@ -1,4 +1,4 @@
-"""What the numbers in a line of a trace may be: tables hold them in 32 or 64 bits, and times are added up."""
+"""Limits of the numbers in a line of a trace: tables store them in 32 or 64 bits, and times are added up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_COUNT = 2**31 - 1
 MAX_LONG = 2**53
 MAX_FLOAT = 1e15
 LONG = {"step", "pin_id", "priority", "written", "dropped", "num_events_before"}
-"""Fields that may count further than others."""
+"""Fields with higher limits than others."""
 
 _SUSPECT = re.compile(rb"[:,\[][ \t]*-?(?:[0-9]{10}|[0-9.]+[eE]\+?[0-9])")
-"""A number of ten digits before the point, or with an exponent; few lines have such a one."""
+"""A number of ten digits before the point, or with an exponent; few lines have one."""
 
 
 def check_numbers(line: bytes) -> None:
-    """msgspec.ValidationError, as of a field that is of another type, if a number is beyond all reason."""
+    """Raise msgspec.ValidationError, as for a wrong type, if a number is beyond its limit."""
     if _SUSPECT.search(line) is not None:
         _check(msgspec.json.decode(line), "")
 

@@ -33,7 +33,7 @@ def shared_file(read: Sequence[Named], written: Sequence[Named]) -> str | None:
 
 
 def _files_of(path: Path) -> Iterator[Path]:
-    """Of a folder, the traces in it."""
+    """Yield the file or, for a folder, the traces in it."""
     if os.path.isdir(path):
         yield from traces_in(path)
     elif _has_content(path):

@@ -23,11 +23,11 @@ __all__ = ["PartReader", "TraceFiles", "ZstdError", "find_parts", "packed", "par
 
 COMPRESSED = ".zst"
 FOREIGN = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
-"""How files begin that are compressed by something else."""
+"""First bytes of files compressed by other programs."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 FILE_MODE = 0o600
 FRAME_BYTES = 4 << 20
-"""A compressed frame ends with the batch that reaches so much text: until then other tools see it as cut."""
+"""A compressed frame ends with the batch that reaches this size: until then other tools see it as cut."""
 MAX_BLOCK_BYTES = (128 << 10) + 32
 """A compressed block is never longer (RFC 8878), its header and the frame's checksum included."""
 
@@ -79,13 +79,13 @@ def packed(text: bytes) -> bytes:
 class TraceFiles:
     """Writes a trace: into one file, or into parts of which the oldest go. Compressed if its name says so.
 
-    Its files are for their owner alone: they hold what agents' commands hold.
+    Its files are readable by their owner only: they contain agents' commands.
     """
 
     def __init__(
         self, base: Path, *, max_bytes: int | None = None, max_files: int | None = None, replace: bool = True
     ) -> None:
-        """``max_bytes``: a part ends with the batch that reaches it. ``max_files``: so many parts are kept.
+        """``max_bytes``: a part ends with the batch that reaches it. ``max_files``: how many parts are kept.
 
         OSError if the first cannot be written; FileExistsError if it, or a part of it, is there and is not to
         be replaced. What is no file, such as a pipe, is written to as it is.
@@ -110,7 +110,7 @@ class TraceFiles:
         self._file.write(data)
 
     def flush(self) -> None:
-        """All that was written can be read, also if the process is killed now."""
+        """Make all that was written readable, even if the process is killed now."""
         if isinstance(self._file, ZstdFile) and self._num_frame_bytes >= FRAME_BYTES:
             self._end_frame(self._file)
         self._file.flush()
@@ -147,7 +147,7 @@ class TraceFiles:
 
 
 def _is_device(path: Path) -> bool:
-    """There is something, and no file or folder: what is written there replaces nothing."""
+    """Whether the path is neither file nor folder (a pipe, a device): writing there replaces nothing."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -186,7 +186,7 @@ class PartReader:
 
     @property
     def position(self) -> int:
-        """Bytes of the file that have been read; 0 of what is no file."""
+        """Bytes of the file that have been read; 0 if it is not a file."""
         return self._raw.tell() if self._raw.seekable() else 0
 
     @property
@@ -195,7 +195,7 @@ class PartReader:
         return self._decoded is not None and self._decoded.cut
 
     def num_lost_bytes(self) -> int:
-        """Of a cut part: bytes at the end of the file that belong to no whole block."""
+        """Bytes at the end of a cut part that belong to no whole block."""
         self._raw.seek(0)
         return _num_undecodable_bytes(self._raw)
 
@@ -204,7 +204,7 @@ class PartReader:
 
 
 class _Decoded(io.RawIOBase):
-    """What a compressed file says, as far as it goes."""
+    """Decompressed contents of a file, up to where it is cut."""
 
     def __init__(self, file: ZstdFile) -> None:
         self._file = file
@@ -224,8 +224,10 @@ class _Decoded(io.RawIOBase):
 
 
 def _num_undecodable_bytes(file: BinaryIO) -> int:
-    """How much of the file's end says nothing: its last bytes are decoded one by one, as no block is longer
-    than ``MAX_BLOCK_BYTES``."""
+    """Number of undecodable bytes at the file's end.
+
+    Its last bytes are decoded one by one, as no block is longer than ``MAX_BLOCK_BYTES``.
+    """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     frame, last_told = ZstdDecompressor(), 0

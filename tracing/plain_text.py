@@ -1,5 +1,5 @@
 """Text from strangers, as it may stand in a terminal, a log or a table: names of jobs and tools come from
-requests, and may hold whatever a terminal or a spreadsheet takes for a command."""
+requests, and may contain what a terminal or a spreadsheet takes for a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_TEXT = re.compile(f"[{_COMMANDS}]")
 _IN_NAME = re.compile(f"[\n{_COMMANDS}]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 FORMULA = "^[=+\\-@\t\r\n]"
-"""How a cell begins that a spreadsheet takes for a formula."""
+"""First characters of a cell that a spreadsheet takes for a formula."""
 
 
 def plain_name(name: str) -> str:

@@ -13,17 +13,17 @@ from tqdm import tqdm
 from tracing.plain_text import plain_name
 
 DELAY_S = 1.0
-"""Who is quicker says nothing."""
+"""Shorter reads show no progress."""
 LINES_PER_LOOK = 1000
 
 
 class Progress(Protocol):
     def __call__(self, num_bytes: int) -> object:
-        """So many bytes more have been read."""
+        """Add the number of bytes just read."""
 
 
 def no_progress(num_bytes: int) -> None:
-    """For whoever does not read for a person, or tells it otherwise."""
+    """For callers that show no progress."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reads a trace back as typed events, whatever files it is in. Knows nothing of what they mean."""
+"""Reads a trace back as typed events, from one file or many. Knows nothing of their meaning."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tracing.progress import LINES_PER_LOOK, Progress, no_progress, reading
 from tracing.versions import READABLE_VERSIONS, Upgrade, upgrade_from
 
 MAX_LINE_BYTES = 256 << 20
-"""A longer line is none of a trace; so memory stays bounded whatever the file is."""
+"""A longer line is an error, so memory stays bounded for any file."""
 UNTIMED = (TraceHeader, TraceGap, TraceEnd)
-"""Records without a moment of their own."""
+"""Records without a time of their own."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises of a line that is not what it should be; the last of brackets in brackets."""
+"""What decoding raises for an invalid line; the last one for deep nesting."""
 
 
 class TraceError(Exception):
@@ -36,7 +36,7 @@ class TraceReport:
 
     num_events: int = 0
     num_parts: int = 0
-    """Files it was read from."""
+    """Number of files it was read from."""
     num_events_before: int = 0
     """Events in parts before the first one that is still there."""
     cut_line: int | None = None
@@ -48,7 +48,7 @@ class TraceReport:
 
 
 class _AnyHeader(msgspec.Struct):
-    """As much of a header as every version of the schema has."""
+    """The fields of a header that every version of the schema has."""
 
     type: Literal["header"]
     schema_version: int
@@ -60,12 +60,12 @@ class TraceLine:
 
     path: Path
     number: int
-    """From 1 in each file."""
+    """Number of the line, from 1 in each file."""
     content: bytes
     num_bytes: int
-    """In the file; more or fewer than in ``content`` where names have changed."""
+    """Length in the file, which differs from that of ``content`` where names have changed."""
     may_be_cut: bool
-    """It has no end, and nothing comes after it."""
+    """Whether it lacks a line end, and nothing follows."""
 
     @property
     def place(self) -> str:
@@ -102,7 +102,7 @@ def read_trace(
 
 
 def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """The same events. TraceError where time runs backwards, or is none: for what computes with times."""
+    """Yield the same events. TraceError where time runs backwards or is not finite."""
     last_s = -MAX_SECONDS
     for number, event in enumerate(events, start=1):
         if not isinstance(event, UNTIMED):
@@ -116,7 +116,7 @@ def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
 
 
 def note_cut(line: TraceLine, report: TraceReport) -> None:
-    """This last line is only half there."""
+    """Record that this last line is incomplete."""
     report.cut_line = line.number
     report.cut_bytes = report.cut_bytes or line.num_bytes
 
@@ -164,14 +164,14 @@ def _lines_of_parts(
 
 
 def _watched(lines: Iterator[TraceLine], reader: PartReader, progress: Progress) -> Iterator[TraceLine]:
-    """The same; now and then it is told how far they are."""
-    told = 0
+    """Yield the lines, and report progress now and then."""
+    reported = 0
     for line in lines:
         yield line
         if not line.number % LINES_PER_LOOK:
             position = reader.position
-            progress(position - told)
-            told = position
+            progress(position - reported)
+            reported = position
 
 
 def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport) -> Iterator[TraceLine]:
@@ -197,7 +197,7 @@ def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport
 
 
 def _parts_of(path: Path) -> list[tuple[int, Path]]:
-    """By number, none missing in between."""
+    """The parts with their numbers, none missing in between."""
     if path.is_dir():
         path = _only_trace(path)
     parts = find_parts(split_part(path)[0]) or [(1, path)]
@@ -214,7 +214,7 @@ def _only_trace(folder: Path) -> Path:
     if not found:
         raise TraceError(f"{folder}: no file of this folder is named like a trace, .jsonl or .jsonl.zst")
     names = ", ".join(path.name for path in found[:3])
-    raise TraceError(f"{folder}: the folder holds {len(found)} traces ({names} ...): name one of them")
+    raise TraceError(f"{folder}: the folder has {len(found)} traces ({names} ...): name one of them")
 
 
 # ---- headers ----

@@ -28,24 +28,24 @@ COMMON = {
     "req_id": "The request.",
     "job_id": "The job.",
 }
-"""What is meant by names that many records have, where they do not say otherwise."""
+"""Meaning of fields that many records have, where they have no docstring."""
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """A field as events.py writes it."""
+    """A field as defined in events.py."""
 
     name: str
     kind: str
-    """Its type, in Python's words."""
+    """Its type as a Python annotation."""
     default: str | None
-    """None: it is always there."""
+    """Its default; None: the field is required."""
     meaning: str
 
 
 def json_schema() -> dict[str, Any]:
-    """Of one line. Numbers of seconds are finite; bytes are base64."""
+    """JSON Schema of one line. Numbers of seconds are finite; bytes are base64."""
     (schema,), definitions = msgspec.json.schema_components([TraceEvent], ref_template="#/$defs/{name}")
     for name, definition in definitions.items():
         for field in fields_of(name):
@@ -62,13 +62,13 @@ def record_names() -> list[str]:
 
 
 def fields_of(name: str) -> tuple[FieldText, ...]:
-    """Of a struct of events.py, in its order."""
+    """Fields of a struct of events.py, in its order."""
     return _texts()[name]
 
 
 @cache
 def _texts() -> dict[str, tuple[FieldText, ...]]:
-    """By struct. One that extends another of events.py has its own fields first, as msgspec writes them."""
+    """Fields by struct; one that extends another has its own fields first, as msgspec writes them."""
     tree = ast.parse(Path(events.__file__).read_text())
     texts: dict[str, tuple[FieldText, ...]] = {}
     for node in tree.body:

@@ -18,18 +18,18 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxLimits:
-    """How much waits, and how long."""
+    """Limits of the queue and of batches."""
 
     capacity: int = 8192
-    """Spans that wait."""
+    """Most spans in the queue."""
     batch: int = 512
-    """Spans sent at once."""
+    """Most spans in a batch."""
     delay_s: float = 5.0
-    """A span waits so long at most before a batch is sent that is not full."""
+    """Longest wait of a span before a batch that is not full is sent."""
 
     @classmethod
     def from_environment(cls) -> OutboxLimits:
-        """By the variables that OpenTelemetry has for it; one that is no positive number is not read."""
+        """Read OpenTelemetry's variables; one that is not a positive number is ignored."""
         capacity = _positive("OTEL_BSP_MAX_QUEUE_SIZE", cls().capacity)
         return cls(
             capacity=capacity,
@@ -60,7 +60,7 @@ class SpanOutbox(SpanProcessor):
 
     @property
     def dropped(self) -> int:
-        """Spans that found no room, or that the collector did not take."""
+        """Spans that were dropped: the queue was full, or the collector did not take them."""
         return self._num_refused + self._num_lost
 
     def on_end(self, span: ReadableSpan) -> None:

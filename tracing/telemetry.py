@@ -27,9 +27,9 @@ from tracing.span_outbox import OutboxLimits, SpanOutbox
 logger = logging.getLogger(__name__)
 
 CAPACITY = 65536
-"""Events that wait to be made spans of."""
+"""Most events that wait to become spans."""
 SERVICE = "continuum"
-"""Unless OTEL_SERVICE_NAME says otherwise."""
+"""Service name, unless OTEL_SERVICE_NAME is set."""
 TRACES_PATH = "/v1/traces"
 
 _Item = JobEvent | PinEvent | EndedRequest | float
@@ -70,7 +70,7 @@ class Telemetry:
         self._put(request)
 
     def take_dropped(self) -> int:
-        """Spans, or events that they are made of, that came to nothing since the last call."""
+        """Spans and events dropped since the last call."""
         dropped = self._num_refused + self._num_lost + self._outbox.dropped
         newly, self._num_told = dropped - self._num_told, dropped
         return newly
@@ -99,13 +99,13 @@ class Telemetry:
 
 
 class _QuietExporter(OTLPSpanExporter):
-    """Says once why the collector takes nothing, and again only after it has taken something."""
+    """Logs once why the collector takes nothing, and again only after it has taken something."""
 
     def __init__(self, url: str) -> None:
         super().__init__(endpoint=url)
         self._has_complained = False
         exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
-        exporter_log.setLevel(logging.ERROR)  # below that it tells of retries
+        exporter_log.setLevel(logging.ERROR)  # below that it logs retries
         exporter_log.addFilter(self._is_news)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -120,14 +120,14 @@ class _QuietExporter(OTLPSpanExporter):
 
 
 def traces_url(endpoint: str) -> str:
-    """Where spans are posted, given what V1's flag takes (all of it) or a collector's address."""
+    """URL for spans, given a full URL, as V1's flag takes it, or a collector's address."""
     parts = urlsplit(endpoint)
     return endpoint if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
 
 
 def _resource() -> Resource:
-    """Who sends: by OpenTelemetry's variables, else our name."""
-    told = Resource.create()
-    if str(told.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-        return told.merge(Resource({SERVICE_NAME: SERVICE}))
-    return told
+    """Resource by OpenTelemetry's variables, else our name."""
+    resource = Resource.create()
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        return resource.merge(Resource({SERVICE_NAME: SERVICE}))
+    return resource

@@ -1,4 +1,4 @@
-"""Where the events of a trace go: to a file, to whoever looks on, to both, or nowhere. It may change at any
+"""Where the events of a trace go: to a file, to a viewer, to both, or nowhere. It may change at any
 step. Knows nothing of what the events mean.
 """
 
@@ -16,7 +16,7 @@ class TraceSink(Protocol):
 
 
 class Tracer:
-    """What emits asks ``on`` first: while nobody wants events none are made.
+    """What emits asks ``on`` first: while there is no sink, no events are made.
 
     Not thread safe: sinks come and go between steps, under the lock that steps take.
     """
@@ -24,18 +24,18 @@ class Tracer:
     def __init__(self, *sinks: TraceSink) -> None:
         self._sinks = sinks
         self.on = bool(sinks)
-        """Whether there is anybody to emit for."""
+        """Whether there is any sink."""
 
     def add(self, sink: TraceSink) -> None:
         self._sinks = (*self._sinks, sink)
         self.on = True
 
     def remove(self, sink: TraceSink) -> None:
-        """One that is not there is no fault: it has been removed before."""
+        """Remove a sink; a missing one was removed before, which is no error."""
         self._sinks = tuple(each for each in self._sinks if each is not sink)
         self.on = bool(self._sinks)
 
     def emit(self, event: TraceEvent) -> None:
-        """The caller gives the event away: nothing in it may be changed afterwards."""
+        """Hand an event to all sinks; nothing in it may be changed afterwards."""
         for sink in self._sinks:
             sink.emit(event)

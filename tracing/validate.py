@@ -1,4 +1,4 @@
-"""``continuum trace validate``: whether a file is what docs/trace.md says, line by line. Knows no engine."""
+"""``continuum trace validate``: checks a file against docs/trace.md, line by line. Knows no engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracing.plain_text import plain_name
 from tracing.reader import UNREADABLE, TraceError, TraceLine, TraceReport, note_cut, trace_lines
 
 MAX_SHOWN = 20
-"""Faults that are shown; the rest is counted."""
+"""Most faults that are shown; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Fault:
 
 @dataclass(slots=True)
 class Validation:
-    """What there is to say about a trace."""
+    """Findings about a trace."""
 
     report: TraceReport = field(default_factory=TraceReport)
     num_records: dict[str, int] = field(default_factory=dict)
-    """By type."""
+    """Number of records by type."""
     faults: list[Fault] = field(default_factory=list)
     """The first ``MAX_SHOWN``."""
     num_faults: int = 0
@@ -72,7 +72,7 @@ def _faults(path: Path, validation: Validation) -> Iterator[Fault]:
 def _decoded(
     decoder: msgspec.json.Decoder[TraceEvent], line: TraceLine, report: TraceReport
 ) -> TraceEvent | Fault | None:
-    """None: the line is only half there."""
+    """Decode a line; None if it is incomplete."""
     try:
         event = decoder.decode(line.content)
         check_numbers(line.content)
@@ -130,7 +130,7 @@ def report_lines(path: Path, validation: Validation) -> Iterator[str]:
 
 
 def _remarks(report: TraceReport, num_gaps: int) -> Iterator[str]:
-    """What is no fault of the trace, but should be known."""
+    """Notes on the trace that are not faults."""
     if report.num_events_before:
         yield f"Its first {report.num_events_before:,} events are in files that are no longer there."
     if report.cut_line is not None:

@@ -23,7 +23,7 @@ _FIELDS_OF_2 = {
     b"told_remaining_s": b"reported_remaining_s",
     b"room_blocks": b"allowed_blocks",
 }
-"""Names of version 2, and what they are now: three options of the policy, and two fields of ``JobEvent``."""
+"""Names of version 2 and their current ones: three options of the policy, and two fields of ``JobEvent``."""
 _VALUES_OF_2 = {
     b"broken": b"revoked",
     b"told_started": b"reported_started",
@@ -31,7 +31,7 @@ _VALUES_OF_2 = {
     b"told_finished": b"reported_finished",
     b"told_cancelled": b"reported_cancelled",
 }
-"""The same of the values of ``cause``, ``previous_pin`` and ``kind``."""
+"""The same for values of ``cause``, ``previous_pin`` and ``kind``."""
 _VERSION_2 = re.compile(rb'("schema_version"\s*:\s*)2\b')
 _FIELD_2 = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_FIELDS_OF_2))
 _VALUE_2 = re.compile(rb'("(?:cause|previous_pin|kind)"\s*:\s*)"(%s)"' % b"|".join(_VALUES_OF_2))
@@ -40,7 +40,7 @@ _MARKS = (b'"broken"', b'"told_', b'"room_blocks"', b'"schema_version"')
 
 
 def upgrade_from(version: int) -> Upgrade | None:
-    """What turns a line of a trace of this version into one of today; None: it is one."""
+    """The function that upgrades a line of this version to the current one; None: it is current."""
     return _upgrade_2 if version == 2 else None
 
 

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 65536
 BATCH_EVENTS = 1024
-"""Written in one go; also the most that is in memory beyond ``capacity``."""
+"""Events written at once; also the most in memory beyond ``capacity``."""
 GATHER_S = 0.2
-"""Events are gathered so long before they are written: what a killed process loses of its trace, and why the
+"""How long events are gathered before they are written: what a killed process loses of its trace, and why the
 thread that emits seldom has to wake the one that writes."""
 
 
@@ -51,7 +51,7 @@ class TraceWriter:
         self._num_lost = 0
         self._num_written = 0
         self._gap = 0
-        """Refused since the last event that was taken."""
+        """Events refused since the last accepted one."""
         self._header: TraceHeader | None = None
         self._encoder = msgspec.json.Encoder()
         self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
@@ -77,7 +77,7 @@ class TraceWriter:
 
     @property
     def dropped(self) -> int:
-        """Events that did not reach the file: no room, not encodable, or the file failed."""
+        """Events missing from the file: the queue was full, they were not encodable, or the file failed."""
         return self._num_refused + self._num_lost
 
     @property
@@ -101,7 +101,7 @@ class TraceWriter:
             self._refuse()
             return
         if num_pending >= self._hurry_at:
-            self._hurry.set()  # a simulator makes more in that time than there is room for
+            self._hurry.set()  # a simulator makes more in that time than fit in the queue
         if self._gap:
             self._pending.append(TraceGap(dropped=self._gap))
             self._gap = 0
@@ -142,7 +142,7 @@ class TraceWriter:
         self._gap += 1
 
     def _drop_first(self) -> int:
-        """Events dropped: 0 where the thread was quicker or a waiting ``flush`` was let go."""
+        """Events dropped: 0 where the thread was quicker or a waiting ``flush`` was released."""
         with contextlib.suppress(IndexError):
             item = self._pending.popleft()
             if isinstance(item, threading.Event):
@@ -230,5 +230,5 @@ class TraceWriter:
 
 def _warn_of_drops() -> None:
     logger.warning(
-        "The trace loses events: they come faster than they can be written. It says how many at its end."
+        "The trace loses events: they come faster than they can be written. Its last line has the number."
     )

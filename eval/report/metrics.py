@@ -71,7 +71,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     num_unlike_recording: int
     """Number of responses that were not the recorded text, as the server does not force tokens."""
     wall_s: float
-    """From the first job's arrival to the last one's end, on the run's own clock."""
+    """Time from the first job's arrival to the last one's end, on the run's own clock."""
     job_completion_s: Distribution | None
     """Times of completed jobs from arrival to last response, tool calls included."""
     jobs_per_hour: float | None

@@ -51,7 +51,7 @@ class JobChain:
         self._split = job.block_size // names.block_size if fits else 0
         """Our blocks in a recorded one; 0 if recorded ids are of no use."""
         self._chain: list[BlockHash] = []
-        """Of the turn served last, prompt and output."""
+        """Block hashes of the turn served last, prompt and output."""
 
     def turn(self, index: int) -> list[BlockHash]:
         """Hashes of all full blocks of prompt and output of this turn; asked for in order, once each."""

@@ -31,11 +31,11 @@ class StepCost(Protocol):
 
     @property
     def arrival_overhead_s(self) -> float:
-        """From the client's sending to the scheduler's queue: HTTP, template, tokenizer."""
+        """Time from the client's sending to the scheduler's queue: HTTP, template, tokenizer."""
 
     @property
     def reply_overhead_s(self) -> float:
-        """From a step's end until the client has its tokens."""
+        """Time from a step's end until the client has its tokens."""
 
     def step_s(self, work: StepWork) -> float:
         """Seconds of one step, its overhead included."""

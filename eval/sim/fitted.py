@@ -44,7 +44,7 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     dtype: str
     date: str | None = None
-    """Of the measurement, as the user gave it."""
+    """Date of the measurement, as the user gave it."""
     kv_bytes_per_token: int
     step_tokens: int
     """Token budget of a step: longer prefills take several."""
@@ -57,14 +57,14 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     decode_s: float
     context_token_s: float
     arrival_s: float | None = None
-    """From sending a request to its first step, in an idle server; None if not measured."""
+    """Time from sending a request to its first step, in an idle server; None if not measured."""
     reply_s: float | None = None
-    """From the end of a last step until the client knows."""
+    """Time from the end of a request's last step until its client has the answer."""
     copy_bytes_per_s: float | None = None
     """Between two places in host memory; what it is to an accelerator is not measured."""
     num_steps: int
     num_kinds: int
-    """Of steps, by size; the fit weighs them alike."""
+    """Number of kinds of steps, by size, which the fit weighs alike."""
     median_error: float
     """Relative, over the steps."""
     p95_error: float
@@ -86,7 +86,7 @@ class StepFit:
     max_context_tokens: int
 
     def profile(self, *, model: str, dtype: str, kv_bytes_per_token: int, step_tokens: int) -> CostProfile:
-        """Of steps alone: what is lost around the engine, and what copies cost, is not measured."""
+        """Make a profile of steps alone: time around the engine, and that of transfers, is not measured."""
         step_s, batch_s, new_token_s, pair_s, decode_s, context_token_s = self.coefficients
         return CostProfile(
             model=model,
@@ -262,7 +262,7 @@ def _unbiased(coefficients: FloatArray, work: FloatArray, seconds: FloatArray) -
 
 
 def write_profile(path: Path, profile: CostProfile) -> None:
-    """As JSON; CostModelError if that cannot be."""
+    """The profile as JSON; CostModelError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")

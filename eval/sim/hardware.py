@@ -24,9 +24,9 @@ class Gpu:
 
     name: str
     memory_bytes: float
-    """As CUDA reports it."""
+    """Memory as CUDA reports it."""
     bandwidth: float
-    """Of its memory, bytes/s, as large kernels reach it."""
+    """Memory bandwidth in bytes/s, as large kernels reach it."""
     flops: float
     """FLOP/s of large dense bf16 GEMMs."""
     fp8_speedup: float

@@ -22,7 +22,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     intermediate_size: int
-    """Of the dense MLP; unused where every layer has experts."""
+    """Size of the dense MLP; unused where every layer has experts."""
     vocab_size: int
     head_dim: int = 128
     num_dense_layers: int | None = None
@@ -44,7 +44,7 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """Of the output head; the embedding has as many, but a step reads only a few of its rows."""
+        """Parameters of the output head; of the embedding, as large, a step reads only a few rows."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -66,7 +66,7 @@ class ModelShape:
 
     @property
     def _attention_params(self) -> int:
-        """Of one layer, with its two norms."""
+        """Attention parameters of one layer, with its two norms."""
         query_width = self.num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         params = 2 * self.hidden_size * query_width + 2 * self.hidden_size * kv_width + 2 * self.hidden_size

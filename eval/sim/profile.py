@@ -61,7 +61,7 @@ class ProfileOptions:
 
 
 class _Config(msgspec.Struct):
-    """As much of a model's config.json as decides the size of its KV."""
+    """The fields of a model's config.json that decide the size of its KV."""
 
     num_hidden_layers: int
     num_attention_heads: int
@@ -84,9 +84,9 @@ class Measurement:
     header: TraceHeader
     samples: list[StepSample]
     arrivals_s: list[float]
-    """Of requests served alone: from their sending to their first step."""
+    """For requests served alone: the times from their sending to their first step."""
     replies_s: list[float]
-    """From the end of their last step to the client's knowing."""
+    """For the same: the times from the end of their last step to the end of the answer."""
 
 
 def measure(options: ProfileOptions) -> Measurement:
@@ -207,7 +207,7 @@ def _dtype(options: ProfileOptions, config: _Config) -> str:
 
 
 def _copy_bytes_per_s() -> float:
-    """Of a large copy in host memory; the best of a few, as the machine may be busy."""
+    """Rate of a large copy in host memory; the best of a few, as the machine may be busy."""
     source = np.ones(COPY_BYTES, dtype=np.uint8)
     target = np.zeros_like(source)
     best_s = float("inf")

@@ -48,7 +48,7 @@ class Exchange:
     """A request and when its answer came, on the clock that the engine's trace is in."""
 
     request_id: str
-    """As the API calls it; the engine's own id begins with it."""
+    """Id of the request in the API; the engine's own id begins with it."""
     sent_s: float
     done_s: float
 
@@ -181,7 +181,7 @@ class ProfileLoad:
         return Exchange(request_id, sent_s, time.monotonic())
 
     def _read_chunk(self, line: str) -> str:
-        """As a client reads each chunk; its id."""
+        """Read a chunk as a client does; returns its id."""
         chunk = self._chunks.decode(line.removeprefix("data: "))
         if chunk.error is not None:
             raise ServerError(f"The server under test failed in an answer: {chunk.error.get('message')}")

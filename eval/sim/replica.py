@@ -85,7 +85,7 @@ class Replica:
         self.num_preemptions = 0
         self.num_loaded_tokens = 0
         self.num_disk_tokens = 0
-        """Of these: read from disk."""
+        """How many of these were read from disk."""
         self.num_steps = 0
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events

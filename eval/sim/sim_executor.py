@@ -15,7 +15,7 @@ class SimExecutor:
         self._num_known: dict[str, int] = {}
         """Tokens of each request so far, prompt and output."""
         self.num_computed_tokens = 0
-        """Of prompts, or of what a preemption threw away: all but one token per request and step."""
+        """Prefill tokens, recomputed ones included: all but one token per request and step."""
 
     def execute(self, plan: SchedulerOutput) -> tuple[ModelRunnerOutput, float]:
         """The step's samples and its seconds."""

@@ -345,12 +345,12 @@ class Simulator:
 
 
 def request_id(job: Job, index: int) -> str:
-    """Of the turn at ``index``, counted from 0."""
+    """Request id of the turn at ``index``, counted from 0."""
     return f"{job.job_id}/{index}"
 
 
 def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
-    """As in a replay, but of the tokens that the recording says are shared."""
+    """Recomputed tokens as in a replay, counted among those that the recording says are shared."""
     if last is None:
         return 0
     return max(

@@ -29,7 +29,7 @@ class SimTrace:
             self.writer.close(timeout_s=None)
 
     def notes(self) -> list[str]:
-        """Of a closed trace: what is wrong with it."""
+        """What is wrong with a closed trace."""
         if self.writer is None or not self.writer.dropped:
             return []
         return [f"the trace is NOT WHOLE: {self.writer.dropped:,} events could not be written"]

@@ -22,7 +22,7 @@ class ArrivalKind(StrEnum):
     BURSTY = "bursty"
     """At a mean rate, with gamma-distributed times between arrivals."""
     RECORDED = "recorded"
-    """As in the recording; scaled to a rate, if one is given."""
+    """Arrivals as in the recording; scaled to a rate, if one is given."""
     CLOSED = "closed"
     """A fixed number of jobs at once: one starts when one ends."""
 
@@ -40,7 +40,7 @@ class Arrivals:
     rate_per_s: float | None = None
     """Mean arrivals per second."""
     cv: float = 1.0
-    """Of bursty arrivals: standard deviation of the time between two, over its mean. 1 is Poisson."""
+    """Coefficient of variation of the inter-arrival times of bursty arrivals; 1 is Poisson."""
     concurrency: int | None = None
     """Most jobs at once; None means all. An open process with a bound lets jobs wait for a place."""
     recorded_s: tuple[float, ...] = ()

@@ -46,7 +46,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
+        """Name by which the workload was requested."""
 
     @property
     def notes(self) -> list[str]:

@@ -64,7 +64,7 @@ class CalledFunction(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Of the arguments."""
+        """Text of the arguments."""
         written = bytes(self.arguments)
         return msgspec.json.decode(written, type=str) if written.startswith(b'"') else written.decode()
 

@@ -17,7 +17,7 @@ CLOCK_SLACK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a recording places a sub-agent."""
+    """Where in a recording a sub-agent runs."""
 
     began_s: float
     """Since its parent began."""

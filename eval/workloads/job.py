@@ -87,7 +87,7 @@ class Job:
 
     job_id: str
     source: str
-    """Where it comes from: the name of a recording, or ``synthetic``."""
+    """Source of the job: the name of a recording, or ``synthetic``."""
     turns: tuple[Turn, ...]
     system_text: str = ""
     arrival_s: float | None = None
@@ -102,13 +102,13 @@ class Job:
     finished_s: float | None = None
     """So long after its last turn its client said that it is done; None: it did not."""
     priority: int = 0
-    """Of its requests; smaller goes first, where the policy looks at it."""
+    """Priority of its requests; smaller goes first, under policies that use priorities."""
     parent_job: str | None = None
     """This is a sub-agent, started by a turn of that job (``Turn.spawns``)."""
     block_size: int = 0
     """Tokens in a block of ``block_runs``; 0 without."""
     block_scope: str | None = None
-    """Where ids of ``block_runs`` mean the same: a name that jobs share, or None for this job alone."""
+    """Scope of the ids in ``block_runs``: a name that jobs share, or None for this job alone."""
     shared_prefix_tokens: int = 0
     """Tokens at the start of every prompt (system prompt and tools) that are those of all jobs with the
     same ``shared_prefix``."""

@@ -27,7 +27,7 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a file something was read, for the sentence that says what is wrong there."""
+    """Place in a file, for error messages about what was read there."""
 
     path: Path
     line: int | None = None

@@ -41,7 +41,7 @@ class TraceRow(msgspec.Struct, kw_only=True):
 
     @property
     def full_ids(self) -> list[int]:
-        """Of the blocks that the prompt fills."""
+        """Ids of the blocks that the prompt fills."""
         return self.hash_ids[: self.input_length // BLOCK_SIZE]
 
 

@@ -71,13 +71,13 @@ class RecordedTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
     output_text: str | None = None
     # For reference only; a replay has no use for them.
     t: float | None = None
-    """Of the request, in seconds since the job began."""
+    """Time of the request, in seconds since the job began."""
     llm_s: Seconds | None = None
     ttft_s: Seconds | None = None
     wall_to_next_s: Seconds | None = None
     output_text_tokens: Count | None = None
     new_block_hashes: list[str] = []
-    """Of 256 characters each, without those of the system prompt: too coarse and too few to be KV blocks."""
+    """Hashes of 256 characters each, without the system prompt: too coarse and too few for KV blocks."""
 
 
 class RecordedJob(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -146,7 +146,7 @@ def write_jobs(path: Path, jobs: Iterable[Job]) -> None:
 
 
 def _packed(path: Path, content: bytes) -> bytes:
-    """As its name says; without the time of day that gzip would note."""
+    """Write compressed as the name says, without the time of day that gzip would record."""
     if path.suffix == ".gz":
         return gzip.compress(content, mtime=0)
     return packed(content) if path.suffix == COMPRESSED else content

@@ -145,7 +145,7 @@ def _shared_scopes(listed: list[list[Job]]) -> set[str]:
 
 
 def _length_s(listed: list[list[Job]]) -> float:
-    """From the first recorded arrival to the time the next would be expected after the last."""
+    """Time from the first recorded arrival to the expected next one after the last."""
     times = [family[0].arrival_s for family in listed if family[0].arrival_s is not None]
     if len(times) < 2:
         return 0.0

@@ -53,7 +53,7 @@ class _Turns(Protocol):
 
 
 class _Told:
-    """By the records of a policy that tells of jobs."""
+    """Jobs by the records of a policy that reports jobs."""
 
     def __init__(self) -> None:
         self.num_unanswered = 0
@@ -87,7 +87,7 @@ class _Told:
 
 
 class _Seen:
-    """Of a policy that knows no jobs: by what the requests said, as the analysis of traces reads it."""
+    """Jobs under a policy that knows none: by what the requests said, as the analysis of traces reads it."""
 
     def __init__(self) -> None:
         self.num_unanswered = 0

@@ -16,7 +16,7 @@ MAX_TOOLS = 12
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Of some values."""
+    """Mean and quantiles of some values."""
 
     count: int
     mean: float
@@ -59,9 +59,9 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Spread | None
     """Per turn."""
     gap_s: dict[str, Spread]
-    """By kind of gap."""
+    """Length of gaps, by kind of gap."""
     tool_s: dict[str, Spread]
-    """By the first tool of a turn and, for a shell, its program: the time until its last call ended."""
+    """Time until a turn's last call ended, by its first tool and, for a shell, its program."""
     facts: list[str]
     """What is measured and what is assumed."""
     notes: list[str]
@@ -104,7 +104,7 @@ def _spreads(values: dict[str, list[float]]) -> dict[str, Spread]:
 
 
 def render(summary: WorkloadSummary) -> str:
-    """As a text of a screen."""
+    """The summary as a text of one screen."""
     sub_agents = f" and {summary.num_sub_agents} sub-agents" if summary.num_sub_agents else ""
     head = f"{summary.name}: {summary.num_jobs} jobs{sub_agents}, {summary.num_turns} turns"
     rows = [

@@ -71,12 +71,12 @@ class ToolMix:
 
     @property
     def mean_s(self) -> float:
-        """Of all calls."""
+        """Mean duration of all calls."""
         return self.moment(1)
 
     @property
     def sd_s(self) -> float:
-        """Of all calls."""
+        """Standard deviation of the durations of all calls."""
         return math.sqrt(self.moment(2) - self.moment(1) ** 2)
 
     def moment(self, order: int) -> float:
