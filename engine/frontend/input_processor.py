@@ -245,7 +245,7 @@ def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:
 
 
 def may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> bool:
-    """Whether the prompt may fit, judged by its length: to tokenize 16 MB takes half a minute and
+    """Whether the prompt may fit, estimated from its length: to tokenize 16 MB takes half a minute and
     gigabytes."""
     return tokenizer.fewest_tokens_beyond(text, max_model_len - 1) is None
 

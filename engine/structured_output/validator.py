@@ -55,7 +55,7 @@ class GrammarValidator:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         # One thread: the process reads one grammar after another.
-        self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-judge")
+        self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-check")
 
     def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
         return self._verdicts.get(params, lambda: self._validate(params))
