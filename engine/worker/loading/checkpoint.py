@@ -116,7 +116,9 @@ class Checkpoint:
 
     def _fill(self, name: str, part: TensorPart, files: TensorFiles) -> None:
         tensor, view = self.tensors[name], part.view
-        tensor.fill(view, files, region_of(tensor.shape, part.slices))
+        pieces = torch.chunk(view, part.num_pieces, part.dim)
+        for piece, slices in zip(pieces, part.slices, strict=True):
+            tensor.fill(piece, files, region_of(tensor.shape, slices))
         if view.dtype == torch.float16 and tensor.entries[0].dtype != "F16":
             check_fits(view)
 

@@ -107,7 +107,7 @@ class KeptWeights:
                 tensor = self._checkpoint.tensors[name]
                 assert _is_coded(tensor)
                 linear = self._linears[name]
-                linear.read[name] = tensor.codes(files, region_of(tensor.shape, part.slices))
+                linear.read[name] = tensor.codes(files, region_of(tensor.shape, *part.slices))
                 if linear.is_complete:
                     self._replace(linear)
 
@@ -136,9 +136,9 @@ def _is_coded(tensor: StoredTensor) -> TypeGuard[CodedTensor]:
 
 def _kept_bits(tensor: StoredTensor, part: TensorPart, files: TensorFiles) -> int | None:
     """The bits in which a kernel can read this part of the tensor; None if it has to be dequantized."""
-    if not _is_coded(tensor) or len(tensor.shape) != 2:
+    if not _is_coded(tensor) or len(tensor.shape) != 2 or part.num_pieces > 1:
         return None
-    inputs = region_of(tensor.shape, part.slices)[1]
+    inputs = region_of(tensor.shape, *part.slices)[1]
     size = tensor.group_size(files)
     if size is None:
         return None

@@ -312,9 +312,12 @@ def test_stacked_fp8_experts_are_dequantized(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, weight_format=read_weight_format({"quantization_config": config}))
     scales = torch.ldexp(torch.ones(powers.shape), powers.int() - 127)
     wide = scales.repeat_interleave(16, 1)[:, :40].repeat_interleave(32, 2)
+    expected = numbers.float() * wide
     part = torch.empty(3, 20, 64)
     checkpoint.fill({"experts.down_proj": TensorPart(part, 1, 1, 2)})
-    assert torch.equal(part, (numbers.float() * wide)[:, 20:])
+    assert torch.equal(part, expected[:, 20:])
+    checkpoint.fill({"experts.down_proj": TensorPart(part, 1, 1, 2, num_pieces=2)})
+    assert torch.equal(part, torch.cat((expected[:, 10:20], expected[:, 30:]), dim=1))
 
 
 def config_of(name: str) -> dict[str, Any]:
