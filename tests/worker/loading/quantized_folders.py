@@ -27,6 +27,8 @@ class Writer:
 
     config: dict[str, Any]
     write: Callable[[Floats, np.random.Generator], Written]
+    stacked: bool = False
+    """Whether it is for stacked experts, and for these alone."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,15 @@ class QuantizedFolder:
 
 
 def write_quantized(source: Path, target: Path, writer: Writer, *, head: bool = False) -> QuantizedFolder:
-    """Write the weights of all layers of a one-file folder in a format; with ``head`` the head too."""
+    """Write the weights of all layers of a one-file folder in a format, but for routers; with ``head`` the
+    head too."""
     random = np.random.default_rng(0)
     tensors = load_file(source / "model.safetensors")
     stored, plain = dict(tensors), dict(tensors)
     names = [
         name
         for name, tensor in tensors.items()
-        if tensor.dim() == 2 and (".layers." in name or (head and name == "lm_head.weight"))
+        if (".layers." in name and _is_for(writer, name, tensor)) or (head and name == "lm_head.weight")
     ]
     for name in names:
         parts, dequantized = writer.write(stored.pop(name).float().numpy(), random)
@@ -58,6 +61,12 @@ def write_quantized(source: Path, target: Path, writer: Writer, *, head: bool = 
         save_file({name: tensor.contiguous() for name, tensor in held.items()}, folder / "model.safetensors")
     edit_config(target / "quantized", quantization_config=writer.config)
     return QuantizedFolder(target / "quantized", target / "dequantized", tuple(names))
+
+
+def _is_for(writer: Writer, name: str, tensor: torch.Tensor) -> bool:
+    if writer.stacked:
+        return tensor.dim() == 3
+    return tensor.dim() == 2 and name.endswith(".weight") and not name.endswith("mlp.gate.weight")
 
 
 def edit_config(folder: Path, **fields: object) -> None:
@@ -324,6 +333,29 @@ def pack_quantized(
         observer="minmax",
     )
     return Writer(config, write)
+
+
+def mxfp4() -> Writer:
+    """gpt-oss's experts [experts, inputs, outputs]: e2m1 numbers, two in a byte, the first in its low half,
+    and for 32 inputs a power of two, biased by 127."""
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+    def write(weight: Floats, _: np.random.Generator) -> Written:
+        rows = weight.transpose(0, 2, 1)
+        blocks = rows.reshape(*rows.shape[:2], -1, 32)
+        powers = np.floor(np.log2(np.abs(blocks).max(axis=-1) / 6)) + 1
+        sizes = np.abs(blocks) / 2.0 ** powers[..., None]
+        nearest = np.abs(sizes[..., None] - levels).argmin(axis=-1)
+        codes = (nearest + 8 * (blocks < 0)).astype(np.uint8)
+        values = np.where(blocks < 0, -levels[nearest], levels[nearest]) * 2.0 ** powers[..., None]
+        parts = {
+            "_blocks": torch.from_numpy(codes[..., 0::2] | codes[..., 1::2] << 4),
+            "_scales": torch.from_numpy((powers + 127).astype(np.uint8)),
+        }
+        return parts, values.reshape(rows.shape).transpose(0, 2, 1).astype(np.float32)
+
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    return Writer(config, write, stacked=True)
 
 
 WRITERS = {

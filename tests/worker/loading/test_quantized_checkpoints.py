@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.config import ModelConfig
@@ -41,6 +42,7 @@ from tests.worker.loading.quantized_folders import (
     WRITERS,
     QuantizedFolder,
     edit_config,
+    mxfp4,
     write_quantized,
 )
 from tests.worker.parallel.ranks import LoneRank, two_ranks
@@ -204,6 +206,16 @@ def test_a_quantized_head_is_dequantized_or_kept(tmp_path: Path) -> None:
     assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_weights_are_dequantized_where_they_lie(name: str, quantized: Folders) -> None:
+    """On another device all that is computed is computed there; here on one without numbers."""
+    folder = quantized(name)
+    checkpoint = Checkpoint(folder.path, weight_format=read_format(folder.path))
+    for tensor in folder.names[:7]:
+        view = torch.empty(checkpoint.tensors[tensor].shape, device="meta")
+        checkpoint.fill({tensor: TensorPart(view)})
+
+
 def test_what_happens_to_the_weights_is_logged(quantized: Folders, caplog: pytest.LogCaptureFixture) -> None:
     """Before it happens: dequantized and why, or kept, and the memory."""
     with caplog.at_level(logging.INFO):
@@ -274,6 +286,49 @@ def test_answers_over_http_are_those_of_the_dequantized_weights(quantized: Folde
     expected = Reference(folder.dequantized).greedy(prompt, 16)
     tokenizer = Tokenizer.load(ModelConfig(model=str(folder.path)))
     assert reply["choices"][0]["text"] == tokenizer.decode(expected)
+
+
+def sparse_folder(path: Path, family: str, **fields: object) -> Path:
+    """A mixture of experts as transformers saves it, which splits stacked experts where publishers do."""
+    folder = make_model_folder(path, "qwen3", weights=False)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(family, **sizes, **heads, **tokens, max_position_embeddings=256, **fields)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_gpt_oss_in_mxfp4_gives_the_same_tokens(tmp_path: Path) -> None:
+    source = sparse_folder(
+        tmp_path / "source",
+        "gpt_oss",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    folder = write_quantized(source, tmp_path / "mxfp4", mxfp4())
+    assert len(folder.names) == 4
+    prompt = random_tokens(40, seed=8)
+    assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "awq", "gptq-order", "compressed-int4"])
+def test_experts_in_a_format_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """Expert by expert, as Qwen3-MoE's are published."""
+    source = sparse_folder(
+        tmp_path / "source", "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+    )
+    folder = write_quantized(source, tmp_path / name, WRITERS[name])
+    assert sum(".experts." in tensor for tensor in folder.names) == 24
+    prompt = random_tokens(40, seed=9)
+    assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
 
 
 def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:

@@ -29,10 +29,18 @@ class Codes:
     """The group of each input [inputs]; or how many inputs in a row share one, if they lie in order."""
 
     def dequantize(self, view: torch.Tensor) -> None:
-        """Write the weight [outputs, inputs] to ``view``, rounded once, to its dtype."""
+        """Write the weight [outputs, inputs] to ``view``, rounded once, to its dtype; on its device."""
+        codes = self._on(view.device)
         for first in range(0, len(self.numbers), _ROWS):
             rows = slice(first, first + _ROWS)
-            view[rows].copy_(self._dequantized(rows))
+            view[rows].copy_(codes._dequantized(rows))
+
+    def _on(self, device: torch.device) -> Codes:
+        """The same on a device: fewer bytes to copy than the weight has."""
+        zeros, groups = (
+            part if isinstance(part, int) else part.to(device) for part in (self.zeros, self.groups)
+        )
+        return Codes(self.numbers.to(device), self.scales.to(device), zeros, groups)
 
     def _dequantized(self, rows: slice) -> torch.Tensor:
         numbers = _as_floats(self.numbers[rows])

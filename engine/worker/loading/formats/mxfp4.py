@@ -60,13 +60,14 @@ class Mxfp4Experts:
         for number, expert in enumerate(range(experts.start, experts.stop)):
             one = slice(expert, expert + 1)
             blocks = files.read(self.blocks, one, outputs, read, slice(0, BLOCK // 2))[0]
-            dequantized = mxfp4_numbers(blocks, files.read(self.scales, one, outputs, read)[0])
+            scales = files.read(self.scales, one, outputs, read)[0]
+            dequantized = mxfp4_numbers(blocks.to(view.device), scales.to(view.device))
             view[number].copy_(dequantized[:, within].T)
 
 
 def mxfp4_numbers(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """blocks [n, m, 16], scales [n, m], both uint8 -> [n, 32 * m], float32"""
-    pairs = _pairs()[blocks.int()].flatten(2)
+    pairs = _pairs().to(blocks.device)[blocks.int()].flatten(2)
     return torch.ldexp(pairs, scales[..., None].int() - _E8M0_BIAS).flatten(1)
 
 
