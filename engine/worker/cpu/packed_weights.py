@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 INPUTS_AT_ONCE = 32
 """Inputs that the compiled GEMM multiplies together: it supports only multiples, and GROUP_SIZE is one."""
-_NUMBERS = 8
-"""Numbers of 4 bits in a 32-bit lane."""
 
 
 class PackedWeight(Protocol):
@@ -97,7 +95,7 @@ class Weight4:
         self._grid = torch.empty(blocks, groups, INTERLEAVED, 2, dtype=weight.dtype)
         for rows, (numbers, grid) in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
             quantized, parts = as_int4(whole_blocks(rows, INTERLEAVED))
-            numbers.copy_(_words(quantized.view(-1, INTERLEAVED, groups, 2, _NUMBERS, 2)))
+            numbers.copy_(_words(quantized.view(-1, INTERLEAVED, groups, 2, 16)))
             grid.copy_(parts.view(-1, INTERLEAVED, groups, 2).transpose(1, 2))
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
@@ -175,12 +173,18 @@ def interleaved_embedding(table: Embedding, gemm: CompiledGemm) -> Embedding | P
 
 
 def _words(numbers: torch.Tensor) -> torch.Tensor:
-    """numbers [blocks, outputs, groups, 2, 8, 2] of 4 bits -> 32-bit lanes [blocks, groups, 2, outputs, 2],
+    """numbers [blocks, outputs, groups, 2, 16] of 4 bits -> 32-bit lanes [blocks, groups, 2, outputs, 2],
     each with the even or the odd ones of 16 inputs, the first in the lowest bits"""
-    words = numbers[..., 0, :].int()
-    for place in range(1, _NUMBERS):
-        words |= numbers[..., place, :].int() << 4 * place
+    eights = numbers.to(torch.uint8).contiguous().view(torch.int64)  # bytes, the first in the lowest bits
+    both = torch.stack((_every_other(eights), _every_other(eights >> 8)), dim=-1)
+    words = (both[..., 0, :] | both[..., 1, :] << 16).to(torch.int32)
     return words.permute(0, 2, 3, 1, 4)
+
+
+def _every_other(eights: torch.Tensor) -> torch.Tensor:
+    """The numbers of 4 bits in bytes 0, 2, 4 and 6 of each, as 16 bits."""
+    spread = eights & 0x000F000F000F000F
+    return (spread | spread >> 12 | spread >> 24 | spread >> 36) & 0xFFFF
 
 
 def _address(

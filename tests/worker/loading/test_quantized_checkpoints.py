@@ -424,6 +424,117 @@ def test_what_a_group_says_of_its_weights_is_read_too(field: str, value: object)
         read_weight_format({"quantization_config": config})
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen3-30B-A3B-FP8": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "modules_to_not_convert": ["lm_head"],
+        "weight_block_size": [128, 128],
+    },
+    "DeepSeek-V3.1": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+    "AutoFP8": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "gpt-oss": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+    "AutoAWQ": {
+        "bits": 4,
+        "group_size": 128,
+        "modules_to_not_convert": None,
+        "quant_method": "awq",
+        "version": "gemm",
+        "zero_point": True,
+    },
+    "AWQ of GPTQModel": {
+        "bits": 4,
+        "group_size": 128,
+        "desc_act": False,
+        "sym": False,
+        "lm_head": False,
+        "meta": {},
+        "quant_method": "awq",
+        "checkpoint_format": "gemm",
+        "pack_dtype": "int32",
+        "version": "gemm",
+        "zero_point": True,
+    },
+    "GPTQ of optimum": {
+        "batch_size": 1,
+        "bits": 4,
+        "block_name_to_quantize": None,
+        "cache_block_outputs": True,
+        "damp_percent": 0.01,
+        "dataset": None,
+        "desc_act": False,
+        "exllama_config": {"version": 1},
+        "group_size": 128,
+        "max_input_length": None,
+        "model_seqlen": None,
+        "pad_token_id": None,
+        "module_name_preceding_first_block": None,
+        "modules_in_block_to_quantize": None,
+        "quant_method": "gptq",
+        "sym": True,
+        "tokenizer": None,
+        "true_sequential": True,
+        "use_cuda_fp16": False,
+        "use_exllama": True,
+    },
+    "GPTQModel": {
+        "bits": 4,
+        "checkpoint_format": "gptq",
+        "desc_act": True,
+        "dynamic": None,
+        "group_size": 128,
+        "lm_head": False,
+        "meta": {"quantizer": ["gptqmodel:2.0"]},
+        "pack_dtype": "int32",
+        "quant_method": "gptq",
+        "sym": True,
+    },
+    "llm-compressor, w4a16": {
+        "config_groups": {
+            "group_0": {
+                "input_activations": None,
+                "output_activations": None,
+                "targets": ["Linear"],
+                "weights": {
+                    "actorder": "weight",
+                    "block_structure": None,
+                    "dynamic": False,
+                    "group_size": 128,
+                    "num_bits": 4,
+                    "observer": "minmax",
+                    "observer_kwargs": {},
+                    "strategy": "group",
+                    "symmetric": True,
+                    "type": "int",
+                },
+            }
+        },
+        "format": "pack-quantized",
+        "global_compression_ratio": 1.8,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "sparsity_config": {},
+        "quantization_status": "compressed",
+        "transform_config": {},
+        "version": "0.12.2",
+    },
+}
+"""What publishers write."""
+
+
+@pytest.mark.parametrize("publisher", PUBLISHED)
+def test_what_is_published_is_read(publisher: str) -> None:
+    assert read_weight_format({"quantization_config": PUBLISHED[publisher]}) is not None
+
+
 def test_rules_that_only_leave_modules_out_are_followed() -> None:
     assert read_weight_format({"quantization_config": config_of("gptq") | {"dynamic": {"-:.*gate$": {}}}})
 

@@ -5,6 +5,7 @@ An allow-list: a method, field or value that is not known here is refused by nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +136,10 @@ def _fp8(fields: _Fields) -> WeightFormat:
 def _awq(fields: _Fields) -> WeightFormat:
     fields.one_of("bits", (4,), fields.get("w_bit"))
     fields.one_of("zero_point", (True,), True)
-    fields.one_of("format", ("gemm",), fields.one_of("version", ("gemm",), "gemm"))
+    for name in ("version", "format", "checkpoint_format"):
+        fields.one_of(name, ("gemm",), "gemm")
+    fields.one_of("pack_dtype", ("int32",), "int32")
+    _need_only_skips(fields)
     group_size = _group_size(fields, fields.get("q_group_size", 128))
     fields.bearing_nothing("modules_to_not_convert", *_GPTQ_WITHOUT_BEARING)
     fields.no_others()
@@ -154,6 +158,7 @@ _GPTQ_WITHOUT_BEARING = (
     *("max_input_length", "cache_block_outputs", "modules_in_block_to_quantize", "backend", "do_fuse"),
     *("use_exllama", "disable_exllama", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"),
     *("modules_to_not_convert", "desc_act", "sym", "act_group_aware", "offload_to_disk", "hyb_act"),
+    *("act_order", "pack_impl", "gptaq", "beta", "tau"),
 )
 """How the weights were found and what other engines do with them. ``desc_act`` and ``sym`` too: each tensor's
 ``g_idx`` and ``qzeros`` tell both."""
@@ -201,7 +206,7 @@ def _mxfp4(fields: _Fields) -> WeightFormat:
 def _compressed_tensors(fields: _Fields) -> WeightFormat:
     layout = fields.one_of("format", _COMPRESSED)
     fields.one_of("quantization_status", ("compressed", "frozen"), "compressed")
-    fields.one_of("dequantize", (False,), False)
+    fields.bearing_nothing("dequantize", "run_compressed", "use_optimized_inference")
     fields.nothing("moe_sparsity_config", "transform_config")
     sparsity = fields.inner("sparsity_config", fields.get("sparsity_config", {}))
     sparsity.one_of("format", ("dense",), "dense")
@@ -315,6 +320,8 @@ def _block_of(fields: _Fields, name: str) -> tuple[int, int] | None:
     value = fields.get(name)
     if value is None:
         return None
+    if isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):  # as compressed-tensors wrote it once
+        value = [int(size) for size in value.split("x")]
     if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
         raise fields.unsupported(name, ("two sizes", "null"))
     return value[0], value[1]
