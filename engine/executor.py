@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
-from engine.kv_cache_groups import KVCacheGroup
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ModelInfo:
     """Number of blocks of the host tier; 0 without one."""
     disk_level: DiskLevel | None = None
     """The disk tier behind the host tier; None without one."""
-    kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(layers=(0,)),)
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table. A block of the pool may belong to any group."""
 
 

@@ -29,6 +29,10 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         return self.sliding_window is None
 
 
+ONE_FULL_GROUP = (KVCacheGroup(layers=(0,)),)
+"""The groups of a model whose layers are all alike, as far as their number does not matter."""
+
+
 def groups_of(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     """Group layers by their sliding window, None for full attention; full attention comes first.
 
@@ -61,3 +65,18 @@ def one_group(num_layers: int) -> tuple[KVCacheGroup, ...]:
 def num_slots(groups: Iterable[KVCacheGroup]) -> int:
     """Layers whose KV one block holds."""
     return max(len(group.layers) for group in groups)
+
+
+def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:
+    """Blocks before it that the first token of a block sees, over all groups with a window."""
+    windows = (group.sliding_window for group in groups)
+    return sum(-(-(window - 1) // block_size) for window in windows if window is not None)
+
+
+def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks: int) -> int:
+    """Blocks of the pool that a pin of so many blocks of tokens holds: of a group with a window its last."""
+    windows = (group.sliding_window for group in groups)
+    return sum(
+        num_blocks if window is None else min(num_blocks, -(-(window - 1) // block_size))
+        for window in windows
+    )

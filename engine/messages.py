@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.sampling_params import SamplingParams
 from tracing.events import BaseReceipt
 
@@ -437,6 +438,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     dtype: str
     wants_signals: bool = False
     """Whether the policy uses signals; if not, none are sent."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    """Layers that share a block table; a block of the pool is of one group."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

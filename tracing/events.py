@@ -45,6 +45,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Tokens per KV block."""
     num_blocks: int = 0
     """Usable blocks of the pool."""
+    kv_group_windows: list[int] = []
+    """Of each KV cache group of the model, the tokens of its sliding window, 0 for full attention; a block
+    of the pool is of one group. Empty: there is one group, of full attention."""
     num_host_blocks: int = 0
     """Blocks that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0

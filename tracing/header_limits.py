@@ -9,6 +9,8 @@ MAX_BLOCKS = 10_000_000
 MAX_COPIES = 100_000_000
 """Most blocks of host memory or disk."""
 MAX_COUNT = 2**31 - 1
+MAX_GROUPS = 1000
+"""Of layers."""
 MAX_SECONDS = 1e11
 """More than the calendar has years for."""
 
@@ -39,6 +41,12 @@ def beyond_limits(header: TraceHeader) -> str | None:
         value = getattr(header, name)
         if not least <= value <= most:
             return f"the header's {name} is {value:,}, but must be {least:,.0f} to {most:,.0f}"
+    windows = header.kv_group_windows
+    if len(windows) > MAX_GROUPS:
+        return f"the header's kv_group_windows are {len(windows):,}, but must be at most {MAX_GROUPS:,}"
+    for window in windows:
+        if not 0 <= window <= MAX_COUNT:
+            return f"the header's kv_group_windows have {window:,}, but must be 0 to {MAX_COUNT:,}"
     return None
 
 

@@ -33,7 +33,7 @@ class PinManager:
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
         """Pin the blocks of a request that ends."""
-        self._kv.pin(request, pin.pin_id, pin.num_blocks)
+        pin.num_blocks = self._kv.pin(request, pin.pin_id, pin.num_prefix_blocks)
         self._held_since_s[pin.pin_id] = now
 
     def expire(self, now: float) -> None:
@@ -102,7 +102,7 @@ class PinManager:
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[tuple[Pin, int]] = []
         for pin in self._policy.revocable_for(request, now, last_resort=False):
-            _, num_freed = self._kv.num_tail_blocks_to_free(pin.pin_id, missing)
+            _, num_freed = self._kv.pinned.cut_to_free(pin.pin_id, pin.held_hashes, missing)
             if num_freed:
                 revoked.append((pin, num_freed))
                 missing -= num_freed
@@ -124,27 +124,30 @@ class PinManager:
     def _cut(self, stale: StalePrefix, now: float) -> None:
         """Take the stale blocks off their pin, if that has not ended and still holds any of them."""
         pin = stale.pin
-        if pin is None or pin.pin_id not in self._held_since_s or pin.num_blocks <= stale.num_kept_blocks:
+        if pin is None or pin.pin_id not in self._held_since_s:
             return
-        self._cut_tail(pin, pin.num_blocks - stale.num_kept_blocks, PinEnd.SUPERSEDED, now, stale.by)
+        if pin.num_prefix_blocks > stale.num_kept_blocks:
+            num_kept = self._kv.pinned.longest_cut(pin.held_hashes, stale.num_kept_blocks)
+            self._cut_tail(pin, num_kept, PinEnd.SUPERSEDED, now, stale.by)
 
     def _shrink(self, pin: Pin, wanted: int, now: float, by: str) -> None:
         """Cut blocks off the pin's tail until ``wanted`` are free, or end it."""
-        num_blocks, _ = self._kv.num_tail_blocks_to_free(pin.pin_id, wanted)
-        self._cut_tail(pin, num_blocks, PinEnd.REVOKED, now, by)
+        num_kept, _ = self._kv.pinned.cut_to_free(pin.pin_id, pin.held_hashes, wanted)
+        self._cut_tail(pin, num_kept, PinEnd.REVOKED, now, by)
 
-    def _cut_tail(self, pin: Pin, num_blocks: int, cause: PinEnd, now: float, by: str) -> None:
-        """Take ``num_blocks`` off the end of a pin, for request ``by``; without any left it ends."""
-        if num_blocks >= pin.num_blocks:
+    def _cut_tail(self, pin: Pin, num_kept: int, cause: PinEnd, now: float, by: str) -> None:
+        """Cut a pin to its first ``num_kept`` blocks of tokens, for request ``by``; without any it ends."""
+        if num_kept <= 0:
             self._end(pin, cause, now, by)
             return
-        self._kv.shrink_pin(pin.pin_id, num_blocks)
+        num_blocks = self._kv.pinned.shrink(pin.pin_id, pin.held_hashes, num_kept)
         pin.num_blocks -= num_blocks
+        pin.num_prefix_blocks = num_kept
         self._count(pin, num_blocks, cause, now)
         self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
 
     def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        self._kv.unpin(pin.pin_id)
+        self._kv.pinned.end(pin.pin_id)
         self._policy.on_pin_ended(pin, cause, now, by)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
         self._count(pin, pin.num_blocks, cause, now)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_blocks_held
 from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class PinEnd(StrEnum):
 class Pin:
     """A tip whose blocks are held after its turn ended. Compared by identity.
 
-    The policy creates it and may move ``deadline_s``; the scheduler holds the blocks (``num_blocks`` of them,
-    fewer after a partial revocation) until the pin ends.
+    The policy creates it and may move ``deadline_s``; the scheduler holds the blocks until the pin ends,
+    fewer after a partial revocation.
     """
 
     pin_id: int
@@ -47,10 +48,21 @@ class Pin:
     block_hashes: list[BlockHash]
     """Hashes of the tip's full blocks, first to last."""
     deadline_s: float
-    num_blocks: int = field(init=False)
+    num_blocks: int = 0
+    """Blocks of the pool that it holds, over all groups: ``PolicyContext.blocks_of_pin`` of its prefix, which
+    the scheduler fills in when it is held."""
+    num_prefix_blocks: int = field(init=False)
+    """Blocks of its tokens, from the first on: what a turn that comes back finds."""
 
     def __post_init__(self) -> None:
-        self.num_blocks = len(self.block_hashes)
+        self.num_prefix_blocks = len(self.block_hashes)
+        self.num_blocks = self.num_blocks or self.num_prefix_blocks
+
+    @property
+    def held_hashes(self) -> Sequence[BlockHash]:
+        """Those of its hashes that are of tokens whose blocks it holds."""
+        num_held, hashes = self.num_prefix_blocks, self.block_hashes
+        return hashes if num_held == len(hashes) else hashes[:num_held]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +89,32 @@ class PolicyContext:
     tracer: Tracer | None = None
     num_host_blocks: int = 0
     """Blocks that fit in host memory, to which computed blocks are offloaded; 0: there is no host tier."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    """Layers that share a block table. A block of the pool is of one group."""
 
     @property
     def has_host_tier(self) -> bool:
         return self.num_host_blocks > 0
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the model has layers with a sliding window."""
+        return not all(group.is_full for group in self.kv_cache_groups)
+
+    @property
+    def blocks_per_block(self) -> int:
+        """Blocks of the pool that a block of tokens keeps: one per group of full attention."""
+        return sum(group.is_full for group in self.kv_cache_groups)
+
+    def blocks_of_pin(self, num_blocks: int) -> int:
+        """Blocks of the pool that a pin of so many blocks of tokens holds.
+
+        All of them in a group of full attention, those of the last window in one with a window.
+        """
+        groups = self.kv_cache_groups
+        if len(groups) == 1 and groups[0].is_full:
+            return num_blocks
+        return num_blocks_held(groups, self.block_size, num_blocks)
 
 
 @dataclass(frozen=True, slots=True)

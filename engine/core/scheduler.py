@@ -36,9 +36,10 @@ from engine.core.scheduler_report import (
 )
 from engine.core.step import Step
 from engine.core.step_shares import StepShares
-from engine.core.steps_in_flight import StepsInFlight
+from engine.core.steps_in_flight import StepsInFlight, max_tokens_under_way
 from engine.core.tenant_slots import TenantSlots
 from engine.core.token_grammar import TokenGrammar
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
 from engine.row_failures import NOT_NUMBERS
 
@@ -59,18 +60,21 @@ class Scheduler:
         policy: SchedulingPolicy,
         enable_prefix_caching: bool = True,
         kv_connector: KVConnector | None = None,
+        kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
-        """Make one over a pool of ``num_blocks`` blocks, the null block counted.
+        """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
-        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``on_request_ended`` is called
-        once for each request, with the time, and must not raise.
+        ``kv_connector`` is a second tier of KV, which needs prefix caching and a single group of full
+        attention. ``on_request_ended`` is called once for each request, with the time, and must not raise.
         """
-        assert kv_connector is None or enable_prefix_caching, "copies are found by the hashes of blocks"
         self.config = config
         self.policy = policy
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching)
+        step_tokens = max_tokens_under_way(config)
+        self.kv = KVCacheManager(
+            num_blocks, block_size, max_model_len, enable_prefix_caching, kv_cache_groups, step_tokens
+        )
         self.loads = PendingKVLoads(self.kv, NoConnector() if kv_connector is None else kv_connector)
         self.pins = PinManager(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None

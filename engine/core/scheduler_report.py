@@ -150,7 +150,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
     for request in scheduler.running:
         assert request.status is RequestStatus.RUNNING
         assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders
-        assert kv.num_blocks_of(request.request_id) * kv.block_size >= request.num_computed_tokens
+        assert kv.num_slots_of(request.request_id) >= request.num_computed_tokens
     for request in scheduler.waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         assert request.num_computed_tokens == 0

@@ -10,12 +10,20 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.config import SchedulerConfig
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request
 
 MAX_STEPS = 2
 """One step runs, and the next one waits for it."""
+
+
+def max_tokens_under_way(config: SchedulerConfig) -> int:
+    """The most tokens of a request that are computed before the output of the first of them is taken."""
+    threshold = config.long_prefill_token_threshold
+    num_tokens = min(config.max_num_batched_tokens, threshold or config.max_num_batched_tokens)
+    return num_tokens * (MAX_STEPS if config.async_scheduling else 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +97,8 @@ class StepsInFlight:
     def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
         """Remove the oldest step, whose output came back; returns the requests that may take its tokens."""
         if not self.overlap:
+            if self._kv.has_windows:
+                self._free_passed_blocks(plan, self._requests)
             return self._requests
         requests = self.requests_of(plan)
         step = self._steps.popleft()
@@ -98,7 +108,26 @@ class StepsInFlight:
                 request.num_output_placeholders -= 1
         if self._steps:
             self._steps[0].start(now)
+        if self._kv.has_windows:
+            self._free_passed_blocks(plan, requests)
         return requests
+
+    def _free_passed_blocks(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """Free what the windows of a step's requests have left: it is back, and no other reads that."""
+        for request_id in plan.num_scheduled_tokens:
+            request = requests.get(request_id)
+            if request is not None:
+                num_computed = request.num_computed_tokens - self._num_tokens_of(request)
+                self._kv.remove_skipped_blocks(request, num_computed)
+
+    def _num_tokens_of(self, request: Request) -> int:
+        """Tokens of the request that steps under way compute."""
+        request_id = request.request_id
+        return sum(
+            step.plan.num_scheduled_tokens[request_id]
+            for step in self._steps
+            if step.requests.get(request_id) is request
+        )
 
     def samples(self, plan: SchedulerOutput, request: Request) -> bool:
         """Whether this plan, which is under way, samples a token of the request, which has not ended."""

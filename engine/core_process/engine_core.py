@@ -118,6 +118,7 @@ class EngineCore:
         """Plans whose output has not been processed, the oldest first."""
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
+        _check_host_tier(info)
         self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
         self._untraced = self._make_scheduler(config, info)
         self._traced = TracedScheduler(self._untraced, self._tracer)
@@ -130,6 +131,7 @@ class EngineCore:
             vocab_size=info.vocab_size,
             dtype=info.dtype,
             wants_signals=self.policy.wants_signals,
+            kv_cache_groups=info.kv_cache_groups,
         )
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
@@ -157,6 +159,7 @@ class EngineCore:
             info.num_gpu_blocks - 1,
             self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
             num_host_blocks=info.num_host_blocks,
+            kv_cache_groups=info.kv_cache_groups,
         )
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
@@ -175,6 +178,7 @@ class EngineCore:
             policy=self.policy,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             kv_connector=connector,
+            kv_cache_groups=info.kv_cache_groups,
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
 
@@ -456,4 +460,13 @@ def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
         raise ConfigError(
             f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
             f"least max_model_len ({max_model_len}): raise the former or lower the latter."
+        )
+
+
+def _check_host_tier(info: ModelInfo) -> None:
+    """Copies are found by the hash of their tokens alone, which does not tell the groups of a model apart."""
+    if info.num_host_blocks and (len(info.kv_cache_groups) > 1 or not info.kv_cache_groups[0].is_full):
+        raise ConfigError(
+            "kv_offloading_size needs a model whose layers all attend to everything: this one has layers "
+            "with a sliding window, whose KV blocks are not offloaded."
         )

@@ -37,7 +37,8 @@ class OccupancySampler:
         for scheduler in self._schedulers:
             kv = scheduler.kv
             active = [*scheduler.running, *scheduler.loads.requests]
-            held = {block for request in active for block in kv.block_ids(request.request_id)}
+            tables = (kv.blocks_of_request(request.request_id) for request in active)
+            held = {block.block_id for table in tables for block in table}
             free_empty = kv.pool.num_free_empty_blocks
             running += len(held)
             pinned += kv.pool.num_usable_blocks - kv.num_free_blocks - len(held)

@@ -13,6 +13,7 @@ from engine.core.policy import SchedulingPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.engine_core import STALLED_RETRY_S
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
@@ -40,6 +41,7 @@ class ReplicaConfig:
     """Copies that fit in host memory; 0: there is no second tier."""
     num_disk_blocks: int = 0
     """Copies that fit on the disk behind it; 0: there is none."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     max_model_len: int
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
@@ -74,6 +76,7 @@ class Replica:
                 if config.num_host_blocks
                 else None
             ),
+            kv_cache_groups=config.kv_cache_groups,
         )
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self.policy = policy

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
 from engine.core.policy import PolicyContext
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_slots
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError, WorkloadError
@@ -34,11 +35,13 @@ class SimConfig:
 
     cost: StepCost
     kv_tokens: int
-    """Size of one replica's KV pool in tokens."""
+    """Size of one replica's KV pool, in tokens for which it has the KV of every layer."""
     host_kv_tokens: int = 0
     """Host memory of one replica for offloaded KV, in tokens; 0: no offloading."""
     disk_kv_tokens: int = 0
     """Disk of one replica for KV evicted from host memory, in tokens; 0: no disk tier."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    """Layers of the model that share a block table."""
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -61,7 +64,10 @@ class SimConfig:
 
     @property
     def num_blocks(self) -> int:
-        return self.kv_tokens // self.block_size
+        """Blocks of one replica's pool, each of which has the KV of one group's layers."""
+        groups = self.kv_cache_groups
+        num_layers = sum(len(group.layers) for group in groups)
+        return self.kv_tokens * num_layers // (num_slots(groups) * self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +128,7 @@ class Simulator:
             config.num_blocks,
             tracer,
             num_host_blocks=config.host_kv_tokens // config.block_size,
+            kv_cache_groups=config.kv_cache_groups,
         )
         replica = ReplicaConfig(
             cost=config.cost,
@@ -130,6 +137,7 @@ class Simulator:
             num_blocks=config.num_blocks,
             num_host_blocks=config.host_kv_tokens // config.block_size,
             num_disk_blocks=config.disk_kv_tokens // config.block_size,
+            kv_cache_groups=config.kv_cache_groups,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,
             tracer=tracer,
         )

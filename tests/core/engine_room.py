@@ -16,6 +16,7 @@ from engine.core.policy import FcfsPolicy, SchedulingPolicy
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, JobRef
 from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
@@ -84,6 +85,7 @@ class EngineRoom:
         write_fate: LoadFate = at_once,
         on_request_ended: Callable[[Request, float], None] | None = None,
         async_scheduling: bool = False,
+        kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
         **limits: int | bool,
     ) -> None:
         limits["async_scheduling"] = async_scheduling
@@ -94,7 +96,7 @@ class EngineRoom:
             if num_host_blocks
             else None
         )
-        self.memory = KvMemory(block_size, load_fate, write_fate)
+        self.memory = KvMemory(block_size, load_fate, write_fate, kv_cache_groups)
         self._tracer = tracer or Tracer()
         self._untraced = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
@@ -104,6 +106,7 @@ class EngineRoom:
             policy=policy or FcfsPolicy(),
             enable_prefix_caching=enable_prefix_caching,
             kv_connector=self.connector,
+            kv_cache_groups=kv_cache_groups,
             on_request_ended=on_request_ended,
         )
         self._traced = TracedScheduler(self._untraced, self._tracer)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.outputs import KVLoad, SchedulerOutput
 from engine.core.request import Request
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 
 LoadFate = Callable[[], tuple[int, bool]]
 """In how many steps a load ends (0: in its own), and whether it succeeds."""
@@ -39,14 +40,49 @@ class _Writing:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """What lies in which block of the pool."""
+
+    block_size: int
+    groups: tuple[KVCacheGroup, ...]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
+
+    def first_seen(self, group: int, position: int) -> int:
+        """The first block that a token at this position sees."""
+        window = self.groups[group].sliding_window
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def content(self, block_hash: BlockHash, group: int) -> BlockHash:
+        """What a full block of this group holds."""
+        is_unitary = self.num_groups == 1 and self.groups[0].is_full
+        return block_hash if is_unitary else block_hash + group.to_bytes(2, "big")
+
+
+@dataclass(frozen=True, slots=True)
 class _Span:
     """What a step computes of one request."""
 
     request: Request
     table: list[int]
+    """By block of tokens and within it by group."""
     start: int
     end: int
     """In tokens."""
+
+    def written(self, layout: Layout) -> list[int]:
+        """Blocks of all groups into which it computes."""
+        first, end = self.start // layout.block_size, -(-self.end // layout.block_size)
+        return self.table[first * layout.num_groups : end * layout.num_groups]
+
+    def read(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
+        """Full blocks before it that its first token sees, with their place and group."""
+        for group in range(layout.num_groups):
+            first, end = layout.first_seen(group, self.start), self.start // layout.block_size
+            for index in range(first, end):
+                yield self.table[index * layout.num_groups + group], index, group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +92,14 @@ class Work:
     plan: SchedulerOutput
     spans: list[_Span]
 
-    def blocks_of_others(self, request: Request, block_size: int) -> set[int]:
+    def blocks_of_others(self, request: Request, layout: Layout) -> set[int]:
         """That are read or written for other requests than this one."""
-        return {
-            block
-            for span in self.spans
-            if span.request is not request
-            for block in span.table[: -(-span.end // block_size)]
+        return self.blocks([span for span in self.spans if span.request is not request], layout)
+
+    def blocks(self, spans: Iterable[_Span], layout: Layout) -> set[int]:
+        """That are read or written for these."""
+        return {block for span in spans for block in span.written(layout)} | {
+            block for span in spans for block, _, _ in span.read(layout)
         }
 
 
@@ -80,9 +117,13 @@ class KvMemory:
     """Executes the plans' reads, writes and copies; fails where one would find something it must not."""
 
     def __init__(
-        self, block_size: int, load_fate: LoadFate = at_once, write_fate: LoadFate = at_once
+        self,
+        block_size: int,
+        load_fate: LoadFate = at_once,
+        write_fate: LoadFate = at_once,
+        kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
     ) -> None:
-        self._block_size = block_size
+        self._layout = Layout(block_size, kv_cache_groups)
         self._load_fate = load_fate
         self._write_fate = write_fate
         self.device: dict[int, BlockHash | None] = {}
@@ -108,11 +149,11 @@ class KvMemory:
         ]
         for before in under_way:
             for span in spans:
-                written = span.table[span.start // self._block_size :]
-                in_use = before.blocks_of_others(span.request, self._block_size)
-                assert not in_use & set(written), "a step would write what the one before it uses"
+                in_use = before.blocks_of_others(span.request, self._layout)
+                written = set(span.written(self._layout))
+                assert not in_use & written, "a step would write what the one before it uses"
             loaded = {b for load in plan.kv_loads for b in (*load.copies.block_ids, *load.reads.block_ids)}
-            in_use = {block for span in before.spans for block in span.table}
+            in_use = before.blocks(before.spans, self._layout)
             assert not in_use & loaded, "a load would write what a step under way uses"
         return Work(plan, spans)
 
@@ -185,17 +226,24 @@ class KvMemory:
 
     def _write(self, span: _Span) -> None:
         """The step fills blocks; the last one perhaps not to the end."""
-        table, size, hashes = span.table, self._block_size, span.request.block_hashes
+        layout, hashes = self._layout, span.request.block_hashes
+        size, num_groups = layout.block_size, layout.num_groups
         for index in range(span.start // size, -(-span.end // size)):
-            assert table[index] not in self._blocks_in_copies(), "computed into a block that is being loaded"
             is_full = (index + 1) * size <= span.end and index < len(hashes)
-            self.device[table[index]] = hashes[index] if is_full else None
+            for group in range(num_groups):
+                block = span.table[index * num_groups + group]
+                assert block, "computed into the null block"
+                assert block not in self._blocks_in_copies(), "computed into a block that is being loaded"
+                self.device[block] = layout.content(hashes[index], group) if is_full else None
 
     def _read(self, span: _Span) -> None:
-        """The step attends to all full blocks before it."""
-        num_full = span.start // self._block_size
-        for block_id, block_hash in zip(span.table[:num_full], span.request.block_hashes, strict=False):
-            assert self.device[block_id] == block_hash, f"{span.request} would read what is not its own"
+        """The step attends to all full blocks before it that its first token sees."""
+        hashes = span.request.block_hashes
+        for block_id, index, group in span.read(self._layout):
+            if index >= len(hashes):
+                continue  # without prefix caching nothing has a hash
+            content = self._layout.content(hashes[index], group)
+            assert self.device[block_id] == content, f"{span.request} would read what is not its own"
 
     def _store(self, plan: SchedulerOutput) -> None:
         stores = plan.kv_stores

@@ -7,6 +7,7 @@ import sys
 
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import address_of
+from engine.kv_cache_groups import num_blocks_held
 from engine.messages import EngineReady
 
 JOB_TOKENS = 32 * 1024
@@ -26,8 +27,10 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
 
 def _pool(core: EngineReady) -> str:
     """The size of the KV pool in tokens and in jobs."""
-    num_tokens = core.num_gpu_blocks * core.block_size
     job_tokens = min(JOB_TOKENS, core.max_model_len)
+    num_blocks = -(-job_tokens // core.block_size)
+    num_held = num_blocks_held(core.kv_cache_groups, core.block_size, num_blocks)
+    num_tokens = core.num_gpu_blocks * core.block_size * num_blocks // max(1, num_held)
     job = "32k tokens" if job_tokens == JOB_TOKENS else f"{job_tokens:,} tokens, the maximum length"
     return (
         f"KV pool: {num_tokens:,} tokens in {core.num_gpu_blocks:,} blocks of {core.block_size}: "

@@ -250,6 +250,17 @@ class BlockPool:
         self.num_freed += num_freed
         return num_freed
 
+    def free_stale(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove a holder from each block. Those that become free are evicted before other cached ones."""
+        stale = [block for block in blocks if block.ref_cnt == 1 and block.block_hash is not None]
+        for block in stale:
+            block.ref_cnt = 0
+            block.is_stale = True
+        self._stale.extend(stale)
+        self.num_freed += len(stale)
+        if len(stale) < len(blocks):
+            self.free_blocks(block for block in blocks if not block.is_stale)
+
     def cache_full_blocks(
         self, blocks: Sequence[KVCacheBlock], hashes: Sequence[BlockHash], start: int, end: int
     ) -> None:

@@ -1,26 +1,41 @@
-"""Which blocks belong to which request, behind one interface for all attention types.
+"""Which blocks belong to which request, behind one interface for all models.
 
-A model whose layers all attend to everything has one group of layers and one block table per request: V1's
-unitary coordinator, the only one so far. A model that mixes full and sliding-window layers needs a second one
-behind the same interface: more than one table per request, and a hit that all of its groups have.
+A model whose layers all attend to everything has one group of layers and one block table per request. One
+that mixes full and sliding-window layers has a table per group, all of the same length, and a hit is what all
+of its groups have. To the scheduler and the worker the tables of a request are one list, ordered by block of
+tokens and within it by group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache.single_type_kv_cache_manager import (
+    FullAttentionManager,
+    SlidingWindowManager,
+    make_manager,
+)
+from engine.kv_cache_groups import KVCacheGroup
 
 
 class KVCacheCoordinator(Protocol):
     """What the KVCacheManager needs to know about the blocks of each request."""
 
     block_size: int
+    num_groups: int
+    """Blocks of each block of tokens."""
+    has_windows: bool
+    """Whether any group needs less than all blocks."""
 
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
-        """The request's block table, first to last; empty if it has none."""
+        """The request's block table, first to last, null blocks included; empty if it has none."""
+
+    def held_by(self, request_id: str) -> list[KVCacheBlock]:
+        """The blocks that the request holds, first to last."""
 
     def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
         """Whether the request has blocks for so many tokens already."""
@@ -28,7 +43,7 @@ class KVCacheCoordinator(Protocol):
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int
     ) -> list[KVCacheBlock]:
-        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens."""
+        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens, as a block table."""
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
         """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
@@ -48,70 +63,250 @@ class KVCacheCoordinator(Protocol):
     def evict_blocks(self, request_id: str) -> None:
         """Evict the request's blocks from the prefix cache, whoever else holds them."""
 
-    def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
-        """Remove a request; returns its blocks, which are still held, and how many of them are cached."""
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Free the blocks that have left their windows.
+
+        A turn that continues behind the last full block of the computed tokens needs none of them.
+        """
+
+    def expect_branches(
+        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+    ) -> None:
+        """Where others may leave the sequence of a request that has just got its hit."""
+
+    def take(self, request_id: str) -> list[KVCacheBlock]:
+        """Remove a request; returns the blocks that it held, first to last."""
+
+    def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        """Remove a request; returns the blocks that a hit of its first ``num_blocks`` blocks has, and the
+        others that it held."""
+
+    def num_skipped_blocks(self, num_blocks: int) -> int:
+        """Null blocks, over all groups, of a table that a hit of so many blocks has."""
+
+    def keys_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """The names under which the pool caches these blocks."""
+
+    def key_of_full(self, block_hash: BlockHash) -> BlockHash | None:
+        """The name of a block that every longer hit must have; None if there is no full attention."""
 
 
-class UnitaryKVCacheCoordinator:
-    """One group of full-attention layers: block i of a request holds its tokens [i*size, (i+1)*size)."""
+class UnitaryKVCacheCoordinator(FullAttentionManager):
+    """One group of full-attention layers, whose manager is all there is to ask."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self.block_size = block_size
-        self._pool = pool
-        self._blocks: dict[str, list[KVCacheBlock]] = {}
-        self._num_cached: dict[str, int] = {}
+    num_groups = 1
+    has_windows = False
 
     def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
-        return self._blocks.get(request_id, [])
+        return self.req_to_blocks.get(request_id, [])
+
+    held_by = blocks_of
 
     def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
-        table = self._blocks.get(request_id)
+        table = self.req_to_blocks.get(request_id)
+        return table is not None and num_tokens <= len(table) * self.block_size
+
+    def expect_branches(
+        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+    ) -> None:
+        pass
+
+    def take(self, request_id: str) -> list[KVCacheBlock]:
+        self.num_cached_block.pop(request_id, None)
+        return self.req_to_blocks.pop(request_id, [])
+
+    def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        num_cached = self.num_cached_block.pop(request_id, 0)
+        assert num_blocks <= num_cached, "only full, cached blocks are worth holding"
+        blocks = self.req_to_blocks.pop(request_id, [])
+        return blocks[:num_blocks], blocks[num_blocks:]
+
+    def keys_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        return block_hashes
+
+    def key_of_full(self, block_hash: BlockHash) -> BlockHash | None:
+        return block_hash
+
+
+class KVCacheCoordinatorNoPrefixCache:
+    """Any number of groups, none of which is cached."""
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, groups: Sequence[KVCacheGroup], max_step_tokens: int
+    ) -> None:
+        self.block_size = block_size
+        self.num_groups = len(groups)
+        self.single_type_managers = tuple(
+            make_manager(pool, block_size, group_id, group, max_step_tokens)
+            for group_id, group in enumerate(groups)
+        )
+        self._windowed = [m for m in self.single_type_managers if isinstance(m, SlidingWindowManager)]
+        self._full = [m for m in self.single_type_managers if isinstance(m, FullAttentionManager)]
+        self._first = self.single_type_managers[0]
+        self._null = pool.null_block
+        self.has_windows = bool(self._windowed)
+
+    def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
+        return _in_one_list([m.req_to_blocks.get(request_id, []) for m in self.single_type_managers])
+
+    def held_by(self, request_id: str) -> list[KVCacheBlock]:
+        return self._without_null(self.blocks_of(request_id))
+
+    def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
+        table = self._first.req_to_blocks.get(request_id)
         return table is not None and num_tokens <= len(table) * self.block_size
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int
     ) -> list[KVCacheBlock]:
-        return self._pool.get_cached_prefix(block_hashes[: max_tokens // self.block_size])
+        return []
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
-        num_needed = -(-num_tokens // self.block_size) - len(self._blocks.get(request_id, ())) - len(hit)
-        # A hit that nobody holds leaves the free list too.
-        return max(num_needed, 0) + [block.ref_cnt for block in hit].count(0)
+        return sum(
+            manager.num_blocks_to_allocate(request_id, num_tokens, part)
+            for manager, part in zip(self.single_type_managers, self._parts(hit), strict=True)
+        )
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
-        assert request_id not in self._blocks, "only a request without blocks can hit the cache"
-        self._pool.touch(hit)
-        self._blocks[request_id] = list(hit)
-        self._num_cached[request_id] = len(hit)
+        for manager, part in zip(self.single_type_managers, self._parts(hit), strict=True):
+            manager.add_hit(request_id, part)
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
-        table = self._blocks[request_id]
-        num_new = -(-num_tokens // self.block_size) - len(table)
-        if num_new <= 0:
-            return []
-        blocks = self._pool.get_new_blocks(num_new)
-        table.extend(blocks)
-        return blocks
+        return _in_one_list(
+            [m.allocate_new_blocks(request_id, num_tokens) for m in self.single_type_managers]
+        )
 
     def cache_blocks(self, request_id: str, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
-        start = self._num_cached[request_id]
-        end = num_tokens // self.block_size
-        if end > start:
-            self._pool.cache_full_blocks(self._blocks[request_id], block_hashes, start, end)
-            self._num_cached[request_id] = end
+        if num_tokens // self.block_size > self._first.num_cached_block[request_id]:
+            for manager in self.single_type_managers:
+                manager.cache_blocks(request_id, block_hashes, num_tokens)
 
     def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
-        start = num_tokens // self.block_size
-        self._evict(self._blocks[request_id][start : self._num_cached[request_id]])
-        self._num_cached[request_id] = min(start, self._num_cached[request_id])
+        for manager in self.single_type_managers:
+            manager.uncache_blocks(request_id, num_tokens)
 
     def evict_blocks(self, request_id: str) -> None:
-        self._evict(self.blocks_of(request_id))
+        for manager in self.single_type_managers:
+            manager.evict_blocks(request_id)
 
-    def _evict(self, blocks: Sequence[KVCacheBlock]) -> None:
-        for block in blocks:
-            if block.block_hash is not None:  # else another request that holds it, too, has evicted it
-                self._pool.evict(block)
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        num_aligned = num_computed_tokens // self.block_size * self.block_size
+        for manager in self._windowed:
+            manager.remove_skipped_blocks(request_id, num_aligned)
 
-    def take(self, request_id: str) -> tuple[list[KVCacheBlock], int]:
-        return self._blocks.pop(request_id, []), self._num_cached.pop(request_id, 0)
+    def expect_branches(
+        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+    ) -> None:
+        pass
+
+    def take(self, request_id: str) -> list[KVCacheBlock]:
+        return self._without_null(_in_one_list(self._take_tables(request_id)))
+
+    def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        assert num_blocks <= self._first.num_cached_block.get(request_id, 0), "only cached blocks are kept"
+        null, kept, others = self._null, list[list[KVCacheBlock]](), list[list[KVCacheBlock]]()
+        for manager, table in zip(self.single_type_managers, self._take_tables(request_id), strict=True):
+            start = manager.num_skipped_blocks(num_blocks)
+            kept.append([null] * start + table[start:num_blocks])
+            others.append(table[:start] + [null] * (num_blocks - start) + table[num_blocks:])
+        held = self._without_null(_in_one_list(kept))
+        skipped = self.num_skipped_blocks(num_blocks)
+        assert len(held) == num_blocks * self.num_groups - skipped, "a window was freed too early"
+        return held, self._without_null(_in_one_list(others))
+
+    def num_skipped_blocks(self, num_blocks: int) -> int:
+        return sum(manager.num_skipped_blocks(num_blocks) for manager in self._windowed)
+
+    def keys_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        return list(
+            chain.from_iterable(
+                zip(*(m.keys_of(block_hashes) for m in self.single_type_managers), strict=True)
+            )
+        )
+
+    def key_of_full(self, block_hash: BlockHash) -> BlockHash | None:
+        return self._full[0].key_of(block_hash) if self._full else None
+
+    def _take_tables(self, request_id: str) -> list[list[KVCacheBlock]]:
+        for windowed in self._windowed:
+            windowed.forget(request_id)
+        for manager in self.single_type_managers:
+            manager.num_cached_block.pop(request_id, None)
+        return [m.req_to_blocks.pop(request_id, []) for m in self.single_type_managers]
+
+    def _parts(self, blocks: Sequence[KVCacheBlock]) -> list[Sequence[KVCacheBlock]]:
+        """A part of a table, group by group."""
+        return [blocks[group :: self.num_groups] for group in range(self.num_groups)]
+
+    def _without_null(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+        null = self._null
+        return [block for block in blocks if block is not null]
+
+
+class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
+    """Several groups, or one with a window, whose blocks are cached by hash and group."""
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_tokens: int
+    ) -> list[KVCacheBlock]:
+        """The longest prefix of which every group has what it needs.
+
+        A group whose own hit is shorter makes all others search again, until none is. Each prefix of a hit
+        of full attention is a hit, so that only windows search more than once.
+        """
+        size = self.block_size
+        length = min(max_tokens // size, len(block_hashes))
+        found: dict[int, list[KVCacheBlock]] = {}
+        for group, manager in enumerate(self.single_type_managers):
+            if isinstance(manager, FullAttentionManager):
+                found[group] = manager.find_longest_cache_hit(block_hashes, length * size)
+                length = len(found[group])
+        is_agreed = False
+        while not is_agreed and length:
+            is_agreed = True
+            for group, manager in enumerate(self.single_type_managers):
+                if isinstance(manager, FullAttentionManager):
+                    continue
+                found[group] = manager.find_longest_cache_hit(block_hashes, length * size)
+                is_agreed &= len(found[group]) == length
+                length = len(found[group])
+        return _in_one_list([found[group][:length] for group in range(self.num_groups)]) if length else []
+
+    def expect_branches(
+        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+    ) -> None:
+        """These are: where the hit ends, where only full attention had more of it, and the prompt's end.
+
+        The window before a common prefix's end is so cached from the second time on that it is computed.
+        """
+        hit_end = shared_end = len(self._first.req_to_blocks[request_id])
+        if self._full and self._windowed:
+            rest = block_hashes[hit_end : (num_prompt_tokens - 1) // self.block_size]
+            shared_end += len(self._full[0].find_longest_cache_hit(rest, len(rest) * self.block_size))
+        ends = (hit_end, shared_end, num_prompt_tokens // self.block_size)
+        for manager in self._windowed:
+            manager.expect_branches(request_id, ends)
+
+
+def get_kv_cache_coordinator(
+    pool: BlockPool,
+    block_size: int,
+    groups: Sequence[KVCacheGroup],
+    *,
+    enable_caching: bool,
+    max_step_tokens: int,
+) -> KVCacheCoordinator:
+    """The coordinator of a model with these groups.
+
+    ``max_step_tokens``: the most tokens of one request that are computed before its windows move on.
+    """
+    if not enable_caching:
+        return KVCacheCoordinatorNoPrefixCache(pool, block_size, groups, max_step_tokens)
+    if len(groups) == 1 and groups[0].is_full:
+        return UnitaryKVCacheCoordinator(pool, block_size)
+    return HybridKVCacheCoordinator(pool, block_size, groups, max_step_tokens)
+
+
+def _in_one_list(tables: Sequence[Sequence[KVCacheBlock]]) -> list[KVCacheBlock]:
+    """Blocks of equally long tables, by position and within it by group."""
+    return list(chain.from_iterable(zip(*tables, strict=True)))

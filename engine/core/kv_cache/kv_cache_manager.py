@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
-from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
+from engine.core.kv_cache.kv_cache_coordinator import get_kv_cache_coordinator
+from engine.core.kv_cache.pinned_blocks import PinnedBlocks
 from engine.core.request import Request
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_window_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,38 @@ class KVCacheManager:
     """Finds, allocates and frees the blocks of requests; holds the blocks of pins and of loads."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_model_len: int, enable_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        enable_caching: bool = True,
+        kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
+        max_step_tokens: int | None = None,
     ) -> None:
-        """Make one over ``num_blocks`` blocks, the null block counted."""
+        """Make one over ``num_blocks`` blocks of any group, the null block counted.
+
+        ``max_step_tokens`` bounds what is computed of a request before its windows move on, so that a long
+        prompt is known to need few blocks in a group with a window; None: nothing is known.
+        """
         self.block_size = block_size
         self.enable_caching = enable_caching
+        self.kv_cache_groups = tuple(kv_cache_groups)
         self.pool = BlockPool(num_blocks)
         self._max_model_len = max_model_len
-        self._coordinator: KVCacheCoordinator = UnitaryKVCacheCoordinator(self.pool, block_size)
+        self._coordinator = get_kv_cache_coordinator(
+            self.pool,
+            block_size,
+            self.kv_cache_groups,
+            enable_caching=enable_caching,
+            max_step_tokens=min(max_model_len, max_step_tokens or max_model_len),
+        )
+        self.num_groups = self._coordinator.num_groups
+        self.has_windows = self._coordinator.has_windows
+        self.is_unitary = self.num_groups == 1 and not self.has_windows
+        self._shortage_slack = num_window_blocks(self.kv_cache_groups, block_size)
         self._requests: set[str] = set()
         self._shortages: dict[str, _Shortage] = {}
-        self._pins: dict[int, list[KVCacheBlock]] = {}
-        self._num_pinned_blocks = 0
+        self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups)
         self._loads: dict[int, list[KVCacheBlock]] = {}
         self._deferred: dict[int, list[KVCacheBlock]] = {}
 
@@ -77,7 +99,11 @@ class KVCacheManager:
         if not self.enable_caching:
             return NO_BLOCKS, 0
         hit = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        return hit, len(hit) * self.block_size
+        return hit, self.num_tokens_of(hit)
+
+    def num_tokens_of(self, hit: Sequence[KVCacheBlock]) -> int:
+        """How many tokens a hit covers: it has a block of every group for each block of tokens."""
+        return len(hit) // self.num_groups * self.block_size
 
     def num_blocks_short(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
@@ -93,27 +119,30 @@ class KVCacheManager:
 
         A block is cached as soon as its tokens are scheduled: who has hit it counts on their computation.
         """
-        start = request.num_computed_tokens // self.block_size
-        end = (request.num_computed_tokens + num_new_tokens) // self.block_size
+        start = request.num_computed_tokens // self.block_size * self.num_groups
+        end = (request.num_computed_tokens + num_new_tokens) // self.block_size * self.num_groups
         return start < end and any(
             block.ref_cnt > 1 for block in self._coordinator.blocks_of(request.request_id)[start:end]
         )
 
     def are_cached(self, hit: Sequence[KVCacheBlock]) -> bool:
         """Whether all blocks of a hit are still cached."""
-        return all(block.block_hash is not None for block in hit)
+        null = self.pool.null_block
+        return all(block.block_hash is not None or block is null for block in hit)
 
     def record_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
         """Record that this waiting request does not fit with all its tokens."""
-        missing = self.num_blocks_short(request, request.num_tokens, hit)
-        self._shortages[request.request_id] = _Shortage(len(hit), missing, self.pool.num_freed)
+        missing = self.num_blocks_short(request, request.num_tokens, hit) - self._shortage_slack
+        num_hit_blocks = len(hit) // self.num_groups
+        self._shortages[request.request_id] = _Shortage(num_hit_blocks, missing, self.pool.num_freed)
 
     def min_missing_blocks(self, request: Request) -> int:
         """Blocks that a request with a recorded shortage lacks at least; 0 if nothing is known.
 
         The bound costs nothing. What a request lacks is its length less the blocks that are free or hit. That
         shrinks only by blocks that were freed since, and by a longer hit, which the block behind the old one
-        tells.
+        tells. In a group with a window a shorter hit may need less by what the window has, which is left out
+        of the bound; and where there are only windows a longer hit may begin anywhere, so nothing is known.
         """
         shortage = self._shortages.get(request.request_id)
         if shortage is None:
@@ -122,7 +151,8 @@ class KVCacheManager:
         following = shortage.num_hit_blocks
         if following >= (request.num_tokens - 1) // self.block_size or not self.enable_caching:
             return missing
-        return missing if self.pool.get_cached_block(request.block_hashes[following]) is None else 0
+        key = self._coordinator.key_of_full(request.block_hashes[following])
+        return missing if key is not None and self.pool.get_cached_block(key) is None else 0
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
@@ -133,7 +163,7 @@ class KVCacheManager:
         reads them in the same step is planned behind the one that fills them, and the worker keeps the order.
         """
         request_id = request.request_id
-        num_computed = request.num_computed_tokens + len(hit) * self.block_size
+        num_computed = request.num_computed_tokens + (self.num_tokens_of(hit) if hit else 0)
         num_tokens = min(num_computed + num_new_tokens, self._max_model_len)
         coordinator = self._coordinator
         if not hit and coordinator.has_blocks_for(request_id, num_tokens):  # most steps of most requests
@@ -148,6 +178,8 @@ class KVCacheManager:
             self._requests.add(request_id)
             self._shortages.pop(request_id, None)
             coordinator.add_hit(request_id, hit)
+            if self.has_windows:
+                coordinator.expect_branches(request_id, request.block_hashes, request.num_prompt_tokens)
         blocks = coordinator.allocate_new_blocks(request_id, num_tokens)
         if self.enable_caching:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
@@ -159,24 +191,37 @@ class KVCacheManager:
         if self.enable_caching and request_id in self._requests:
             self._coordinator.cache_blocks(request_id, request.block_hashes, request.num_computed_tokens)
 
+    def remove_skipped_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Free what the request's windows have left. No step under way computes its first tokens."""
+        if request.request_id in self._requests:
+            self._coordinator.remove_skipped_blocks(request.request_id, num_computed_tokens)
+
     def evict(self, request: Request) -> None:
         """Evict the blocks that the request holds from the prefix cache: their content is of no use."""
         self._coordinator.evict_blocks(request.request_id)
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
-        """The request's block table, or a part of it."""
-        return [block.block_id for block in self._coordinator.blocks_of(request_id)[start:end]]
+        """The request's block table, or a part of it: by block and within it by group, 0 for none."""
+        table, num_groups = self._coordinator.blocks_of(request_id), self.num_groups
+        return [
+            block.block_id for block in table[start * num_groups : None if end is None else end * num_groups]
+        ]
 
     def blocks_of_request(self, request_id: str) -> list[KVCacheBlock]:
         """A copy of the list of blocks that the request holds now."""
-        return list(self._coordinator.blocks_of(request_id))
+        return list(self._coordinator.held_by(request_id))
 
     def blocks_of_pin(self, pin_id: int) -> list[KVCacheBlock]:
         """A copy of the list of blocks that the pin holds now."""
-        return list(self._pins[pin_id])
+        return self.pinned.blocks_of(pin_id)
 
     def num_blocks_of(self, request_id: str) -> int:
-        return len(self._coordinator.blocks_of(request_id))
+        """How many blocks the request holds, over all groups."""
+        return len(self._coordinator.held_by(request_id))
+
+    def num_slots_of(self, request_id: str) -> int:
+        """How many tokens the request's block table is long enough for."""
+        return len(self._coordinator.blocks_of(request_id)) // self.num_groups * self.block_size
 
     def free(self, request: Request, num_computed_tokens: int | None = None) -> None:
         """Free a request's blocks, tail first, as the head of a prefix is worth the most.
@@ -191,63 +236,35 @@ class KVCacheManager:
         if num_computed_tokens is not None and self.enable_caching:
             self._coordinator.uncache_blocks(request_id, num_computed_tokens)
         self._requests.discard(request_id)
-        blocks, _ = self._coordinator.take(request_id)
-        self.pool.free_blocks(reversed(blocks))
+        self.pool.free_blocks(reversed(self._coordinator.take(request_id)))
 
     # ---- pins ----
 
     @property
     def num_pinned_blocks(self) -> int:
-        return self._num_pinned_blocks
+        return self.pinned.num_blocks
 
     @property
     def num_pins(self) -> int:
-        return len(self._pins)
+        return len(self.pinned)
 
-    def pin(self, request: Request, pin_id: int, num_blocks: int) -> None:
-        """End a request: the pin holds its first ``num_blocks`` full blocks, and the rest is freed."""
-        assert pin_id not in self._pins
-        self._requests.discard(request.request_id)
-        blocks, num_cached = self._coordinator.take(request.request_id)
-        assert num_blocks <= num_cached, "only full, cached blocks are worth holding"
-        self._pins[pin_id] = blocks[:num_blocks]
-        self._num_pinned_blocks += num_blocks
-        self.pool.free_blocks(reversed(blocks[num_blocks:]))
+    def pin(self, request: Request, pin_id: int, num_blocks: int) -> int:
+        """End a request: a pin holds what a hit of its first ``num_blocks`` full blocks has.
 
-    def unpin(self, pin_id: int) -> None:
-        """End a pin: blocks that nobody else holds become ordinary cached blocks."""
-        blocks = self._pins.pop(pin_id)
-        self._num_pinned_blocks -= len(blocks)
-        self.pool.free_blocks(reversed(blocks))
-
-    def shrink_pin(self, pin_id: int, num_blocks: int) -> None:
-        """Take the last ``num_blocks`` blocks from a pin."""
-        blocks = self._pins[pin_id]
-        assert 0 < num_blocks < len(blocks)
-        lost = blocks[-num_blocks:]
-        del blocks[-num_blocks:]
-        self._num_pinned_blocks -= num_blocks
-        self.pool.free_blocks(reversed(lost))
-
-    def num_tail_blocks_to_free(self, pin_id: int, wanted: int) -> tuple[int, int]:
-        """How many blocks to cut off a pin's tail to free ``wanted``, and how many that really frees.
-
-        Blocks that a request or another pin also holds do not become free.
+        The rest is freed. Returns how many blocks the pin holds, over all groups.
         """
-        freed = 0
-        blocks = self._pins[pin_id]
-        for count, block in enumerate(reversed(blocks), start=1):
-            freed += block.ref_cnt == 1
-            if freed == wanted:
-                return count, freed
-        return len(blocks), freed
+        self._requests.discard(request.request_id)
+        held, others = self._coordinator.take_prefix(request.request_id, num_blocks)
+        self.pinned.hold(pin_id, held)
+        self.pool.free_blocks(reversed(others))
+        return len(held)
 
     def evict_first(self, block_hashes: Sequence[BlockHash]) -> int:
         """Let the end of a chain be evicted before all else, its last block first, if nobody holds it.
 
         Nobody is expected to ask for it. Returns how many blocks that is.
         """
-        return self.pool.evict_first(reversed(block_hashes))
+        return self.pool.evict_first(reversed(self._coordinator.keys_of(block_hashes)))
 
     # ---- loads ----
 
@@ -260,6 +277,7 @@ class KVCacheManager:
         them is cached before ``cache_computed``.
         """
         assert load_id not in self._loads
+        assert self.is_unitary, "no tier has copies by group"
         request_id = request.request_id
         self._requests.add(request_id)
         self._shortages.pop(request_id, None)
@@ -279,7 +297,7 @@ class KVCacheManager:
 
     def defer_free(self, step_id: int, request: Request) -> None:
         """Hold the blocks of a request that is about to free them until this step, the last to use them."""
-        blocks = self._coordinator.blocks_of(request.request_id)
+        blocks = self._coordinator.held_by(request.request_id)
         self.pool.touch(blocks)
         self._deferred.setdefault(step_id, []).extend(blocks)
 
@@ -315,7 +333,7 @@ class KVCacheManager:
 
         Blocks that wait for a step to be freed come back empty.
         """
-        if self._requests or self._pins or self._loads:
+        if self._requests or self.num_pins or self._loads:
             return False
         self.pool.evict_all()
         return True
@@ -327,16 +345,16 @@ class KVCacheManager:
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free_blocks,
             num_cached_blocks=pool.num_cached_blocks,
-            num_pinned_blocks=self._num_pinned_blocks,
-            num_pins=len(self._pins),
+            num_pinned_blocks=self.num_pinned_blocks,
+            num_pins=self.num_pins,
         )
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is held by exactly those that list it."""
         references: Counter[int] = Counter()
         for request_id in self._requests:
-            references.update(self.block_ids(request_id))
-        for blocks in (*self._pins.values(), *self._loads.values(), *self._deferred.values()):
+            references.update(block.block_id for block in self._coordinator.held_by(request_id))
+        for blocks in (*self.pinned.held(), *self._loads.values(), *self._deferred.values()):
             references.update(block.block_id for block in blocks)
-        assert self._num_pinned_blocks == sum(map(len, self._pins.values()))
+        assert self.num_pinned_blocks == sum(map(len, self.pinned.held()))
         self.pool.check_invariants(dict(references))

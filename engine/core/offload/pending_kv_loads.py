@@ -47,6 +47,8 @@ class PendingKVLoads:
     """Starts and ends loads, and offers what was computed to the other tier."""
 
     def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
+        assert not connector.has_tier or kv.enable_caching, "copies are found by the hashes of blocks"
+        assert not connector.has_tier or kv.is_unitary, "a hash does not tell copies of several groups apart"
         self._kv = kv
         self._connector = connector
         self._ids = itertools.count(1)
@@ -97,7 +99,7 @@ class PendingKVLoads:
         """Load ``num_tokens`` behind the hit with the next plan; the request fits with all its tokens."""
         load_id = next(self._ids)
         block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
-        request.num_computed_tokens = len(hit) * self._kv.block_size
+        request.num_computed_tokens = self._kv.num_tokens_of(hit)
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
         num_disk_tokens = self._connector.update_state_after_alloc(
             load_id, request, block_ids, request.num_computed_tokens
@@ -211,6 +213,6 @@ class PendingKVLoads:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         for request in self.requests:
             assert request.num_computed_tokens < request.num_tokens
-            num_blocks = self._kv.num_blocks_of(request.request_id)
-            assert num_blocks * self._kv.block_size >= request.num_tokens, "a loaded request could get stuck"
+            num_slots = self._kv.num_slots_of(request.request_id)
+            assert num_slots >= request.num_tokens, "a loaded request could get stuck"
         self._connector.check_invariants(list(self._in_flight))

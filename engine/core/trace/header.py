@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from engine.core.offload.disk_tier import NO_DISK
 from engine.core.scheduler import Scheduler
+from engine.kv_cache_groups import KVCacheGroup
 from engine.process.machine import describe_machine
 from engine.version import package_version
 from tracing.events import TraceHeader
@@ -29,6 +31,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         estimator_state=policy.estimator_state if from_start else None,
         block_size=scheduler.kv.block_size,
         num_blocks=scheduler.kv.pool.num_usable_blocks,
+        kv_group_windows=_windows(scheduler.kv.kv_cache_groups),
         num_host_blocks=scheduler.loads.tier_statistics().num_blocks,
         min_load_tokens=scheduler.loads.min_load_tokens,
         num_disk_blocks=disk.num_blocks,
@@ -44,6 +47,12 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
         async_scheduling=scheduler.steps.overlap,
     )
+
+
+def _windows(groups: Sequence[KVCacheGroup]) -> list[int]:
+    """Of each group, 0 for full attention; empty if there is only one such group."""
+    windows = [group.sliding_window or 0 for group in groups]
+    return [] if windows == [0] else windows
 
 
 def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:

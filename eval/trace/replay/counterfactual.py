@@ -22,6 +22,7 @@ from eval.sim.simulate import Hardware
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.step_samples import step_samples
 from eval.trace.replay.errors import NotReplayableError, check_tells_engine
+from eval.trace.replay.recorded_engine import recorded_groups
 from eval.trace.replay.recorded_policy import TOLD_THE_FUTURE, recorded_policy
 from eval.trace.replay.recorded_run import RecordedRun, read_run
 from eval.workloads.families import roots
@@ -104,7 +105,8 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
     header = run.header
     config = SimConfig(
         cost=cost,
-        kv_tokens=header.num_blocks * header.block_size,
+        kv_tokens=header.num_blocks * header.block_size // len(recorded_groups(header)),
+        kv_cache_groups=recorded_groups(header),
         host_kv_tokens=header.num_host_blocks * header.block_size,
         disk_kv_tokens=header.num_disk_blocks * header.block_size,
         block_size=header.block_size,

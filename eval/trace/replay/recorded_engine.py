@@ -11,6 +11,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.row_failures import NOT_NUMBERS
 from eval.trace.replay.block_names import BlockNames
@@ -61,6 +62,7 @@ class RecordedEngine:
             header.num_blocks,
             tracer,
             num_host_blocks=header.num_host_blocks,
+            kv_cache_groups=recorded_groups(header),
         )
         scheduler = Scheduler(
             _scheduler_config(header),
@@ -70,6 +72,7 @@ class RecordedEngine:
             policy=(policy or recorded_policy(header))(context),
             enable_prefix_caching=header.enable_prefix_caching,
             kv_connector=_second_tier(header),
+            kv_cache_groups=recorded_groups(header),
         )
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
@@ -150,6 +153,12 @@ class RecordedEngine:
         if ending is not None:
             tokens[-1] = LAST_TOKEN[ending]
         return tokens
+
+
+def recorded_groups(header: TraceHeader) -> tuple[KVCacheGroup, ...]:
+    """The KV cache groups of the model, with a layer each: no decision rests on their number."""
+    windows = header.kv_group_windows
+    return tuple(KVCacheGroup((i,), window or None) for i, window in enumerate(windows)) or ONE_FULL_GROUP
 
 
 def _scheduler_config(header: TraceHeader) -> SchedulerConfig:

@@ -1,0 +1,121 @@
+"""The blocks of pins: what a return would hit, of every KV cache group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
+from engine.kv_cache_groups import KVCacheGroup, num_window_blocks
+
+
+class PinnedBlocks:
+    """Holds blocks by the id of their pin, and knows where a pin may be cut."""
+
+    def __init__(
+        self, pool: BlockPool, coordinator: KVCacheCoordinator, groups: Sequence[KVCacheGroup]
+    ) -> None:
+        self._pool = pool
+        self._coordinator = coordinator
+        self._num_full = sum(group.is_full for group in groups)
+        self._num_window_blocks = num_window_blocks(groups, coordinator.block_size)
+        self._is_unitary = len(groups) == 1 and groups[0].is_full
+        self._blocks: dict[int, list[KVCacheBlock]] = {}
+        self.num_blocks = 0
+        """Blocks of all pins, where one that two pins hold counts twice."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def held(self) -> Iterable[list[KVCacheBlock]]:
+        """The blocks of each pin."""
+        return self._blocks.values()
+
+    def blocks_of(self, pin_id: int) -> list[KVCacheBlock]:
+        """A copy of the list of blocks that a pin holds now."""
+        return list(self._blocks[pin_id])
+
+    def hold(self, pin_id: int, blocks: list[KVCacheBlock]) -> None:
+        """Begin a pin: it takes the place of the holder that these blocks have had."""
+        assert pin_id not in self._blocks
+        self._blocks[pin_id] = blocks
+        self.num_blocks += len(blocks)
+
+    def end(self, pin_id: int) -> None:
+        """End a pin: blocks that nobody else holds become ordinary cached blocks."""
+        blocks = self._blocks.pop(pin_id)
+        self.num_blocks -= len(blocks)
+        self._pool.free_blocks(reversed(blocks))
+
+    # ---- cuts ----
+
+    def longest_cut(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> int:
+        """How many of its first blocks, at most ``num_blocks``, a pin of these can be cut to.
+
+        Where a group has a window, the blocks before the new end must still be cached: they were freed when
+        the window moved on. 0 if a turn that comes back would find nothing, wherever the pin is cut.
+        """
+        if self._is_unitary:
+            return num_blocks
+        coordinator = self._coordinator
+        hit = coordinator.find_longest_cache_hit(block_hashes, num_blocks * coordinator.block_size)
+        return len(hit) // coordinator.num_groups
+
+    def shrink(self, pin_id: int, block_hashes: Sequence[BlockHash], num_kept: int) -> int:
+        """Cut a pin to the first ``num_kept`` blocks of its tokens, as ``longest_cut`` has them.
+
+        ``block_hashes`` are those of its tokens. Returns by how many blocks, over all groups, it shrank.
+        """
+        blocks = self._blocks[pin_id]
+        num_before = len(blocks)
+        if self._is_unitary:
+            lost = blocks[num_kept:]
+            del blocks[num_kept:]
+        else:
+            lost = blocks
+            blocks = self._blocks[pin_id] = self._blocks_of_cut(block_hashes, num_kept)
+            self._pool.touch(blocks)
+        assert 0 < len(blocks) < num_before
+        self.num_blocks -= num_before - len(blocks)
+        self._pool.free_blocks(reversed(lost))
+        return num_before - len(blocks)
+
+    def cut_to_free(self, pin_id: int, block_hashes: Sequence[BlockHash], wanted: int) -> tuple[int, int]:
+        """Where to cut a pin to free ``wanted`` blocks: how many blocks of its tokens it keeps, and how many
+        that really frees.
+
+        ``block_hashes`` are those of its tokens. Blocks that a request or another pin also holds do not
+        become free. It keeps 0 where ``wanted`` is more than it has, or where nothing shorter is of use.
+        """
+        blocks = self._blocks[pin_id]
+        if not self._is_unitary:
+            return self._cut_windows_to_free(blocks, block_hashes, wanted)
+        freed = 0
+        for count, block in enumerate(reversed(blocks), start=1):
+            freed += block.ref_cnt == 1
+            if freed == wanted:
+                return len(blocks) - count, freed
+        return 0, freed
+
+    def _cut_windows_to_free(
+        self, blocks: list[KVCacheBlock], block_hashes: Sequence[BlockHash], wanted: int
+    ) -> tuple[int, int]:
+        """As many are cut as will do even if the windows before the new end take as much as is lost of the
+        old ones."""
+        num_full = self._num_full
+        num_cut = -(-(wanted + self._num_window_blocks) // num_full) if num_full else len(block_hashes)
+        num_kept = self.longest_cut(block_hashes, max(0, len(block_hashes) - num_cut))
+        kept = self._blocks_of_cut(block_hashes, num_kept)
+        kept_ids = {block.block_id for block in kept}
+        freed = sum(block.ref_cnt == 1 and block.block_id not in kept_ids for block in blocks)
+        freed -= [block.ref_cnt for block in kept].count(0)
+        if num_kept and freed >= wanted:
+            return num_kept, freed
+        return 0, [block.ref_cnt for block in blocks].count(1)
+
+    def _blocks_of_cut(self, block_hashes: Sequence[BlockHash], num_kept: int) -> list[KVCacheBlock]:
+        """What a hit of so many of a pin's first blocks has, over all groups."""
+        null = self._pool.null_block
+        hit = self._coordinator.find_longest_cache_hit(block_hashes, num_kept * self._coordinator.block_size)
+        return [block for block in hit if block is not null]

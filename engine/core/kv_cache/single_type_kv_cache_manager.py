@@ -1,0 +1,233 @@
+"""The blocks of one KV cache group: a block table per request, and which blocks its attention needs.
+
+A group whose layers have a window needs only the last blocks of a sequence. The null block stands in its
+tables for every block that it does not need: skipped by a hit, or freed as the window moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.kv_cache_groups import KVCacheGroup
+
+
+class SingleTypeKVCacheManager:
+    """What all groups have in common: block i of a request is for its tokens [i*size, (i+1)*size)."""
+
+    def __init__(self, pool: BlockPool, block_size: int, group_id: int | None = None) -> None:
+        """``group_id`` is None for a model's only group: the hash of its tokens is all that names a block."""
+        self.block_size = block_size
+        self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
+        self.num_cached_block: dict[str, int] = {}
+        """Of each request: its first blocks that are cached, or need not be."""
+        self._pool = pool
+        self._key_end = b"" if group_id is None else group_id.to_bytes(2, "big")
+
+    # ---- what its attention needs ----
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_length: int
+    ) -> list[KVCacheBlock]:
+        """Cached blocks by which a prefix of at most ``max_length`` tokens need not be computed."""
+        raise NotImplementedError
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """The first tokens that none behind ``num_computed_tokens`` sees."""
+        return 0
+
+    def num_skipped_blocks(self, num_blocks: int) -> int:
+        """Blocks that whoever continues behind the first ``num_blocks`` does not need."""
+        return self.get_num_skipped_tokens(num_blocks * self.block_size) // self.block_size
+
+    # ---- names of blocks in the pool ----
+
+    def keys_of(self, block_hashes: Sequence[BlockHash]) -> Iterable[BlockHash]:
+        """The names under which the pool caches blocks of this group."""
+        end = self._key_end
+        return (block_hash + end for block_hash in block_hashes) if end else block_hashes
+
+    def key_of(self, block_hash: BlockHash) -> BlockHash:
+        """The name under which the pool caches a block of this group."""
+        return block_hash + self._key_end
+
+    # ---- block tables ----
+
+    def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
+        """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
+        num_needed = (
+            -(-num_tokens // self.block_size) - len(self.req_to_blocks.get(request_id, ())) - len(hit)
+        )
+        # A hit that nobody holds leaves the free list too.
+        return max(num_needed, 0) + [block.ref_cnt for block in hit].count(0)
+
+    def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
+        """Give a request that has no blocks yet the cached ones it hit."""
+        assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
+        self._pool.touch(hit)
+        self.req_to_blocks[request_id] = list(hit)
+        self.num_cached_block[request_id] = len(hit)
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
+        """Allocate blocks until the request has enough for ``num_tokens``, and return the new ones."""
+        table = self.req_to_blocks[request_id]
+        num_new = -(-num_tokens // self.block_size) - len(table)
+        if num_new <= 0:
+            return []
+        blocks = self._pool.get_new_blocks(num_new)
+        table.extend(blocks)
+        return blocks
+
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
+        """Cache the full blocks of the first ``num_tokens`` tokens."""
+        start = self.num_cached_block[request_id]
+        end = num_tokens // self.block_size
+        if end > start:
+            self._cache(self.req_to_blocks[request_id], block_hashes, start, end)
+            self.num_cached_block[request_id] = end
+
+    def _cache(
+        self, table: list[KVCacheBlock], block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        if not self._key_end:
+            self._pool.cache_full_blocks(table, block_hashes, start, end)
+            return
+        null = self._pool.null_block
+        named = zip(table[start:end], self.keys_of(block_hashes[start:end]), strict=True)
+        needed = [(block, key) for block, key in named if block is not null]
+        self._pool.cache_full_blocks([b for b, _ in needed], [key for _, key in needed], 0, len(needed))
+
+    def uncache_blocks(self, request_id: str, num_tokens: int) -> None:
+        """Evict what ``cache_blocks`` has cached beyond the first ``num_tokens`` tokens."""
+        start = num_tokens // self.block_size
+        self._evict(self.req_to_blocks[request_id][start : self.num_cached_block[request_id]])
+        self.num_cached_block[request_id] = min(start, self.num_cached_block[request_id])
+
+    def evict_blocks(self, request_id: str) -> None:
+        """Evict the request's blocks from the prefix cache, whoever else holds them."""
+        self._evict(self.req_to_blocks.get(request_id, ()))
+
+    def _evict(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            if block.block_hash is not None:  # else another request that holds it, too, has evicted it
+                self._pool.evict(block)
+
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Free the request's blocks that none of its tokens behind ``num_computed_tokens`` sees."""
+
+
+class FullAttentionManager(SingleTypeKVCacheManager):
+    """Each token sees all before it: a hit has every block from the first on."""
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_length: int
+    ) -> list[KVCacheBlock]:
+        return self._pool.get_cached_prefix(self.keys_of(block_hashes[: max_length // self.block_size]))
+
+
+class SlidingWindowManager(SingleTypeKVCacheManager):
+    """Each token sees the last ``sliding_window``, itself included: a hit has the blocks of the window before
+    its end, and the null block in place of all others.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        group_id: int | None,
+        sliding_window: int,
+        max_step_tokens: int,
+    ) -> None:
+        """``max_step_tokens``: the most tokens of a request that are computed before its window moves on."""
+        super().__init__(pool, block_size, group_id)
+        assert sliding_window > 0
+        self.sliding_window = sliding_window
+        self.num_window_blocks = -(-(sliding_window - 1) // block_size)
+        """Blocks of the window before a block's first token."""
+        self.max_blocks_per_request = self.num_window_blocks + -(-max_step_tokens // block_size) + 1
+        """What one request holds at most: what a step reads and writes, neither of them aligned."""
+        self._branch_ends: dict[str, tuple[int, ...]] = {}
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_length: int
+    ) -> list[KVCacheBlock]:
+        """Search from the right for as many cached blocks in a row as the window has, or all from the first.
+
+        A window that misses a block cannot end behind that block, so its first block is looked up first:
+        where nothing is cached the search takes a step of a whole window.
+        """
+        end = min(max_length // self.block_size, len(block_hashes))
+        pool, key_of = self._pool, self.key_of
+        while end > 0:
+            start = self.num_skipped_blocks(end)
+            window: list[KVCacheBlock] = []
+            for index in range(start, end):
+                block = pool.get_cached_block(key_of(block_hashes[index]))
+                if block is None:
+                    end = index
+                    break
+                window.append(block)
+            else:
+                return [pool.null_block] * start + window
+        return []
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - self.sliding_window + 1)
+
+    def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
+        """As for all, but that a request which starts never takes more than ``max_blocks_per_request``."""
+        table = self.req_to_blocks.get(request_id)
+        num_new = -(-num_tokens // self.block_size) - len(table or ()) - len(hit)
+        held = [block for block in hit if block is not self._pool.null_block]
+        if table is None:
+            num_new = min(num_new, self.max_blocks_per_request - len(held))
+        return max(num_new, 0) + [block.ref_cnt for block in held].count(0)
+
+    def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
+        assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
+        self._pool.touch(block for block in hit if block is not self._pool.null_block)
+        self.req_to_blocks[request_id] = list(hit)
+        self.num_cached_block[request_id] = len(hit)
+
+    def expect_branches(self, request_id: str, ends: tuple[int, ...]) -> None:
+        """Others may continue behind so many of its blocks: what they would need is worth caching."""
+        self._branch_ends[request_id] = ends
+
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Free the blocks that have left the window.
+
+        They stay cached, but are evicted first: only a branch that leaves the sequence right there would ask
+        for them. A long prefill would else evict what others come back for.
+        """
+        table, null = self.req_to_blocks[request_id], self._pool.null_block
+        end = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
+        start = end
+        while start > 0 and table[start - 1] is not null:
+            start -= 1
+        if start == end:
+            return
+        passed, of_branches = list[KVCacheBlock](), list[KVCacheBlock]()
+        branches = [
+            range(self.num_skipped_blocks(branch) - 1, branch)
+            for branch in self._branch_ends.get(request_id, ())
+        ]
+        for index in range(end - 1, start - 1, -1):
+            is_of_branch = any(index in branch for branch in branches)
+            (of_branches if is_of_branch else passed).append(table[index])
+        table[start:end] = [null] * (end - start)
+        self._pool.free_stale(passed)
+        self._pool.free_blocks(of_branches)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended or lost its blocks."""
+        self._branch_ends.pop(request_id, None)
+
+
+def make_manager(
+    pool: BlockPool, block_size: int, group_id: int, group: KVCacheGroup, max_step_tokens: int
+) -> FullAttentionManager | SlidingWindowManager:
+    """The manager of one of several groups."""
+    if group.sliding_window is None:
+        return FullAttentionManager(pool, block_size, group_id)
+    return SlidingWindowManager(pool, block_size, group_id, group.sliding_window, max_step_tokens)
