@@ -103,7 +103,7 @@ class ContinuumPolicy(SchedulingPolicy):
             self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=self._work.turn_began
         )
         aging = Aging()
-        working_set = WorkingSet(self.tools, context.num_blocks, context.num_host_blocks, block_size, config)
+        working_set = WorkingSet(self.tools, context, config)
         ranks = self.ranks(
             config,
             self._work.forecast,
@@ -134,6 +134,7 @@ class ContinuumPolicy(SchedulingPolicy):
             self.tools,
             self._kv_cost,
             block_size=block_size,
+            has_windows=context.has_windows,
             aging=aging,
             search_backoff_s=config.search_backoff_s,
         )

@@ -21,6 +21,7 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.policy import PolicyContext
 from engine.core.request import Request, RequestStatus
 from engine.messages import ToolSignal
 
@@ -41,20 +42,19 @@ class WorkingSet(BranchListener):
     """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit
     besides them."""
 
-    def __init__(
-        self, tools: ToolStats, num_blocks: int, num_host_blocks: int, block_size: int, tuning: Tuning
-    ) -> None:
-        """``num_blocks`` is the size of the pool, ``num_host_blocks`` that of the host tier; 0
-        without one."""
+    def __init__(self, tools: ToolStats, context: PolicyContext, tuning: Tuning) -> None:
+        """``context`` says how much the pool and the host tier hold."""
         self._tools = tools
-        if num_host_blocks:
-            self.num_usable_blocks = int(num_host_blocks * tuning.host_share)
+        self._context = context
+        self._num_each = context.blocks_per_block
+        if context.has_host_tier:
+            self.num_usable_blocks = int(context.num_host_blocks * tuning.host_share)
             self._horizon_s = tuning.return_horizon_s
         else:
-            self.num_usable_blocks = int(num_blocks * tuning.pool_share)
+            self.num_usable_blocks = int(context.num_blocks * tuning.pool_share)
             self._horizon_s = tuning.pool_horizon_s
-        self._little = int(num_blocks * tuning.small_job_share)
-        self._block_size = block_size
+        self._little = int(context.num_blocks * tuning.small_job_share)
+        self._block_size = context.block_size
         self._here: dict[str, Need] = {}
         """By request: turns that are admitted, or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
@@ -191,8 +191,9 @@ class WorkingSet(BranchListener):
             probability = self._tools.return_probability(tip, now + self._horizon_s, now)
             probability *= 1 - self._tools.last_turn_probability(tip.tools, tip.job.tenant)
         growth_tokens = self._tools.prompt_growth(tip.tools, tip.job.tenant) or 0.0
-        num_blocks = len(tip.chain) - tip.job.num_shared_blocks + growth_tokens / self._block_size
-        num_expected = max(0, round(probability * num_blocks))
+        num_blocks = self._context.blocks_of_pin(len(tip.chain)) - self._num_each * tip.job.num_shared_blocks
+        growth_blocks = self._num_each * growth_tokens / self._block_size
+        num_expected = max(0, round(probability * (num_blocks + growth_blocks)))
         need = Need(tip.place[0], num_expected, tip.job.tenant or "")
         self._put(self._awaited, tip.request_id, need)
 
@@ -216,7 +217,8 @@ class WorkingSet(BranchListener):
 
     def _own_blocks(self, request: Request, job: Job | None) -> int:
         num_shared_blocks = 0 if job is None else job.num_shared_blocks
-        return max(0, self._blocks(request.num_tokens) - num_shared_blocks)
+        return max(0, self._blocks(request.num_tokens) - self._num_each * num_shared_blocks)
 
     def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        """Of the pool, that a context of so many tokens takes when it is computed."""
+        return self._context.blocks_of_pin(-(-num_tokens // self._block_size))

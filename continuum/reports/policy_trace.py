@@ -136,10 +136,11 @@ class PolicyTrace(BranchListener):
             event.deadline_s = pin.deadline_s
             self._tracer.emit(event)
 
-    def refused(self, tip: BranchTip, now: float) -> None:
+    def refused(self, tip: BranchTip, num_blocks: int, now: float) -> None:
+        """``num_blocks``: that a pin would have held."""
         if self._tracer.on:
             event = self._pin_event("refused", tip, now)
-            event.num_blocks = len(tip.chain)
+            event.num_blocks = num_blocks
             event.reason = tip.receipt.reason if tip.receipt is not None else None
             self._tracer.emit(event)
 

@@ -51,8 +51,8 @@ class Retention(BranchListener):
         """``choose_ttl`` decides; its inputs come from the objects that learn. ``published`` is
         given for a rule that uses gaps as the papers define them, and that clients' hints do not
         move."""
+        self._context = context
         self._block_size = context.block_size
-        self._num_blocks = context.num_blocks
         self._config = config
         self._pins = pins
         self._choose_ttl = choose_ttl
@@ -72,12 +72,13 @@ class Retention(BranchListener):
             self.update_receipt(tip, decision)
         if not block_hashes:
             return None
+        num_blocks = self._context.blocks_of_pin(len(block_hashes))
         if decision.is_final:
-            self._trace.refused(tip, now)
+            self._trace.refused(tip, num_blocks, now)
             return None
-        if not self._pins.reserve(tip.job, len(block_hashes), displace=known):
+        if not self._pins.reserve(tip.job, num_blocks, displace=known):
             self.update_receipt(tip, OVER_BUDGET)
-            self._trace.refused(tip, now)
+            self._trace.refused(tip, num_blocks, now)
             return None
         pin = Pin(
             next(self._pin_ids),
@@ -85,6 +86,7 @@ class Retention(BranchListener):
             tip.request_id,
             block_hashes,
             deadline_s=now + max(decision.ttl_s, self._config.grace_s),
+            num_blocks=num_blocks,
         )
         self._pins.add(pin, tip)
         self.update_receipt(tip, decision)
@@ -135,7 +137,7 @@ class Retention(BranchListener):
         held = pin is not None and decision.ttl_s > 0
         tip.receipt = structs.replace(
             receipt,
-            pinned_tokens=pin.num_blocks * self._block_size if held and pin is not None else 0,
+            pinned_tokens=pin.num_prefix_blocks * self._block_size if held and pin is not None else 0,
             ttl_s=decision.ttl_s if held else 0.0,
             reason=decision.reason,
         )
@@ -164,12 +166,13 @@ class Retention(BranchListener):
 
     def _inputs(self, tip: BranchTip, curve: SurvivalCurve) -> TtlInputs:
         num_tokens = len(tip.chain) * self._block_size
+        num_blocks = self._context.blocks_of_pin(len(tip.chain))
         published = self._published
         return TtlInputs(
             curve=curve if published is None else published.curve(tip),
             global_curve=self._of_any_tool(tip),
-            num_blocks=len(tip.chain),
-            pool_share=len(tip.chain) / self._num_blocks,
+            num_blocks=num_blocks,
+            pool_share=num_blocks / self._context.num_blocks,
             prefill_s=self._kv_cost.prefill_s(num_tokens),
             reload_s=self._kv_cost.reload_s(num_tokens),
             queue_delay_s=self._queue_delay.mean_s,

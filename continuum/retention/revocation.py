@@ -32,15 +32,18 @@ class RevocationRule:
         kv_cost: KvCost,
         *,
         block_size: int,
+        has_windows: bool,
         aging: Aging,
         search_backoff_s: float,
     ) -> None:
         """``search_backoff_s``: how long to wait after a search, for each pin that it looked at
-        without success."""
+        without success. ``has_windows``: a pin that is cut may be of no use, as the windows before
+        its new end were freed."""
         self._pins = pins
         self._tools = tools
         self._kv_cost = kv_cost
         self._block_size = block_size
+        self._has_windows = has_windows
         self._aging = aging
         self._pause_s = search_backoff_s
         self._search_from_s: dict[str, float] = {}
@@ -64,7 +67,8 @@ class RevocationRule:
             # It grows by a block; otherwise it is preempted, and a whole turn is recomputed.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
             for pin in self._younger_pins(requester, turn):
-                if self._gives_way(pin, 1, requester, spared_s, now):
+                num_lost = pin.num_prefix_blocks if self._has_windows else 1
+                if self._gives_way(pin, num_lost, requester, spared_s, now):
                     yield pin
         elif has_host_tier:
             # Loading an offloaded copy is so cheap that not even a new job needs to wait for
@@ -124,15 +128,15 @@ class RevocationRule:
         num_seen = 0
         for pin in pins:
             num_seen += 1
-            if self._gives_way(pin, pin.num_blocks, requester, waited_s, now):
+            if self._gives_way(pin, pin.num_prefix_blocks, requester, waited_s, now):
                 yield pin
         pause_s = num_seen * self._pause_s * max(1.0, num_seen / MANY_PINS)
         self._search_from_s[requester.request_id] = now + pause_s
 
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
         """Whether the pin is for a job of a worse priority, or its expected loss with
-        ``num_blocks`` of its blocks is below ``worth_s``: their cost, times the probability that
-        its turn comes for them."""
+        ``num_blocks`` blocks of its tokens is below ``worth_s``: their cost, times the probability
+        that its turn comes for them."""
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True

@@ -25,7 +25,7 @@ class TtlInputs:
     global_curve: SurvivalCurve
     """The same over all tools."""
     num_blocks: int
-    """Number of blocks of the tip."""
+    """Number of blocks of the pool that a pin of the tip holds."""
     prefill_s: float
     """Seconds to recompute the tip."""
     queue_delay_s: float
@@ -35,7 +35,7 @@ class TtlInputs:
     called_tools: bool
     """False for a turn that ended with an answer."""
     pool_share: float = 0.0
-    """The tip's blocks over those of the pool."""
+    """These blocks over those of the pool."""
     reload_s: float | None = None
     """Seconds to load the tip back from host memory; None where nothing is offloaded."""
     last_probability: float = 0.0

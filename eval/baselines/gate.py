@@ -28,7 +28,8 @@ class GatePolicy(ProgramPolicy):
     ) -> None:
         super().__init__(context)
         self._share = share
-        self._room_tokens = share * context.num_blocks * context.block_size
+        num_blocks = context.num_blocks / max(1, context.blocks_per_block)
+        self._room_tokens = share * num_blocks * context.block_size
         self._forced_after_s = forced_after_s
         self._contexts: dict[str, int] = {}
         """Tokens of every admitted job, by job id, or by request id without one."""

@@ -24,6 +24,7 @@ class RetainingPolicy(ProgramPolicy):
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
+        self._context = context
         self._pins = PinTable(context.num_blocks, 1.0)
         self._num_pins = 0
 
@@ -38,7 +39,8 @@ class RetainingPolicy(ProgramPolicy):
         if ttl_s <= 0:
             return None
         self._num_pins += 1
-        pin = Pin(self._num_pins, tip.job.job_id, tip.request_id, block_hashes, now + ttl_s)
+        num_blocks = self._context.blocks_of_pin(len(block_hashes))
+        pin = Pin(self._num_pins, tip.job.job_id, tip.request_id, block_hashes, now + ttl_s, num_blocks)
         self._pins.add(pin, tip)
         return pin
 

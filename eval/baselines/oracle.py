@@ -37,9 +37,9 @@ class OraclePolicy(ContinuumPolicy):
     ) -> None:
         super().__init__(context, replace(config or ContinuumConfig(), max_ttl_s=math.inf, grace_s=0.0))
         self._knowledge = knowledge
-        self._pool_blocks = context.num_blocks
+        self._context = context
         self._seconds_again: dict[int, float] = {}
-        """PrefillReload by number of blocks."""
+        """PrefillReload by number of blocks of tokens."""
 
     def choose_ttl(self, tip: BranchTip, inputs: TtlInputs) -> TtlDecision:
         gap_s = self._knowledge.gap_s(tip.request_id)
@@ -55,7 +55,7 @@ class OraclePolicy(ContinuumPolicy):
         """Unpin until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
-        missing = -(-request.num_tokens // self._block_size) - num_free_blocks
+        missing = self._context.blocks_of_pin(-(-request.num_tokens // self._block_size)) - num_free_blocks
         missing -= own.num_blocks if own is not None else 0
         if missing <= 0:
             return
@@ -71,7 +71,8 @@ class OraclePolicy(ContinuumPolicy):
     def _cost(self, pin: Pin, now: float) -> float:
         """Pool seconds that a pin until the return costs, per device second that it saves."""
         remaining_s = pin.deadline_s - SLACK_S - now
-        return remaining_s * pin.num_blocks / self._pool_blocks / self._prefill_or_reload_s(pin.num_blocks)
+        saved_s = self._prefill_or_reload_s(pin.num_prefix_blocks)
+        return remaining_s * pin.num_blocks / self._context.num_blocks / saved_s
 
     def _prefill_or_reload_s(self, num_blocks: int) -> float:
         seconds = self._seconds_again.get(num_blocks)

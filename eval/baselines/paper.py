@@ -47,7 +47,7 @@ class PaperPolicy(RetainingPolicy):
         inputs = TtlInputs(
             curve=self._gaps[tip.tools[0]].curve(),
             global_curve=self._all_gaps.curve(),
-            num_blocks=len(tip.chain),
+            num_blocks=self._context.blocks_of_pin(len(tip.chain)),
             prefill_s=self._prefill_or_reload_s(len(tip.chain) * self._block_size),
             queue_delay_s=self._queue_delay.mean_s,
             memoryfulness=self._memoryfulness.value,

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler_report import PauseState
+from engine.kv_cache_groups import KVCacheGroup
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
@@ -24,6 +25,8 @@ from tests.eval.baselines.policy_room import PlainKnowledge
 from tracing.tracer import Tracer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 17, 64
+WINDOWS = [(None, 5), (None, 8, 8), (None, None, 1), (6,), (None, 4, 13), (3, 9)]
+"""Of the groups of models with a sliding window; None: of full attention."""
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -157,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.tuples(st.sampled_from([3, 0, 1, 8]), st.sampled_from([True, True, False])), min_size=1
         ),
         async_scheduling=st.booleans(),
+        windows=st.sampled_from([(None,), (None,), *WINDOWS]),
     )
     def start(
         self,
@@ -168,22 +172,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         load_fates: list[tuple[int, bool]],
         async_scheduling: bool,
+        windows: tuple[int | None, ...],
     ) -> None:
         fates = cycle(load_fates)
-        num_host_blocks = num_host_blocks if caching else 0
+        groups = tuple(KVCacheGroup((i,), window) for i, window in enumerate(windows))
+        num_host_blocks = num_host_blocks if caching and windows == (None,) else 0
+        self.num_blocks = NUM_BLOCKS if windows == (None,) else 1 + 16 * len(windows)
         context = PolicyContext(
             BLOCK_SIZE,
-            NUM_BLOCKS - 1,
+            self.num_blocks - 1,
             self.tracer,
             num_host_blocks=num_host_blocks,
+            kv_cache_groups=groups,
         )
         self.room = EngineRoom(
             make_policy(policy, bits, context),
             block_size=BLOCK_SIZE,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=self.num_blocks,
             max_model_len=MAX_LEN,
             enable_prefix_caching=caching,
             tracer=self.tracer,
+            kv_cache_groups=groups,
             num_host_blocks=num_host_blocks,
             load_fate=lambda: next(fates),
             async_scheduling=async_scheduling,
@@ -410,7 +419,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(room.finished) == set(self.added)
         room.check_invariants()
         assert room.scheduler.reset_prefix_cache(room.clock.now())
-        assert room.scheduler.kv.num_free_blocks == NUM_BLOCKS - 1
+        assert room.scheduler.kv.num_free_blocks == self.num_blocks - 1
 
 
 TestScheduler = SchedulerMachine.TestCase
